@@ -1,4 +1,4 @@
-"""Bodies that the server itself reads: how large they may be, and that the event loop goes on while it reads them."""
+"""Bodies that the server itself reads and writes: how large they may be, and that the event loop goes on meanwhile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ts.protocol import open_inference_pb2 as pb
 from ts_frontend.errors import InvalidArgument, MessageTooLarge
 from ts_frontend.grpc.open_inference import SMALL_BYTES_MAX, message
 from ts_frontend.grpc.repository import load_asked
-from ts_frontend.http.request import JSON_BYTES_MAX, json_head, json_object
+from ts_frontend.http.request import JSON_BYTES_MAX, error_body, json_head, json_object
 from ts_frontend.open_inference import heads
 from ts_frontend.open_inference.repository import CONFIG_CHARACTERS_MAX, load_parameters, load_parameters_of_json
 
@@ -137,3 +137,12 @@ def test_a_load_request_over_grpc() -> None:
         load_asked(b"\xff" * 20_000)
     with pytest.raises(InvalidArgument, match="model_name is empty"):
         load_asked(b"")
+
+
+@given(st.integers(400, 599), st.text(), st.text(st.characters()))
+def test_an_error_is_written_as_json_writes_it(status: int, kind: str, message: str) -> None:
+    error = {"code": status, "type": kind, "message": message}
+    assert (
+        error_body(status, kind, message)
+        == json.dumps(error, indent=2, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    )

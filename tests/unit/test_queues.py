@@ -92,6 +92,53 @@ def test_what_has_expired_takes_no_room_and_is_answered() -> None:
     asyncio.run(scenario())
 
 
+class Looked(JobQueue):
+    """Counts how often all waiting jobs are looked at."""
+
+    looks = 0
+
+    def waiting(self) -> list[Job]:
+        self.looks += 1
+        return super().waiting()
+
+
+def test_a_full_queue_refuses_without_a_look_at_every_job() -> None:
+    async def scenario() -> None:
+        queue, ledger, far_s = Looked(Policy(jobs_max=1000)), Ledger(), time.monotonic() + 1000
+        for number in range(1000):
+            queue.put(job(ledger, deadline_s=far_s + number))
+        for _ in range(100):
+            with pytest.raises(QueueFull):
+                queue.put(job(ledger))
+        assert queue.looks == 0
+        queue.expire(far_s)
+        assert (queue.looks, len(queue)) == (1, 999)
+        queue.expire(far_s + 0.5)
+        assert queue.looks == 1
+        queue.expire(far_s + 2)
+        assert (queue.looks, len(queue)) == (2, 997)
+
+    asyncio.run(scenario())
+
+
+def test_what_comes_back_expires_as_before() -> None:
+    async def scenario() -> None:
+        queue, ledger, worker = JobQueue(Policy()), Ledger(), Taking()
+        late, never = job(ledger, deadline_s=time.monotonic() + 60), job(ledger)
+        queue.attach(worker)
+        queue.put(late)
+        await turns()
+        assert worker.taken == [late]
+        queue.expire(time.monotonic() + 59)
+        queue.detach(worker)
+        queue.put_back([late])
+        queue.put(never)
+        queue.expire(time.monotonic() + 61)
+        assert (late.state, len(queue)) == (JobState.EXPIRED, 1)
+
+    asyncio.run(scenario())
+
+
 def test_a_ticket_is_an_idle_worker() -> None:
     async def scenario() -> None:
         queue, ledger = TicketQueue(Policy(jobs_max=100), "all are busy"), Ledger()

@@ -55,6 +55,37 @@ def test_what_comes_back_goes_first_in_its_level() -> None:
     assert [ids(batcher.take()) for _ in range(3)] == [[2], [3], [1]]
 
 
+class Watched(Waiting):
+    """Counts how often its time is looked at."""
+
+    looks = 0
+
+    @property
+    def until_s(self) -> float:
+        Watched.looks += 1
+        return self._until_s
+
+    @until_s.setter
+    def until_s(self, value: float) -> None:
+        self._until_s = value
+
+
+def test_before_a_time_is_over_no_job_is_looked_at() -> None:
+    """Each batch asks, and a queue may hold thousands."""
+    priorities = Priorities(policy=WaitPolicy(timeout_s=10))
+    batcher = filled(Policy(jobs_max=1000), priorities, *map(Watched, range(500)), now_s=0)
+    for number in range(500):
+        batcher.add(Watched(500 + number), 5)
+    Watched.looks = 0
+    for _ in range(100):
+        assert batcher.settle(9.9) == []
+    assert Watched.looks == 0
+    assert ids(batcher.settle(10)) == list(range(500))
+    Watched.looks = 0
+    assert batcher.settle(14.9) == [] and Watched.looks == 0
+    assert len(batcher.settle(15)) == 500
+
+
 def test_a_level_may_be_full_alone() -> None:
     priorities = Priorities(2, 1, policies={2: WaitPolicy(jobs_max=1)})
     batcher = filled(Policy(), priorities, Waiting(1, 2))

@@ -175,6 +175,7 @@ class PriorityBatcher(Batcher[PriorityJob]):
         self._lanes: dict[tuple[int, bool], OrderedDict[int, PriorityJob]] = {}
         policies = (priorities.policy, *priorities.policies.values())
         self._timed = any(one.timeout_s != math.inf for one in policies)
+        self._settles_s = math.inf  # no job that isn't late has an earlier `until_s`
 
     def add(self, job: PriorityJob, now_s: float) -> None:
         policy = self._ranking.policy_of(job.level)
@@ -182,6 +183,7 @@ class PriorityBatcher(Batcher[PriorityJob]):
             raise Full(f"{policy.jobs_max} requests of priority {job.level} are waiting (max_queue_size)")
         super().add(job, now_s)
         job.until_s, job.late = now_s + policy.patience_s(job.wish_s), False
+        self._settles_s = min(self._settles_s, job.until_s)
         self._lane(job)[job.id] = job
 
     def _count(self, level: int) -> int:
@@ -193,6 +195,7 @@ class PriorityBatcher(Batcher[PriorityJob]):
     def restore(self, jobs: list[PriorityJob]) -> None:
         super().restore(jobs)
         for job in reversed(jobs):
+            self._settles_s = min(self._settles_s, math.inf if job.late else job.until_s)
             lane = self._lane(job)
             lane[job.id] = job
             lane.move_to_end(job.id, last=False)
@@ -219,11 +222,11 @@ class PriorityBatcher(Batcher[PriorityJob]):
 
     def settle(self, now_s: float) -> list[PriorityJob]:
         """Removes and returns the jobs whose time is over. Those that their level delays wait on, behind all others."""
-        if not self._timed:
+        if not self._timed or now_s < self._settles_s:
             return []
-        over = [
-            job for (_, late), lane in self._lanes.items() if not late for job in lane.values() if job.until_s <= now_s
-        ]
+        timed = [job for (_, late), lane in self._lanes.items() if not late for job in lane.values()]
+        over = [job for job in timed if job.until_s <= now_s]
+        self._settles_s = min((job.until_s for job in timed if job.until_s > now_s), default=math.inf)
         refused: list[PriorityJob] = []
         for job in over:
             if self._ranking.policy_of(job.level).delays:

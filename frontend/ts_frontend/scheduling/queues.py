@@ -52,6 +52,7 @@ class WorkQueue:
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._expires_s = math.inf  # no waiting job's deadline is earlier
 
     def __len__(self) -> int:
         return len(self._store)
@@ -92,6 +93,12 @@ class WorkQueue:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(delay_s, self.wake)
 
+    def _own(self, job: Job) -> None:
+        """Makes a job that has just been stored one of this queue."""
+        job.enqueue(self)
+        if job.deadline_s < self._expires_s:
+            self._expires_s = job.deadline_s
+
     # --- as a job's owner
 
     def release(self, job: Job) -> None:
@@ -113,10 +120,16 @@ class WorkQueue:
         return self._store.waiting()
 
     def expire(self, now_s: float) -> None:
-        """Ends the waiting jobs whose deadline has passed."""
-        for job in [job for job in self.waiting() if job.deadline_s <= now_s]:
-            self.release(job)
-            expired(job, now_s)
+        """Ends the waiting jobs whose deadline has passed. Looks at them only if there may be one, because a full queue
+        asks for each request that it refuses."""
+        if now_s < self._expires_s:
+            return
+        waiting = self.waiting()
+        self._expires_s = min((job.deadline_s for job in waiting if job.deadline_s > now_s), default=math.inf)
+        for job in waiting:
+            if job.deadline_s <= now_s:
+                self.release(job)
+                expired(job, now_s)
 
     def fail_all(self, error: ServeError) -> int:
         """Ends every waiting job with `error`; returns how many there were."""
@@ -177,7 +190,7 @@ class JobQueue(WorkQueue):
             self._batcher.add(job, time.monotonic())
         except Full:
             self._put_after_all(job)
-        job.enqueue(self)
+        self._own(job)
         if not self._scheduled:
             self.wake()
 
@@ -194,14 +207,14 @@ class JobQueue(WorkQueue):
     def put_back(self, jobs: list[Job]) -> None:
         back = [job for job in jobs if not job.done]
         for job in back:
-            job.enqueue(self)
+            self._own(job)
         self._batcher.restore(back)
         self.wake()
 
     def run_again(self, groups: Sequence[Group]) -> None:
         for group in groups:
             for job in group.jobs:
-                job.enqueue(self)
+                self._own(job)
         self._again.add(groups)
         self.wake()
 

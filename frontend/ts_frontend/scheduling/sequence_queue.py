@@ -135,7 +135,7 @@ class SequenceQueue(WorkQueue):
             raise SequenceOver(str(lost)) from None
         except SequenceNotBegun as error:
             raise InvalidArgument(str(error)) from None
-        job.enqueue(self)
+        self._own(job)
         self._keep_time()
         self.wake()
 
@@ -148,7 +148,7 @@ class SequenceQueue(WorkQueue):
         for job in back:
             self._out.pop(job.id, None)
             if not job.done:
-                job.enqueue(self)
+                self._own(job)
         self.wake()
 
     def detach(self, worker: QueueWorker) -> None:
