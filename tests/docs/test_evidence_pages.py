@@ -42,7 +42,7 @@ def test_each_vulnerability_has_a_row_with_its_test(root: Path) -> None:
 
 def test_each_kind_of_outage_has_a_row_with_its_test(root: Path) -> None:
     text = (root / "docs" / "reliability.md").read_text()
-    section = text[text.index("## What others suffered") :]
+    section = text[text.index("## Outages of model servers") :]
     rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
     assert len(rows) == 9
     assert not [row for row in rows if not TEST.search(row)]
