@@ -13,18 +13,18 @@ from peers.systems import SYSTEMS
 INTRODUCTION = """\
 # Benchmarks
 
-This page is written by the benchmark that compares this server with others on one machine.
-[performance.md](performance.md) describes how the benchmarks measure, and what makes them fair.
+With this page you can compare this server with other model servers on one machine. `make bench-peers` measures and
+writes it; [performance.md](performance.md#fairness) describes the method.
 
 ```
 {command}
 ```
 
-Each figure is the median of the rounds, with the least and the most of them in brackets. A ratio is *ours / the other*,
-taken within each round, in which the servers are loaded in turns; where the same model files are served (`ours-triton`
-and `triton`), these are compared. Of rates, more is better; of times, CPU time and memory, less. CPU time is that of
-the server's whole process tree. Each server has one worker for each model, and all others stand still while it is
-loaded; the load generator runs on the same cores: read ratios, not absolute figures.
+Each figure is the median of the rounds, with the minimum and the maximum in brackets. A ratio is *ours / the other*,
+taken within each round, in which the servers are loaded in turn; servers with the same model files are compared with
+each other (`ours-triton` with `triton`). Higher rates are better, as are lower times, CPU times and memory. CPU time is
+that of the server's whole process tree. Each server has one worker for each model, and all others are stopped while it
+is loaded. The load generator runs on the same cores, so ratios say more than absolute figures.
 """
 
 

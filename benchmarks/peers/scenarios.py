@@ -1,4 +1,4 @@
-"""What is compared: the scenarios, which servers take part in each, and which figures come of it."""
+"""The scenarios of the comparison: the load, the servers and the figures of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RATE, P50, P99, CPU = "requests/s", "p50 ms", "p99 ms", "CPU µs/request"
 class Kind(enum.Enum):
     """How a scenario is measured. Those after MIXED start servers of their own."""
 
-    CLOSED = "clients that ask again when they are answered"
+    CLOSED = "clients that send the next request after the answer"
     OPEN = "requests at random, at a share of the capacity"
     OVERLOAD = "requests at random, at twice the capacity"
     LONE = "one client, without and with batching"
@@ -25,7 +25,7 @@ class Kind(enum.Enum):
     START = "from the start of the process to its first answer"
     SCALING = "from 1 to 4 workers"
     MEMORY = "memory of the process tree"
-    MODELS = "many models registered, one of them asked"
+    MODELS = "many models registered, one of them called"
 
     @property
     def starts_servers(self) -> bool:
@@ -34,8 +34,8 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One measurement: `call` by `clients` at a time. `number` is what the kind needs: a share of the capacity,
-    workers, models. `long`: only in long runs."""
+    """One measurement: `clients` concurrent clients of `call`. `number` depends on the kind: a share of the capacity, a
+    number of workers, or a number of models. `long`: only in long runs."""
 
     title: str
     call: Call
@@ -46,9 +46,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`missing`: servers that can't take part, with the reason. `ratios`: the figures that are divided by those of the
-    others. `long_systems` take part in long runs only, as the whole scenario does with `long`. `note` is printed below
-    the table."""
+    """A scenario. `missing`: servers that can't take part, with the reason. `ratios`: the figures with a column of
+    ratios. `long_systems` take part in long runs only, as the whole scenario does with `long`. `note` stands below the
+    table."""
 
     name: str
     title: str
@@ -72,9 +72,11 @@ TENSOR_SYSTEMS = ("ours-triton", "triton", "ours-mlserver", "mlserver", "ours-ks
 ALL_SYSTEMS = (*BYTES_SYSTEMS, "triton", "mlserver", "kserve")
 _ECHO_BYTES = (1 << 10, 100 << 10, 1 << 20, 10 << 20)
 _HTTP_ONLY = {"mosec": "HTTP only", "litserve": "HTTP only"}
-_NO_STREAM = {"kserve": "no streams of tensors", "mlserver": "streams only of text, in the server's own process"}
-_NO_BATCHES = {"kserve": "its batches are made by a proxy written in Go, which isn't in its package"}
-_NO_SCALING = dict.fromkeys(("mosec", "litserve", "triton", "mlserver", "kserve"), "the number is fixed at its start")
+_NO_STREAM = {"kserve": "no streams of tensors", "mlserver": "only streams of text, in the server's own process"}
+_NO_BATCHES = {"kserve": "its batching is in a Go proxy outside its package"}
+_NO_SCALING = dict.fromkeys(
+    ("mosec", "litserve", "triton", "mlserver", "kserve"), "its number of workers is fixed at the start"
+)
 
 
 def _clients(call: Call, *counts: int, long: Sequence[int] = ()) -> list[Load]:
@@ -145,12 +147,12 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             "mlp-http",
-            "A perceptron of three layers of 1024, batches of 16 that wait for 5 ms at most, over HTTP/1.1",
+            "A perceptron with three layers of 1024, in batches of 16 with a delay of 5 ms, over HTTP/1.1",
             Kind.CLOSED,
             True,
             _clients(Call("mlp"), 16, 64, long=(16,)),
             (*BYTES_SYSTEMS, IN_PROCESS),
-            note="`in-process` is the network alone, called with batches of 16 without a server.",
+            note="`in-process` is a loop that calls the network with batches of 16, without a server.",
         ),
         Scenario(
             "mlp-grpc",
@@ -211,35 +213,36 @@ SCENARIOS: Mapping[str, Scenario] = {
             ],
             BYTES_SYSTEMS,
             ratios=(RATE, P99),
-            note="The CPU time is that of the process tree for all three, divided by all requests.",
+            note="The CPU time is that of the process tree, divided by the requests of all three models.",
         ),
         Scenario(
             "open",
-            "No-op over HTTP/1.1 at random times, at shares of each server's own capacity",
+            "No-op over HTTP/1.1 at random times, at 50 % and 80 % of each server's own capacity",
             Kind.OPEN,
             True,
             [Load("50 %", _NOOP, 64, 0.5), Load("80 %", _NOOP, 64, 0.8)],
             BYTES_SYSTEMS,
             ratios=(RATE, P99, CPU),
-            note="The capacity is what 64 clients of the same load generator (written in Python) reached just before. "
-            "Latencies count from the time at which a request should have been sent. Rates and latencies are those of "
-            "answers with status 200; queues have their default sizes (100 requests of ours and of TorchServe, "
-            "more of the others), which a burst may fill: refused requests got another status at once.",
+            note="The capacity is the rate of 64 clients of the same load generator (written in Python), measured just "
+            "before. Latencies count from the time at which a request should have been sent. Rates and latencies are "
+            "those of answers with status 200. Queues have their default sizes (100 requests for this server and for "
+            "TorchServe, more for the others); a burst may fill them, and further requests are refused with another "
+            "status.",
         ),
         Scenario(
             "overload",
-            "A model that takes 5 ms (one worker: at most 200/s), asked at random at twice its capacity over HTTP/1.1",
+            "A model that takes 5 ms (one worker: at most 200/s), at random times and twice its capacity, over HTTP/1.1",
             Kind.OVERLOAD,
             True,
             [Load("200 %", Call("slow"), 16, 2.0)],
             BYTES_SYSTEMS,
             ratios=(RATE, P99),
-            note="Rates and latencies are those of answers with status 200, up to 512 requests at a time; queues have "
-            "their default sizes. Refused requests got another status at once.",
+            note="Rates and latencies are those of answers with status 200. At most 512 requests are open at a time; "
+            "queues have their default sizes, and refused requests get another status.",
         ),
         Scenario(
             "lone",
-            "One client over HTTP/1.1: no-op models without batches, and with batches of 16 that wait 5 ms at most",
+            "One client over HTTP/1.1: a no-op model without batching, and one with batches of 16 and a delay of 5 ms",
             Kind.LONE,
             True,
             [Load("without batches", _NOOP), Load("with batches", Call("lone"))],
@@ -258,7 +261,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             "scaling",
-            "A model that imports torch, from 1 to 4 workers that are all ready",
+            "Scaling a model that imports torch from 1 to 4 ready workers",
             Kind.SCALING,
             True,
             [Load("1 to 4", Call("mlp"), number=4)],
@@ -268,7 +271,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             "memory",
-            "Memory of the process tree (proportional set size) with a torch model that has answered",
+            "Memory of the process tree (proportional set size) after a torch model's first answer",
             Kind.MEMORY,
             True,
             [Load("1 worker", Call("mlp"), number=1), Load("4 workers", Call("mlp"), number=4)],
@@ -277,7 +280,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             "models",
-            "No-op over HTTP/1.1, 64 clients, with many models registered of which one is asked",
+            "No-op over HTTP/1.1, 64 clients of one model, with many models registered",
             Kind.MODELS,
             True,
             [
@@ -290,22 +293,22 @@ SCENARIOS: Mapping[str, Scenario] = {
             missing={
                 **dict.fromkeys(("mosec", "litserve"), "a process for each model"),
                 "triton": "a process for each Python model",
-                **dict.fromkeys(("mlserver", "kserve"), "a model is loaded when it is registered"),
+                **dict.fromkeys(("mlserver", "kserve"), "registering a model loads it"),
             },
             long_systems=("torchserve",),
-            note="All but the first are registered without workers. A ratio is that of CPU times of one round.",
+            note="Only the first model has workers. A ratio compares the CPU times within a round.",
         ),
     )
 }
 
 
 class NotKnown(Exception):
-    """A scenario or server that there isn't; the message has those that there are."""
+    """An unknown scenario or server; the message lists the known ones."""
 
 
 def selected(only: Sequence[str] = (), systems: Sequence[str] = (), *, long: bool = False) -> list[Scenario]:
-    """Those of a run in their order: the named ones, else the usual ones; with `systems`, of those alone. Loads of long
-    runs are left out of others, but for scenarios that have nothing else. Raises NotKnown."""
+    """The scenarios of a run in their order: the named ones, by default all that aren't long. `systems` restricts the
+    servers. The loads of long runs are left out of other runs. Raises NotKnown."""
     _known(only, SCENARIOS, "scenario")
     _known(systems, (*SYSTEMS, IN_PROCESS), "server")
     found = []
@@ -331,7 +334,7 @@ def taking_part(scenarios: Sequence[Scenario]) -> list[str]:
     return [name for name in SYSTEMS if name in names]
 
 
-#: About what one measurement of one server takes, beyond the seconds of load, and how often the load runs.
+#: The seconds that a measurement of one server takes in addition to its load, and how many times it runs the load.
 _SECONDS = {
     Kind.CLOSED: (0.3, 1),
     Kind.LONE: (0.3, 1),
@@ -346,14 +349,14 @@ _SECONDS = {
 
 
 def rounds_of(kind: Kind, rounds: int) -> int:
-    """Starts take long and scatter little: they are repeated less."""
+    """Starts take long and vary little, so they have fewer rounds."""
     if kind is Kind.MEMORY:
         return max(1, rounds // 3)
     return (rounds + 1) // 2 if kind in (Kind.START, Kind.SCALING) else rounds
 
 
 def seconds_of(scenarios: Sequence[Scenario], rounds: int, seconds: float) -> float:
-    """About how long a run takes, warm-ups and starts included; environments not."""
+    """An estimate of the duration of a run in seconds, with warm-ups and starts, without installations."""
     total = 0.0
     for scenario in scenarios:
         count = len(scenario.systems) * len(scenario.loads)

@@ -222,7 +222,7 @@ SYSTEMS: Mapping[str, System] = {
         System("ours", f"this server, archives, {_QUIET}", "", BYTES_MODELS, _BOTH, _start_ours, _predictions),
         System(
             "bare",
-            "our network layer alone over gRPC: it echoes, without queue and worker",
+            "this server's network layer alone over gRPC: an echo without queue and worker",
             "",
             ("noop", "echo", "pieces"),
             ("grpc",),
@@ -281,7 +281,7 @@ SYSTEMS: Mapping[str, System] = {
         ),
         System(
             "triton",
-            "the Triton (2.51) inside nvidia-pytriton, the same repository, Python backend, metrics and info log off",
+            "Triton 2.51 (from nvidia-pytriton), the same repository, Python backend, metrics and info log off",
             open_inference.VERSIONS["triton"],
             (*TENSOR_MODELS, "pieces"),
             _BOTH,
@@ -319,7 +319,7 @@ SYSTEMS: Mapping[str, System] = {
         ),
         System(
             "kserve",
-            "KServe, the same program, which runs the models in the server's process",
+            "KServe, the same program; the models run in the server's process",
             VERSIONS["kserve"],
             TENSOR_MODELS,
             _BOTH,

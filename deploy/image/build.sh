@@ -1,6 +1,6 @@
 #!/bin/sh
 # The first stage of deploy/Dockerfile: torch and torchrelay in a virtual environment, /opt/torchrelay.
-#   TORCH_SPEC   what pip installs as torch, with options: "torch==2.13.0 --index-url INDEX" selects another build
+#   TORCH_SPEC   pip's requirement for torch, with options: "torch==2.13.0 --index-url INDEX" selects another build
 #   EXTRAS       of torchrelay: "vision,onnx,s3"
 #   REQUIREMENTS further packages, for the handlers
 # The interpreter is Debian's, which was built with optimisation: the same code costs 11 to 18 % less on it.
@@ -16,7 +16,7 @@ pip install $TORCH_SPEC
 pip install "/src${EXTRAS:+[$EXTRAS]}"
 # shellcheck disable=SC2086
 [ -z "${REQUIREMENTS:-}" ] || pip install $REQUIREMENTS
-# Headers and static libraries of torch serve only those who compile against it.
+# Torch's headers and static libraries are only needed for compiling against it.
 site=$(/opt/torchrelay/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 rm -rf "$site/torch/include" "$site/torch/test" "$site/caffe2"
 find "$site" -name '*.a' -delete
