@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -142,11 +143,23 @@ def test_tables_are_read() -> None:
         + line("0000000000000000FFFF00000100007F:1F90", "0000000000000000FFFF00000100007F:D434", "06")
     )
     local = socket.inet_pton(socket.AF_INET, "127.0.0.1")
-    assert dict(read_table(text, {8080})) == {
+    assert dict(read_table(text.splitlines(), {8080})) == {
         ConnectionKey(b"\0\0\0\0", 0, 8080): "0A",
         ConnectionKey(local, 0xD431, 8080): "01",
         ConnectionKey(socket.inet_pton(socket.AF_INET, "192.168.1.6"), 22, 8080): "08",
         ConnectionKey(socket.inet_pton(socket.AF_INET6, "::1"), 0xD433, 8080): "01",
         ConnectionKey(local, 0xD434, 8080): "06",
     }
-    assert list(read_table(HEAD, {8080})) == []
+    assert list(read_table(HEAD.splitlines(), {8080})) == []
+
+
+def test_a_table_of_many_connections_is_not_kept_in_memory(tmp_path: Path) -> None:
+    """Clients that connect for each request leave tens of thousands that have ended, and it is read again and again."""
+    others = "".join(line("0100007F:1F90", f"0100007F:{port:04X}", TIME_WAIT) for port in range(1024, 65536))
+    (tmp_path / "tcp").write_text(HEAD + others + row(TIME_WAIT).removeprefix(HEAD))
+    tracemalloc.start()
+    try:
+        assert asyncio.run(counted(tmp_path / "tcp", SEEN_MIN + 1)) == 1
+        assert tracemalloc.get_traced_memory()[1] < len(others) / 10
+    finally:
+        tracemalloc.stop()

@@ -11,10 +11,11 @@ Unix sockets and through proxies that tell their clients' addresses can't be rec
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ts_frontend.http.departures import ConnectionKey, packed, unmapped
@@ -112,21 +113,23 @@ class Floods:
         known = False
         for table in self._tables:
             try:
-                found = dict(read_table(table.read_text(), {connection.own_port}))
+                with table.open(encoding="ascii") as lines:
+                    for found, state in read_table(lines, {connection.own_port}):
+                        if found == connection:
+                            return state
             except FileNotFoundError:
                 continue
             except OSError:
                 return _ESTABLISHED
             known = True
-            if connection in found:
-                return found[connection]
         return None if known else _ESTABLISHED
 
 
-def read_table(text: str, own_ports: set[int]) -> Iterator[tuple[ConnectionKey, str]]:
-    """The connections to `own_ports` in a table of the kernel, each with its state (proc(5): /proc/net/tcp)."""
+def read_table(lines: Iterable[str], own_ports: set[int]) -> Iterator[tuple[ConnectionKey, str]]:
+    """The connections to `own_ports` in a table of the kernel, each with its state (proc(5): /proc/net/tcp). Line by
+    line, since a table may have many thousands of connections that have ended."""
     ends = {f":{port:04X}": port for port in own_ports}
-    for line in text.splitlines()[1:]:
+    for line in itertools.islice(lines, 1, None):
         _, local, remote, state, *_ = line.split(maxsplit=4)
         own_port = ends.get(local[-5:])
         if own_port is not None:
