@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
@@ -153,6 +154,45 @@ def test_killing_a_worker_under_load_costs_only_what_it_had_started(start, tmp_p
     server.wait_for_log("is ready (pid", 5)
     after = set(server.worker_pids("probe"))
     assert len(after) == 4 and victim not in after and len(after & pids) == 3
+
+
+LENGTHS = """
+def handle(data, context):
+    return None if data is None else [str(len(row.get("data") or row.get("body"))) for row in data]
+"""
+
+
+@pytest.mark.parametrize("engine", ["h2corn", "grpcio"])
+@pytest.mark.parametrize("size", [1, 4_000_000], ids=["whole frames", "a part of a frame"])
+def test_what_a_killed_worker_has_not_read_is_answered_by_the_next(start, write, engine, size):
+    """The worker stands still: what it is sent waits in its socket, which is too small for the larger requests."""
+    write("lengths", LENGTHS, config="minWorkers: 1\n")
+    server = start(grpc_engine=engine, metrics_mode="prometheus", max_request_size=8_000_000)
+    server.register("lengths")
+    (pid,) = server.worker_pids("lengths")
+    os.kill(pid, signal.SIGSTOP)
+
+    def requests() -> tuple[int, int]:
+        """Those that the worker was sent, and those that wait."""
+        text = httpx.get(f"http://127.0.0.1:{server.port('http_metrics')}/metrics", timeout=GUARD_S).text
+        found = re.findall(r'^ts_(running|queued)_requests\{model_name="lengths",.*\} ([0-9.]+)', text, re.MULTILINE)
+        counts = {name: int(float(count)) for name, count in found}
+        return counts["running"], counts["queued"]
+
+    async def scenario() -> list[str]:
+        request = PredictionsRequest(model_name="lengths", input={"data": b"x" * size})
+        url = f"{server.http}/predictions/lengths"
+        async with grpc.aio.insecure_channel(server.inference) as channel, httpx.AsyncClient(timeout=GUARD_S) as http:
+            stub = InferenceAPIsServiceStub(channel)
+            native = [asyncio.ensure_future(stub.Predictions(request, timeout=GUARD_S)) for _ in range(6)]
+            plain = [asyncio.ensure_future(http.post(url, content=b"x" * size)) for _ in range(6)]
+            await asyncio.to_thread(until, lambda: requests() > (0, 12) and sum(requests()) == 12, requests)
+            os.kill(pid, signal.SIGKILL)
+            answers = [bytes((await one).prediction).decode() for one in native]
+            return answers + [f"{one.status_code} {one.text}" for one in await asyncio.gather(*plain)]
+
+    assert asyncio.run(scenario()) == [str(size)] * 6 + [f"200 {size}"] * 6
+    assert pid not in server.worker_pids("lengths")
 
 
 def test_health_tells_at_once_when_a_model_has_no_worker_and_when_it_has_one_again(start):

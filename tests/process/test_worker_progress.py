@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from ts.protocol.frames import Failed, encode_bytes
@@ -63,7 +65,7 @@ def test_nothing_but_the_handlers_call_follows_the_note(start_worker, tmp_path, 
     """Whatever ran in between would be time in which a killed worker's requests fail, although none has begun."""
     (tmp_path / "mine.py").write_text(CALLS + KINDS[kind])
     worker = start_worker("mine.py", model_dir=str(tmp_path), continuous=kind == "continuous")
-    on_the_way = {"async generator": ["_iterate"], "object": ["__call__"]}.get(kind, [])
+    on_the_way = ["__call__"] if kind == "object" else []
     assert worker.json(b"x") == [*on_the_way, "handle", "seen"]
 
 
@@ -93,6 +95,50 @@ def test_a_stream_that_waits_for_its_first_step_is_not_begun(start_worker, tmp_p
     worker.sock.sendall(b"".join(map(encode_bytes, batches)))
     worker.to_end()
     assert worker.begun(1, 2) == begun
+
+
+#: From the note to the handler's first instruction. The loop takes note of a new async generator.
+INSTRUCTIONS_MAX = {"async generator": 60}
+INSTRUCTIONS_MAX_USUAL = 20
+#: Looks at each instruction of the main thread whether the second batch is noted: all that a kill there would leave.
+INSTRUCTIONS = """
+import json, os, sys
+
+states, called = None, False
+
+def trace(frame, event, argument):
+    global called
+    frame.f_trace_opcodes = True
+    if event == "call" and frame.f_code.co_filename == __file__ and frame.f_code.co_name == "handle":
+        called = called or frame is not earlier
+    if event == "opcode":
+        states.append((called, any(os.pread(table, 8, 2 * 8))))
+    return trace
+
+def seen(row):
+    global states, table, earlier
+    if states is None:  # the first request names the table
+        table, states = os.open(bytes(row["data"]), os.O_RDONLY), []
+        earlier = frame = sys._getframe(1)
+        while frame is not None:
+            frame.f_trace, frame.f_trace_opcodes, frame = trace, True, frame.f_back
+        sys.settrace(trace)
+        return b"watched from now on"
+    sys.settrace(None)
+    return json.dumps(states)
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kill_at_any_instruction_finds_the_note_before_the_handlers_first_one(start_worker, tmp_path, kind):
+    """And not long before: a kill in between fails requests that the handler has seen nothing of."""
+    (tmp_path / "mine.py").write_text(INSTRUCTIONS + KINDS[kind].replace("seen()", "seen(data[0])"))
+    worker = start_worker("mine.py", model_dir=str(tmp_path), continuous=kind == "continuous")
+    worker.ask(worker.progress.name.encode(), batch_id=1)
+    states = json.loads(worker.ask(b"x", batch_id=2))
+    first = next(index for index, (handles, _) in enumerate(states) if handles)
+    noted = next(index for index, (_, is_noted) in enumerate(states) if is_noted)
+    assert noted <= first <= noted + INSTRUCTIONS_MAX.get(kind, INSTRUCTIONS_MAX_USUAL)
 
 
 def test_the_table_of_ids() -> None:

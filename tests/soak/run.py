@@ -21,11 +21,12 @@ import random
 import secrets
 import shutil
 import signal
+import struct
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from e2e.conftest import Serving, write_model
 from soak.table import ENGINES, Row, difference, finish, options
+from ts.protocol.progress import PLACES
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 
 GUARD_S = 60.0
@@ -56,14 +58,15 @@ MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 SCALE_EVERY_S, REGISTER_EVERY_S = 3.0, 5.0
 MEMORY_GROWTH_BYTES_MAX, DESCRIPTORS_MORE_MAX, TASKS_MORE_MAX = 20 << 20, 8, 8
 
-ID_BYTES = 16
+ID_BYTES, BATCH_MAX, UNKNOWN = 16, 4, 255
 #: A body is `ID ASK PADDING`. Whose work has begun is noted before anything else, in memory that outlives the worker: a
-#: call of the system would take its time, in which a kill could hide that the work had begun.
+#: call of the system would take its time, in which a kill could hide that the work had begun. So would the notes of a
+#: batch's requests, one after another: that there is a batch goes first, then its size, then the requests.
 HANDLER = """
 import hashlib, mmap, os, secrets, time
 from ts.utils.util import PredictionException
 
-NOTES = open(os.path.join({begun!r}, secrets.token_hex(8)), "wb+")
+NOTES = open(os.path.join({begun!r}, f"{{os.getpid()}}-{{secrets.token_hex(8)}}"), "wb+")
 NOTES.truncate({size})
 BEGUN, noted = mmap.mmap(NOTES.fileno(), {size}), 0
 BEGUN[:65536] = bytes(65536)  # the system gives the pages now, not at the first note on each
@@ -80,13 +83,20 @@ def answer_of(body):
     return hashlib.sha256(body).hexdigest()
 
 def handle(data, context):
+    BEGUN[noted] = {unknown}
     if data is None:
+        BEGUN[noted] = 0
         return None
-    global noted
-    for row in data:
-        BEGUN[noted : noted + {id_bytes}] = (row.get("data") or row.get("body"))[:{id_bytes}]
-        noted += {id_bytes}
+    note(data)
     return [answer_of(body_of(row)) for row in data]
+
+def note(data):
+    global noted
+    BEGUN[noted] = len(data)
+    for row in data:
+        noted += {id_bytes}
+        BEGUN[noted : noted + {id_bytes}] = (row.get("data") or row.get("body"))[:{id_bytes}]
+    noted += {id_bytes}
 """
 STREAM = """
 import asyncio, hashlib
@@ -382,12 +392,13 @@ SLOWEST = 10
 
 class Tally:
     """What came of the requests. `failed`: answers of the model `echo` that failed with a worker, by the request's ID,
-    to be compared with what was begun."""
+    to be compared with what was begun; `between`: workers killed between two notes (`stands_between`)."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.failed: dict[str, str] = {}
+        self.between = 0
         self.begun_s = time.monotonic()
         self.faults: list[Fault] = []
         self.slowest: list[Slow] = []
@@ -511,7 +522,10 @@ async def _busy(server: Serving) -> int:
     return int(sum(float(line.rsplit(" ", 1)[1]) for line in gauges))
 
 
-async def load(server: Serving, tally: Tally, seconds: float, requests: int, rate: float, kill_every_s: float) -> None:
+async def load(
+    server: Serving, tally: Tally, begun: Path, seconds: float, requests: int, rate: float, kill_every_s: float
+) -> None:
+    """`begun`: the folder of the handlers' notes."""
     http, native = server.port("http_inference"), server.port("grpc_inference")
     clients: list[tuple[str, Any, int]] = [
         *(("HTTP/1.1", Http1(http), 1) for _ in range(8)),
@@ -523,7 +537,12 @@ async def load(server: Serving, tally: Tally, seconds: float, requests: int, rat
     loops = sum(count for _, _, count in clients)
 
     def kill() -> None:
-        os.kill(random.choice(server.worker_pids("echo")), signal.SIGKILL)
+        pid = random.choice(server.worker_pids("echo"))
+        try:
+            stop(pid)
+            tally.between += stands_between(pid, begun)
+        finally:
+            os.kill(pid, signal.SIGKILL)
 
     def scale() -> None:
         server.scale("echo", random.choice((2, 3)))
@@ -563,8 +582,10 @@ async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[
         folder.mkdir()
     begun = Path(tempfile.mkdtemp(prefix="soak-begun-", dir=MEMORY))
     (python / "sitecustomize.py").write_text(TASKS)
-    handler = HANDLER.format(begun=str(begun), size=NOTES_BYTES, id_bytes=ID_BYTES)
-    write_model(store, "echo", handler, config="batchSize: 4\nmaxBatchDelay: 2\nminWorkers: 2\nmaxWorkers: 2\n")
+    handler = HANDLER.format(begun=str(begun), size=NOTES_BYTES, id_bytes=ID_BYTES, unknown=UNKNOWN)
+    write_model(
+        store, "echo", handler, config=f"batchSize: {BATCH_MAX}\nmaxBatchDelay: 2\nminWorkers: 2\nmaxWorkers: 2\n"
+    )
     write_model(store, "moving", handler)
     write_model(store, "stream", STREAM.format(pieces=PIECES))
     env = {"PYTHONPATH": str(python), "SOAK_TASKS": str(directory)}
@@ -574,12 +595,13 @@ async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[
         server.wait_started()
         for model in ("echo", "moving", "stream"):
             await asyncio.to_thread(server.register, model)
-        await load(server, Tally(), given.warm_up_s, 0, given.rate, given.kill_every_s)
+        await load(server, Tally(), begun, given.warm_up_s, 0, given.rate, given.kill_every_s)
         before, tally = await state_of(server, directory), Tally()
-        await load(server, tally, given.seconds, given.requests, given.rate, given.kill_every_s)
+        await load(server, tally, begun, given.seconds, given.requests, given.rate, given.kill_every_s)
         took_s, after = time.monotonic() - tally.begun_s, await state_of(server, directory)
         status = await asyncio.to_thread(server.terminate)
-        began = await asyncio.to_thread(noted, begun)
+        began, unnamed = await asyncio.to_thread(noted, begun)
+        unnamed += tally.between * BATCH_MAX
     finally:
         server.terminate()
         shutil.rmtree(begun)
@@ -600,7 +622,9 @@ async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[
         Row("hangs (over 40 s)", "0", str(tally.count("hung")), not tally.count("hung")),
         Row("connections that ended before an answer", "0", str(tally.count("gone")), not tally.count("gone")),
         Row("failed by a killed worker", "", f"{len(tally.failed)} begun or not", True),
-        Row("of them, not begun", "0", str(len(lost)), not lost),
+        Row("of them, not noted by the handler", "", str(len(lost)), True),
+        Row("requests in batches whose call was being noted", "", f"{unnamed} or fewer", True),
+        Row("of them, not begun", "0", str(max(0, len(lost) - unnamed)), len(lost) <= unnamed),
         Row("items that fail; left; deadlines", "", _counts(tally), True),
         Row("slowest answer", "", f"{max(tally.slowest).seconds:.2f} s" if tally.slowest else "none", True),
         difference("memory, MB", before.memory_bytes / 1e6, after.memory_bytes / 1e6, MEMORY_GROWTH_BYTES_MAX / 1e6),
@@ -613,14 +637,45 @@ async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[
     return [row._replace(measure=f"{engine}: {row.measure}") for row in rows]
 
 
-def noted(folder: Path) -> set[str]:
-    """The IDs that the workers' handlers have noted, each in a file of its own."""
-    found = set()
-    for file in folder.iterdir():
-        with file.open("rb") as notes:
-            while (name := notes.read(ID_BYTES)) and name[0]:
-                found.add(name.decode())
-    return found
+def calls_in(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """The calls that a worker's handler has noted: the size of each (UNKNOWN: it had no time to say so), and the IDs of
+    its requests."""
+    with file.open("rb") as notes:
+        while (head := notes.read(ID_BYTES)) and head[0]:
+            names = [notes.read(ID_BYTES) for _ in range(head[0])] if head[0] != UNKNOWN else []
+            yield head[0], [name.decode() for name in names if name[0]]
+            if head[0] == UNKNOWN:
+                return
+
+
+def noted(folder: Path) -> tuple[set[str], int]:
+    """The IDs that the workers' handlers have noted, each worker in a file of its own; and how many requests, at most,
+    are missing of the batches in whose notes their workers died."""
+    calls = [call for file in folder.iterdir() for call in calls_in(file)]
+    missing = sum(min(size, BATCH_MAX) - len(names) for size, names in calls)
+    return {name for _, names in calls for name in names}, missing
+
+
+def stands_between(pid: int, folder: Path) -> bool:
+    """Whether a worker that stands still (Linux) is between the server's note that it calls the handler for a batch and
+    the handler's own: a kill there fails requests that the handler has seen nothing of, since nobody can know that.
+    Both notes are counted, in the worker's memory. The server's has room for as many batches as a worker lives for."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    starts = [int(line.partition("-")[0], 16) for line in maps if "torchrelay-progress" in line]
+    if not starts:
+        return False  # it has no memory of that kind yet
+    with Path(f"/proc/{pid}/mem").open("rb") as memory:
+        memory.seek(starts[0])
+        begun = sum(map(bool, struct.unpack(f"{PLACES}Q", memory.read(PLACES * 8))))
+    return begun > sum(1 for file in folder.glob(f"{pid}-*") for _ in calls_in(file))
+
+
+def stop(pid: int) -> None:
+    """Returns when the process stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    end_s = time.monotonic() + GUARD_S
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED and time.monotonic() < end_s:
+        time.sleep(0.0005)
 
 
 def _counts(tally: Tally) -> str:

@@ -1,7 +1,7 @@
 """A worker's note of its progress: the batches its handler was called for, and what tensors took of its time. No I/O.
 
 The note stands in memory that the frontend shares, so that it outlives the process: a batch that isn't noted when the
-worker dies can run elsewhere without ever running twice. It is a table of `PLACES` ids (u64, little endian); the id of
+worker dies can run elsewhere without ever running twice. It is a table of `PLACES` ids (u64 of the machine); the id of
 a batch stands at its remainder by `PLACES`. Ids are given in ascending order, from 1. A batch counts as begun when its
 place has its id or a larger one: of two batches that share a place, the newer one's note covers the older one.
 
@@ -19,23 +19,25 @@ SIZES_MAX = 256
 _TABLE_BYTES = PLACES * 8
 PROGRESS_BYTES = _TABLE_BYTES + (SIZES_MAX + 1) * 16
 
-_ID = struct.Struct("<Q")
+_ID = struct.Struct("=Q")
 _SUMS = struct.Struct("=2d")
 
 
 class Progress:
     """The worker's side of the table, in `PROGRESS_BYTES` of shared memory."""
 
-    __slots__ = ("_memory",)
+    __slots__ = ("_ids", "_memory")
 
     def __init__(self, memory: mmap | bytearray) -> None:
         self._memory = memory
+        self._ids = memoryview(memory)[:_TABLE_BYTES].cast("Q")
 
     def begin(self, batch_id: int) -> None:
-        """Notes that the handler is about to be called for the batch: only that call may follow."""
-        place = batch_id % PLACES * 8
-        if _ID.unpack_from(self._memory, place)[0] < batch_id:
-            _ID.pack_into(self._memory, place, batch_id)
+        """Notes that the handler is about to be called for the batch: only that call may follow. No function is called
+        after the note is written, since the interpreter may give other threads their turn at its end."""
+        place = batch_id % PLACES
+        if self._ids[place] < batch_id:
+            self._ids[place] = batch_id
 
     def spend(self, size: int, read_s: float, written_s: float) -> None:
         """Adds the seconds that reading or writing the tensors of a batch of this size has taken."""

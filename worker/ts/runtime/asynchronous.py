@@ -9,7 +9,7 @@ from typing import Any
 
 from ts.protocol.frames import Feed
 from ts.protocol.progress import Progress
-from ts.runtime.handlers import Loaded
+from ts.runtime.handlers import Loaded, waits_for_a_step
 from ts.runtime.jobs import Batch
 from ts.runtime.running import PREDICTION_FAILED, Opened, Running, Together
 from ts.runtime.worker import Link
@@ -23,6 +23,7 @@ class AsyncRunner:
         self._link, self._ledger, self._loop = link, link.ledger, loaded.loop
         self.entry, self._context = loaded.entry, loaded.context
         self._opened = opened
+        self._begins_later = waits_for_a_step(loaded.entry)
         self._progress, self._decode = progress, decode
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_due = False
@@ -121,19 +122,27 @@ class AsyncRunner:
         rows = running.rows(self._decode)
         if not rows:
             return
-        self._progress.begin(running.batch.batch_id)
+        begins_later, batch_id = self._begins_later, running.batch.batch_id
+        if not begins_later:
+            self._progress.begin(batch_id)
         result = self.entry(rows, running.context)
         if inspect.isawaitable(result):
+            if begins_later:
+                begins_later = False
+                self._progress.begin(batch_id)
             result = await result
         if inspect.isasyncgen(result):
-            await self._iterate(running, result)
+            await self._iterate(running, result, begins_later)
         elif inspect.isgenerator(result):
-            await self._iterate(running, _stepwise(result))
+            await self._iterate(running, _stepwise(result), begins_later)
         else:
             running.finish(result)
 
-    async def _iterate(self, running: Running, generator: Any) -> None:
+    async def _iterate(self, running: Running, generator: Any, begins: bool) -> None:
+        """Takes what the generator yields. `begins`: its first step is the first piece of the handler that runs."""
         try:
+            if begins:
+                self._progress.begin(running.batch.batch_id)
             async for value in generator:
                 if not (await self._together(running, value) if type(value) is Together else running.step(value)):
                     return

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 from ts.context import Context
@@ -386,10 +386,16 @@ def kind_of(entry: Entry) -> str:
     return "generator" if inspect.isgeneratorfunction(function) else "blocking"
 
 
+#: What a call of such a function makes runs nothing of it before its first step.
+_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
 def waits_for_a_step(entry: Entry) -> bool:
     """Whether a call of the entry point runs nothing of the handler before the first step of what it returns: it is a
-    generator function that no decorator wraps."""
-    return inspect.isgeneratorfunction(entry.target.handle if isinstance(entry, _Handle) else entry)
+    generator function or an async one, and no decorator wraps it."""
+    function = entry.target.handle if isinstance(entry, _Handle) else entry
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return isinstance(code, CodeType) and bool(code.co_flags & _LATER)
 
 
 def _finish(result: Any, loop: asyncio.AbstractEventLoop | None) -> None:
