@@ -59,12 +59,18 @@ BROKEN_S = 0.2
 #: A client that is busy for so long doesn't read.
 BUSY_S = 0.4
 #: What connecting ends with once nobody listens; a SYN that was dropped is sent again after a second.
-REFUSED = (ConnectionRefusedError, ConnectionResetError)
+REFUSED = (ConnectionRefusedError, ConnectionResetError, FileNotFoundError)
+#: The messages of a stream, each of which gives everything else its turn before it comes.
+STREAM_MESSAGES = 400
 
 
 @contextlib.asynccontextmanager
-async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def connected(address: int | str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """`address`: a port, or the path of a Unix socket."""
+    if isinstance(address, int):
+        reader, writer = await asyncio.open_connection("127.0.0.1", address)
+    else:
+        reader, writer = await asyncio.open_unix_connection(address)
     try:
         yield reader, writer
     finally:
@@ -74,10 +80,12 @@ async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
 
 
 class Load:
-    """Clients of one server until it refuses connections; what became of their requests."""
+    """Clients of one server, at these ports or paths, until it refuses connections; what became of their requests.
+    `says_goaway`: of HTTP/2's clients, each learns before the end of its connection that its calls aren't served. The
+    end alone says it to gRPC's clients (UNAVAILABLE), and to nobody else."""
 
-    def __init__(self, grpc_port: int, http_port: int) -> None:
-        self._grpc_port, self._http_port = grpc_port, http_port
+    def __init__(self, grpc_at: int | str, http_at: int | str, says_goaway: bool) -> None:
+        self._grpc_at, self._http_at, self._says_goaway = grpc_at, http_at, says_goaway
         self.seen: Counter[str] = Counter()
 
     async def run(self, drain: Callable[[], None]) -> Counter[str]:
@@ -88,11 +96,15 @@ class Load:
             *(self._http2(streams=4) for _ in range(4)),
             *(self._grpcio(calls=8) for _ in range(2)),
         ]
-        tasks = [asyncio.create_task(client) for client in clients]
-        await asyncio.sleep(LOAD_S)
-        drain()
-        await asyncio.wait_for(asyncio.gather(*tasks), GUARD_S)
-        return self.seen
+        async with contextlib.AsyncExitStack() as stays:
+            for address in (self._grpc_at, self._http_at):  # clients that stay, and neither ask nor close
+                await stays.enter_async_context(connected(address))
+            await self._exchange(*await stays.enter_async_context(connected(self._http_at)), time.monotonic())
+            tasks = [asyncio.create_task(client) for client in clients]
+            await asyncio.sleep(LOAD_S)
+            drain()
+            await asyncio.wait_for(asyncio.gather(*tasks), GUARD_S)
+            return self.seen
 
     # --- HTTP/1.1
 
@@ -101,7 +113,7 @@ class Load:
         with contextlib.suppress(*REFUSED):
             while True:
                 spoke_s: float | None = time.monotonic()
-                async with connected(self._http_port) as (reader, writer):
+                async with connected(self._http_at) as (reader, writer):
                     while spoke_s is not None:
                         spoke_s = await self._exchange(reader, writer, spoke_s)
                         await asyncio.sleep(random.uniform(0, think_s))
@@ -110,7 +122,7 @@ class Load:
         with contextlib.suppress(*REFUSED):
             while True:
                 begun_s = time.monotonic()
-                async with connected(self._http_port) as (reader, writer):
+                async with connected(self._http_at) as (reader, writer):
                     await self._exchange(reader, writer, begun_s)
 
     async def _exchange(
@@ -144,23 +156,25 @@ class Load:
         with contextlib.suppress(*REFUSED):
             while True:
                 begun_s = time.monotonic()
-                async with connected(self._grpc_port) as (reader, writer):
-                    await Http2(self.seen, reader, writer, begun_s).run(streams)
+                async with connected(self._grpc_at) as (reader, writer):
+                    await Http2(self.seen, reader, writer, begun_s, self._says_goaway).run(streams)
 
     async def _grpcio(self, calls: int) -> None:
-        await call_on(f"127.0.0.1:{self._grpc_port}", None, calls, self.seen)
+        at = self._grpc_at
+        await call_on(f"127.0.0.1:{at}" if isinstance(at, int) else f"unix:{at}", None, calls, self.seen)
 
 
 async def call_on(address: str, credentials: grpc.ChannelCredentials | None, calls: int, seen: Counter[str]) -> None:
-    """So many calls at a time over a channel of grpcio's, one after another until one is refused."""
+    """So many calls and two streams at a time over a channel of grpcio's, one after another until one is refused."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with (
         grpc.aio.insecure_channel(address, options)
         if credentials is None
         else grpc.aio.secure_channel(address, credentials, options)
     ) as channel:
-        call = channel.unary_unary(CALL)
-        await asyncio.gather(*(_calls(call, seen) for _ in range(calls)))
+        call, stream = channel.unary_unary(CALL), channel.unary_stream("/test.Echo/Stream")
+        streams = (_streams(stream, seen) for _ in range(2))
+        await asyncio.gather(*(_calls(call, seen) for _ in range(calls)), *streams)
 
 
 async def _calls(call: Any, seen: Counter[str]) -> None:
@@ -176,15 +190,34 @@ async def _calls(call: Any, seen: Counter[str]) -> None:
             return
 
 
+async def _streams(stream: Any, seen: Counter[str]) -> None:
+    while True:
+        came = 0
+        try:
+            async for _ in stream(json.dumps([1] * STREAM_MESSAGES).encode(), timeout=GUARD_S):
+                came += 1
+            seen["streams answered" if came == STREAM_MESSAGES else f"streams lost after {came} messages"] += 1
+        except grpc.aio.AioRpcError as error:
+            refused = error.code() is grpc.StatusCode.UNAVAILABLE and not came
+            lost = f"streams lost after {came} messages: {error.code().name} {error.details()}"
+            seen["streams refused" if refused else lost] += 1
+            return
+
+
 class Http2:
     """gRPC calls on one connection, begun at `spoke_s`, until the server says GOAWAY. Frames are read here: h2 reads
     none after GOAWAY."""
 
     def __init__(
-        self, seen: Counter[str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter, spoke_s: float
+        self,
+        seen: Counter[str],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        spoke_s: float,
+        says_goaway: bool,
     ) -> None:
         self._seen, self._reader, self._writer = seen, reader, writer
-        self._spoke_s = spoke_s
+        self._spoke_s, self._says_goaway = spoke_s, says_goaway
         #: The first stream of the next frames, and the first one after a silence, until such a one is answered.
         self._unsent = self._late = math.inf
         self._sender = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
@@ -205,7 +238,7 @@ class Http2:
                 self._take(frame)
         except (OSError, asyncio.IncompleteReadError) as error:
             ended = type(error).__name__
-        lost = f"lost: {ended}{' after GOAWAY' if self._leaving else ''}"
+        lost = f"lost: {ended}{' after GOAWAY' if self._leaving else ''}" if self._says_goaway else "ended"
         for number in self._open:
             late = self._leaving and number >= self._late
             self._seen[f"HTTP/2 {'closed after a silence' if late else lost}"] += 1
@@ -256,28 +289,37 @@ class Http2:
             self._call()
 
 
-def test_drains_under_load_lose_nothing(kind: str, run_server: Any) -> None:
-    total: Counter[str] = Counter()
-    for _ in range(DRAINS):
-        with run_server({"name": "grpc"}, {"name": "http", "http": "only"}) as server:
-            load = Load(server.ports["grpc"], server.ports["http"])
-            seen = asyncio.run(load.run(lambda: server.drain(30)))
-            printed, status = server.end()
-        assert status == 0
-        said = json.loads(printed)
-        seen["begun, not answered"] = said["begun"] - seen["gRPC answered"] - seen["HTTP/2 answered"]
-        total += seen
-    print(f"\n{kind}, {DRAINS} drains: {dict(total)}")
-    assert total["HTTP/1.1 answered"] and total["HTTP/2 answered"] and total["gRPC answered"]
-    assert not {what: count for what, count in total.items() if "lost" in what or "not answered" in what}
-
-
 def listener_at(place: str, certificates: Path, folders: pytest.TempPathFactory) -> dict[str, Any]:
     """A listener for gRPC on a TCP port without TLS, with TLS, or on a Unix socket."""
     files = {"certificate_file": "server.crt", "key_file": "server.key"}
     if place == "TLS":
         return {"name": "grpc", "tls": {key: str(certificates / name) for key, name in files.items()}}
     return {"name": "grpc", **({"path": str(folders.mktemp("u") / "s")} if place == "Unix" else {})}
+
+
+@pytest.mark.parametrize("place", ["TCP", "Unix"])
+def test_drains_under_load_lose_nothing(
+    kind: str, place: str, run_server: Any, certificates: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    total: Counter[str] = Counter()
+    took_s = []
+    for _ in range(DRAINS):
+        listeners = [listener_at(place, certificates, tmp_path_factory) for _ in range(2)]
+        listeners[1] |= {"name": "http", "http": "only"}
+        with run_server(*listeners) as server:
+            grpc_at, http_at = (one.get("path", server.ports[one["name"]]) for one in listeners)
+            load = Load(grpc_at, http_at, says_goaway=place == "TCP" or kind == "h2corn")
+            begun_s = time.monotonic()
+            seen = asyncio.run(load.run(lambda: server.drain(30)))
+            printed, status = server.end()
+            took_s.append(time.monotonic() - begun_s - LOAD_S)
+        assert status == 0
+        said = json.loads(printed)
+        seen["begun, not answered"] = said["begun"] - seen["gRPC answered"] - seen["HTTP/2 answered"]
+        total += seen
+    print(f"\n{kind}, {place}, {DRAINS} drains of up to {max(took_s):.2f} s: {dict(total)}")
+    assert all(total[f"{what} answered"] for what in ("HTTP/1.1", "HTTP/2", "gRPC", "streams"))
+    assert not {what: count for what, count in total.items() if "lost" in what or "not answered" in what}
 
 
 @pytest.mark.parametrize("place", ["TLS", "Unix"])
