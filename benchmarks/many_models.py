@@ -1,8 +1,9 @@
 """Measures many models on demand of which few fit into memory: the start, first requests at random, and the memory.
 
-Usage: python benchmarks/many_models.py [--models N] [--fit N] [--requests N] [--clients N] [--megabytes N] [--seed N]
+Usage: python benchmarks/many_models.py [--models N] [--fit N] [--requests N] [--clients N] [--megabytes N] [--packed N]
+    [--seed N]
 
-Each model is an archive with a handler that holds `--megabytes` of its own. A request is cold when its answer says so
+Each model is an archive with a handler that holds `--megabytes` of its own, and a file of `--packed` MiB. A request is cold when its answer says so
 (`x-cold-start-ms`, the time that it waited for the load). What a cold request takes beside the time that a load takes
 alone, with room for it, is the server's own.
 """
@@ -56,13 +57,16 @@ class Answer:
     failure: str = ""
 
 
-def write_models(store: Path, count: int, megabytes: int) -> None:
+def write_models(store: Path, count: int, megabytes: int, packed: int) -> None:
     store.mkdir()
+    weights = os.urandom(packed * MIB)
     for number in range(count):
         model = {"modelName": f"m{number}", "handler": "handler.py:Heavy", "modelVersion": "1.0"}
         with zipfile.ZipFile(store / f"m{number}.mar", "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("MAR-INF/MANIFEST.json", json.dumps({"runtime": "python", "model": model}))
             archive.writestr("handler.py", HANDLER.format(megabytes=megabytes))
+            if weights:
+                archive.writestr("weights.bin", weights, zipfile.ZIP_STORED)
 
 
 class Server:
@@ -158,6 +162,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=500, help="requests to models at random (default: 500)")
     parser.add_argument("--clients", type=int, default=1, help="requests at a time (default: 1)")
     parser.add_argument("--megabytes", type=int, default=16, help="of a model's own (default: 16)")
+    parser.add_argument("--packed", type=int, default=0, help="MiB of a file in each archive (default: 0)")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(words)
 
@@ -168,11 +173,12 @@ def run(options: argparse.Namespace) -> int:
     chance = random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="bench-") as name, processes() as started:
         folder = Path(name)
-        write_models(folder / "store", options.models, options.megabytes)
+        write_models(folder / "store", options.models, options.megabytes, options.packed)
         one = one_model_bytes(folder, started)
         limit = one * options.fit
         server = Server(folder, started, limit)
         print(f"start: {server.start_s:.1f} s, CPU {server.start_cpu_s:.1f} s, until it listens", flush=True)
+        print(f"unpacked by then: {unpacked_bytes(folder) / MIB:.0f} MiB", flush=True)
         alone = loads_alone(server, options.fit // 2)
         print(f"a load with room for it: p50 {statistics.median(alone):.3f} s of {len(alone)}", flush=True)
         with server.watched() as memory:
@@ -206,6 +212,12 @@ def one_model_bytes(folder: Path, started: Processes) -> int:
         found = httpx.get(f"{server.management}/models/m0").json()[0]["loadOnDemand"]["knownMemory"]
         started.end_one(server.process)
         return int(found * 1.1)
+
+
+def unpacked_bytes(folder: Path) -> int:
+    """The room on the disk that the server's copies of archives' files take."""
+    found = folder.glob("torchrelay-server-*/models/**/*")
+    return sum(file.stat().st_blocks * 512 for file in found if file.is_file())
 
 
 def loads_alone(server: Server, count: int) -> list[float]:

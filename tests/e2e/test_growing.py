@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
 import random
+import tarfile
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -15,6 +20,7 @@ import httpx
 import psutil
 import pytest
 
+from e2e.conftest import Serving
 from support import GUARD_S, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
@@ -172,3 +178,131 @@ def test_a_model_on_demand_is_unregistered_whether_it_is_loaded_or_not(on_demand
     assert pids and not any(map(psutil.pid_exists, pids))
     for name in (NAMES[0], known):
         assert httpx.post(f"{server.http}/predictions/{name}", content=b"x", timeout=GUARD_S).status_code == 404
+
+
+#: Answers with what its files hold, and with where they are.
+FILED = """
+import os
+
+def handle(data, context):
+    if data is None:
+        return None
+    path = os.path.join(context.system_properties["model_dir"], "weights.bin")
+    return [os.path.getsize(path)] * len(data)
+"""
+#: Of a file that registration doesn't need.
+WEIGHTS_BYTES = 3 * MIB
+
+
+def packed(store: Path, name: str, handler: str = FILED, config: str = "", suffix: str = ".mar") -> Path:
+    """An archive in the store, with a file of WEIGHTS_BYTES."""
+    model = {"modelName": name, "handler": "handler.py", "modelVersion": "2.0", "configFile": "model-config.yaml"}
+    files = {
+        "MAR-INF/MANIFEST.json": json.dumps({"runtime": "python", "model": model}).encode(),
+        "handler.py": handler.encode(),
+        "model-config.yaml": config.encode() or b"{}",
+        "weights.bin": os.urandom(WEIGHTS_BYTES),
+    }
+    path = store / f"{name}{suffix}"
+    if suffix == ".mar":
+        with zipfile.ZipFile(path, "w") as archive:
+            for file, data in files.items():
+                archive.writestr(file, data)
+    else:
+        with tarfile.open(path, "w:gz") as tar:
+            for file, data in files.items():
+                entry = tarfile.TarInfo(file)
+                entry.size = len(data)
+                tar.addfile(entry, io.BytesIO(data))
+    return path
+
+
+def damaged(path: Path) -> Path:
+    """The same with an error in the weights, which is seen only by who reads them."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
+def archives(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], list[Path]], Callable[..., Any]]]:
+    """A store, the folders of models that servers have unpacked, and `serve(*models, **settings)`, a running server."""
+    store = tmp_path / "store"
+    store.mkdir()
+    servers = []
+
+    def unpacked() -> list[Path]:
+        found = (tmp_path / "tmp").glob("torchrelay-server-*/models/*")
+        return [folder for folder in found if not folder.name.startswith(".partial-")]
+
+    def serve(*models: str, **settings: object) -> Any:
+        servers.append(Serving(tmp_path, store, dict(settings), ["--ncs", "--models", *models]))
+        return servers[-1].wait_started()
+
+    yield store, unpacked, serve
+    for server in servers:
+        server.terminate()
+    assert not any((tmp_path / "tmp").glob("torchrelay-*"))
+
+
+def asked(server: Any, name: str) -> httpx.Response:
+    return httpx.post(f"{server.http}/predictions/{name}", content=b"x", timeout=GUARD_S)
+
+
+def test_an_archive_is_unpacked_for_the_first_request(archives: Any) -> None:
+    """Known models have no file there, and all that their manifests and configurations say is known."""
+    store, unpacked, serve = archives
+    for name in ("one", "two"):
+        packed(store, name, config="minWorkers: 1\nmaxWorkers: 3\nloadOnDemand: true\nbatchSize: 4\n")
+    packed(store, "gzipped", config="loadOnDemand: true\n", suffix=".tar.gz")
+    packed(store, "usual")
+    server = serve("one.mar", "two.mar", "gzipped.tar.gz")
+    assert unpacked() == []
+    said = server.describe("one")
+    assert (said["modelVersion"], said["batchSize"], said["maxWorkers"]) == ("2.0", 4, 3)
+    assert said["loadOnDemand"]["state"] == "known"
+    server.register("usual.mar", initial_workers=1)
+    (usual,) = unpacked()
+    assert (usual / "weights.bin").stat().st_size == WEIGHTS_BYTES, "it isn't on demand"
+    assert asked(server, "one").text == asked(server, "gzipped").text == str(WEIGHTS_BYTES)
+    assert len(unpacked()) == 3
+    assert server.scale("one", 0)
+    assert asked(server, "one").text == str(WEIGHTS_BYTES)
+    for name in ("one", "two", "gzipped"):
+        server.unregister(name)
+    assert unpacked() == [usual]
+
+
+def test_what_is_wrong_with_an_archive_is_told_when_it_is_seen(archives: Any) -> None:
+    """A wrong name at the registration, damaged weights and a changed archive by the request that needs the files;
+    both work once the archive is mended, or registered again."""
+    store, unpacked, serve = archives
+    whole = packed(store, "broken").read_bytes()
+    path = damaged(store / "broken.mar")
+    times = path.stat()
+    packed(store, "changed")
+    with zipfile.ZipFile(store / "wrong.mar", "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps({"model": {"modelName": "wrong", "handler": "h.py"}}))
+        archive.writestr("../weights.bin", bytes(WEIGHTS_BYTES))
+    server = serve("broken.mar", "changed.mar", load_on_demand="true")
+    with pytest.raises(grpc.RpcError, match="leads out of the archive"):
+        server.register("wrong.mar")
+    assert unpacked() == []
+    answer = asked(server, "broken")
+    assert (answer.status_code, answer.json()["code"]) == (503, 503)
+    assert "could not be loaded" in answer.text and "broken.mar" in answer.text and "damaged" in answer.text
+    assert int(answer.headers["retry-after"]) >= 1
+    assert server.describe("broken")["loadOnDemand"]["state"] == "failing"
+    assert unpacked() == []
+    path.write_bytes(whole)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    until(lambda: asked(server, "broken").status_code == 200, lambda: server.log)
+
+    packed(store, "changed")
+    answer = asked(server, "changed")
+    assert answer.status_code == 503
+    assert "changed.mar: it was changed since the model was registered" in answer.text
+    server.unregister("changed")
+    server.register("changed.mar")
+    assert asked(server, "changed").text == str(WEIGHTS_BYTES)

@@ -45,7 +45,7 @@ def write_wheel(folder: Path, version: str = "1.0", word: str = "hello") -> None
 def archive(tmp_path: Path) -> Archive:
     write_wheel(tmp_path / "archive")
     (tmp_path / "archive" / "requirements.txt").write_text("--no-index\n--find-links .\ngreeting\n")
-    return Archive(dir=tmp_path / "archive", owned=False, requirements_file="requirements.txt")
+    return Archive(dir=tmp_path / "archive", requirements_file="requirements.txt")
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_another_wheel_of_the_same_name_is_another_environment(
 
 def test_without_need_there_is_none(archive: Archive, make: Callable[..., Environments], directory: Path) -> None:
     assert asyncio.run(make(install=False).of("m", archive, False)) == Environment()
-    bare = Archive(dir=archive.dir, owned=False)
+    bare = Archive(dir=archive.dir)
     assert asyncio.run(make(install=True).of("m", bare, False)) == Environment()
     assert not directory.exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import json
@@ -11,6 +12,7 @@ import struct
 import tarfile
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ from hypothesis import strategies as st
 
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveNotFound, InvalidArchive
-from ts_frontend.models.archive import Archive, parse_config
-from ts_frontend.models.extraction import ExtractLimits, safe_parts
+from ts_frontend.models.archive import Archive, PackedFiles, parse_config, unpack_to
+from ts_frontend.models.extraction import OUTLINE_BYTES_MAX, ExtractLimits, safe_parts
 from ts_frontend.models.formats.formats import known_formats
 
 FORMATS = known_formats(ServerConfig(), env={}, work_dir=Path(), gpus=0)
@@ -441,7 +443,7 @@ def test_a_program_is_used_where_it_lies(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "main.py"):
         archive = FORMATS.open(path, tmp_path / "work")
         assert (archive.adapter, archive.name, archive.dir) == ("program", None, tmp_path)
-        assert not archive.owned and archive.remembered and archive.requirements_file == "requirements.txt"
+        assert archive.packed is None and archive.remembered and archive.requirements_file == "requirements.txt"
         assert archive.adapter_settings["directory"] == str(tmp_path)
 
 
@@ -469,3 +471,110 @@ def test_the_operators_program_runs_where_the_server_does(tmp_path: Path) -> Non
         assert not archive.remembered
     with pytest.raises(ArchiveNotFound, match="Program not found at"):
         FORMATS.open_in_place(folder / "other.py", [], tmp_path)
+
+
+# --- the outline of an archive, and its files when they are needed
+
+WEIGHTS_BYTES = OUTLINE_BYTES_MAX + 100
+
+
+def packed(path: Path, work_dir: Path) -> tuple[Archive, PackedFiles]:
+    archive = FORMATS.open(path, work_dir, outline=True)
+    assert archive.packed is not None
+    return archive, archive.packed
+
+
+def weighty(path: Path, data: bytes | None = None) -> Path:
+    return zipped(path, {**FILES, "model.pt": os.urandom(WEIGHTS_BYTES) if data is None else data})
+
+
+def test_an_outline_describes_the_model_and_leaves_large_files_out(tmp_path: Path) -> None:
+    path = weighty(tmp_path / "probe.mar")
+    whole = FORMATS.open(path, tmp_path / "whole")
+    archive, files = packed(path, tmp_path / "work")
+    assert not files.whole
+    assert replace(archive, dir=whole.dir, packed=whole.packed) == whole
+    assert {one.name for one in archive.dir.iterdir()} == {one.name for one in whole.dir.iterdir()}
+    assert (archive.dir / "handler.py").read_bytes() == FILES["handler.py"]
+    assert (archive.dir / "model.pt").stat().st_blocks == 0, "only its name takes room"
+    files.unpack()
+    assert files.whole
+    assert (archive.dir / "model.pt").read_bytes() == (whole.dir / "model.pt").read_bytes()
+    archive.remove()
+    assert not any((tmp_path / "work" / "models").iterdir())
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_an_outline_without_large_files_is_the_whole(tmp_path: Path, pack: Any) -> None:
+    """A tar file has no directory: it is unpacked, whatever its files' sizes are."""
+    more = {"model.pt": os.urandom(WEIGHTS_BYTES)} if pack is tarred else {}
+    archive, files = packed(pack(tmp_path / "probe.mar", {**FILES, **more}), tmp_path / "work")
+    assert files.whole
+    before = archive.dir.stat().st_ino
+    files.unpack()
+    assert archive.dir.stat().st_ino == before, "nothing was unpacked again"
+
+
+@pytest.mark.parametrize("change", ["written anew", "deleted"])
+def test_files_that_are_needed_come_from_the_archive_that_was_opened(tmp_path: Path, change: str) -> None:
+    path = weighty(tmp_path / "probe.mar")
+    archive, files = packed(path, tmp_path / "work")
+    files.put_away()
+    assert not archive.dir.exists()
+    if change == "deleted":
+        path.unlink()
+        error: Any = pytest.raises(ArchiveNotFound, match="probe.mar")
+    else:
+        zipped(path, {**FILES, "model.pt": b"other"})
+        error = pytest.raises(InvalidArchive, match="it was changed since the model was registered")
+    with error:
+        files.unpack()
+    assert not archive.dir.exists()
+
+
+@pytest.mark.parametrize("name", ["../model.pt", "MAR-INF/../../model.pt"])
+def test_an_outline_refuses_the_names_of_large_files(tmp_path: Path, name: str) -> None:
+    path = zipped(tmp_path / "probe.mar", {**FILES, name: bytes(WEIGHTS_BYTES)})
+    with pytest.raises(InvalidArchive, match="leads out of the archive"):
+        packed(path, tmp_path / "work")
+    assert not any((tmp_path / "work" / "models").iterdir())
+
+
+def test_an_outline_refuses_a_configuration_that_is_too_large(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "probe.mar", {**FILES, "model-config.yaml": b"#" * WEIGHTS_BYTES})
+    with pytest.raises(InvalidArchive, match="larger than"):
+        packed(path, tmp_path / "work")
+
+
+def test_callers_that_need_the_files_share_one_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that leaves doesn't end it for the others; a failure is tried again by the next."""
+    path = weighty(tmp_path / "probe.mar")
+    content = path.read_bytes()
+    archive, files = packed(path, tmp_path / "work")
+    files.put_away()
+    times = path.stat()
+    path.write_bytes(content[:-300] + bytes(300))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    calls = []
+
+    def counted(*words: Any, **more: Any) -> bool:
+        calls.append(words)
+        return unpack_to(*words, **more)
+
+    monkeypatch.setattr("ts_frontend.models.archive.unpack_to", counted)
+
+    async def scenario() -> None:
+        failures = await asyncio.gather(files.needed(), files.needed(), return_exceptions=True)
+        assert [type(one) for one in failures] == [InvalidArchive] * 2 and len(calls) == 1
+        path.write_bytes(content)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        leaving, staying = asyncio.create_task(files.needed()), asyncio.create_task(files.needed())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await staying
+        assert isinstance((await asyncio.gather(leaving, return_exceptions=True))[0], asyncio.CancelledError)
+        await files.needed()
+        assert len(calls) == 2
+
+    asyncio.run(scenario())
+    assert (archive.dir / "model.pt").stat().st_size == WEIGHTS_BYTES

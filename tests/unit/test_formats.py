@@ -48,7 +48,6 @@ class Toys(ModelFormat):
             raise InvalidArchive(f"{files.path.name}: toy.txt is empty")
         archive = Archive(
             files.directory,
-            files.owned,
             name="toy",
             version=version,
             handler="toy.txt",
@@ -79,7 +78,7 @@ class Boxes(ModelFormat):
             raise InvalidArgument(f"{files.path.name}: the box is empty")
         name = files.name or files.directory.name
         return [
-            Archive(files.directory, False, name, version, handler="box.txt", adapter=self.adapter, remembered=False)
+            Archive(files.directory, None, name, version, handler="box.txt", adapter=self.adapter, remembered=False)
             for version in text.split()
         ]
 

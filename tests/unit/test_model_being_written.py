@@ -32,7 +32,7 @@ def test_a_file_is_the_handler_of_its_folder(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "my-model", echo_py=HANDLE, model_py="", weights_pt="")
     (folder / "model-config.yaml").write_text("batchSize: 3\n")
     archive = Formats().open_unpacked(folder / "echo.py")
-    assert (archive.dir, archive.owned, archive.remembered) == (folder, False, False)
+    assert (archive.dir, archive.packed, archive.remembered) == (folder, None, False)
     assert (archive.name, archive.handler, archive.config) == ("echo", "echo.py", {"batchSize": 3})
     assert archive.manifest["model"]["serializedFile"] == archive.serialized_file == "weights.pt"
     assert archive.manifest["model"]["modelFile"] == archive.model_file == "model.py"
@@ -69,7 +69,7 @@ def test_a_folder_with_a_manifest_is_what_that_says(tmp_path: Path) -> None:
     (folder / "MAR-INF").mkdir()
     (folder / "MAR-INF" / "MANIFEST.json").write_text('{"model": {"modelName": "named", "handler": "other.py"}}')
     archive = Formats().open_unpacked(folder)
-    assert (archive.name, archive.handler, archive.owned) == ("named", "other.py", False)
+    assert (archive.name, archive.handler, archive.packed) == ("named", "other.py", None)
 
 
 def test_code_configuration_and_weights_are_watched(tmp_path: Path) -> None:

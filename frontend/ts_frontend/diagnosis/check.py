@@ -221,10 +221,12 @@ class _Trial:
         path, formats = candidate.path, self._loader.formats
         if candidate.handler:
             whole = path.resolve()
-            return [Archive(whole.parent, owned=False, name=path.stem, handler=path.name)]
+            return [Archive(whole.parent, name=path.stem, handler=path.name)]
         if candidate.versioned:
             return await asyncio.to_thread(formats.open_versions, ModelFiles(path, path))
-        return [await self._loader.open(self._fetched(candidate), Requested())]
+        archive = await self._loader.open(self._fetched(candidate), Requested())
+        await self._loader.unpack(archive)
+        return [archive]
 
     def _fetched(self, candidate: Candidate) -> Fetched:
         return Fetched(candidate.path.resolve(), str(candidate.path), downloaded=False)
@@ -246,7 +248,7 @@ class _Trial:
             try:
                 model = await self._loader.load(
                     self._fetched(candidate),
-                    replace(archive, owned=False),
+                    replace(archive, packed=None),
                     Requested(model_name=archive.name or None, initial_workers=self._workers),
                     loaded_at_startup=True,
                 )

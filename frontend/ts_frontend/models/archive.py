@@ -5,11 +5,13 @@ Every value from an archive is checked. `path` is the archive (its name in error
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import secrets
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,23 +19,89 @@ from typing import Any
 
 import yaml
 
-from ts_frontend.errors import ServeError
-from ts_frontend.models.extraction import ExtractLimits, extract, refusal, safe_parts
+from ts_frontend.errors import ArchiveNotFound, ServeError
+from ts_frontend.models.extraction import OUTLINE_BYTES_MAX, ExtractLimits, extract, refusal, safe_parts
 from ts_frontend.models.signature import Signature
 from ts_frontend.models.store.http import Stop
 from ts_frontend.scheduling.batcher import Priorities
+from ts_frontend.tasks import owned
 
 _log = logging.getLogger(__name__)
 #: The configuration's name, and the suffixes of files of weights, where no manifest names them.
 CONFIG_FILE = "model-config.yaml"
 WEIGHTS = frozenset({".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".onnx", ".pt2", ".npz"})
-_TEXT_BYTES_MAX = 1 << 20
+_TEXT_BYTES_MAX = OUTLINE_BYTES_MAX
 _YAML_NODES_MAX = 100_000
+
+
+class PackedFiles:
+    """The files of the archive `path`, which lie in `directory` (`PARENT/<32 hex>`) while they are needed. The methods
+    block, apart from `needed`."""
+
+    def __init__(self, path: Path, parent: Path, limits: ExtractLimits) -> None:
+        self.directory = parent / secrets.token_hex(16)
+        self._path, self._limits = path, limits
+        self._stamp = self._now()
+        self._lock = threading.Lock()
+        self._whole = False
+        self._removed = Stop()
+        self._unpacking: asyncio.Task[None] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all files are there."""
+        return self._whole
+
+    def outline(self, stop: Stop | None = None) -> None:
+        """Unpacks what describes the model, and names the rest (`extract`). The sizes of files are those that the
+        archive tells. Raises as `unpack`."""
+        with self._lock:
+            self._whole = self._unpacked(stop or self._removed, outline=True)
+
+    def unpack(self, stop: Stop | None = None) -> None:
+        """Unpacks all files, unless they are there. Raises ArchiveNotFound; InvalidArchive, also for an archive that
+        was changed since it was opened; ServeError (disk); Stopped once `stop` is set, or they are removed."""
+        with self._lock:
+            if not self._whole:
+                shutil.rmtree(self.directory, ignore_errors=True)
+                self._whole = self._unpacked(stop or self._removed, outline=False)
+
+    async def needed(self) -> None:
+        """Unpacks all files, once for all who ask for them at a time. A caller may leave. Raises as `unpack`."""
+        if self._whole:
+            return
+        if self._unpacking is None or self._unpacking.done():
+            self._unpacking = owned(asyncio.to_thread(self.unpack))
+        await asyncio.shield(self._unpacking)
+
+    def put_away(self) -> None:
+        """Deletes the files until they are needed. Never fails."""
+        with self._lock:
+            self._whole = False
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def remove(self) -> None:
+        """Deletes the files for good. Never fails."""
+        self._removed.set("the model was removed")
+        self.put_away()
+
+    def _now(self) -> tuple[int, int]:
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise ArchiveNotFound(f"Model not found at: {self._path} ({error.strerror})") from error
+        return found.st_mtime_ns, found.st_size
+
+    def _unpacked(self, stop: Stop, *, outline: bool) -> bool:
+        if self._now() != self._stamp:
+            raise refusal(self._path, "it was changed since the model was registered: register the model again")
+        return unpack_to(self._path, self.directory, self._limits, stop, outline=outline)
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An opened archive. File names are relative to `dir`; `manifest` and `config` are {} where there is none.
+    """An opened archive. File names are relative to `dir`; `packed`: they come out of an archive, and are there when
+    they are needed; `manifest` and `config` are {} where there is none.
     `adapter` names the module that runs a handler written for another server (`ts.compat.NAME`), which gets
     `adapter_settings`; `signature` is the tensors' declaration in its files, apart from `config`; `completed` returns
     the archive with the configuration that a loaded handler has completed; `priorities`: its requests have priorities,
@@ -41,7 +109,7 @@ class Archive:
     snapshot lists."""
 
     dir: Path
-    owned: bool
+    packed: PackedFiles | None = None
     name: str | None = None
     version: str = "1.0"
     manifest: dict[str, Any] = field(default_factory=dict)
@@ -60,26 +128,35 @@ class Archive:
     remembered: bool = True
 
     def remove(self) -> None:
-        """Deletes the unpacked copy; a directory that was only linked stays. Blocking, never fails."""
-        if self.owned:
-            shutil.rmtree(self.dir, ignore_errors=True)
+        """Deletes the unpacked files; a directory that was only linked stays. Blocking, never fails."""
+        if self.packed is not None:
+            self.packed.remove()
 
 
 def unpack(path: Path, directory: Path, limits: ExtractLimits, stop: Stop | None = None) -> Path:
     """The files of an archive, unpacked to `directory/<32 hex>`. Blocking. Raises InvalidArchive, ServeError (disk);
     Stopped once `stop` is set."""
-    name = secrets.token_hex(16)
-    target, partial = directory / name, directory / f".partial-{name}"
+    target = directory / secrets.token_hex(16)
+    unpack_to(path, target, limits, stop)
+    return target
+
+
+def unpack_to(
+    path: Path, target: Path, limits: ExtractLimits, stop: Stop | None = None, *, outline: bool = False
+) -> bool:
+    """Unpacks an archive to `target`, which appears only when it's complete, or has the `outline` (`extract`); True
+    when all files are there. Blocking. Raises as `unpack`."""
+    partial = target.with_name(f".partial-{target.name}")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir(mode=0o700)
-        extract(path, partial, limits, stop)
+        whole = extract(path, partial, limits, stop, outline=outline)
         os.rename(root_of(partial), target)
     except OSError as error:
-        raise ServeError(f"Could not unpack {path} to {directory}: {error.strerror or error}") from error
+        raise ServeError(f"Could not unpack {path} to {target.parent}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return target
+    return whole
 
 
 def root_of(directory: Path) -> Path:

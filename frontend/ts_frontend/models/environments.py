@@ -279,10 +279,14 @@ class Environments:
         self._install = install
         self._timeout_s = timeout_s
 
+    def wanted(self, archive: Archive, use_venv: bool) -> bool:
+        """Whether packages are installed for a model."""
+        return use_venv or (self._install and archive.requirements_file is not None)
+
     async def of(self, name: str, archive: Archive, use_venv: bool) -> Environment:
         """The environment of model `name`, kept until it is released. Raises EnvironmentFailed."""
         wanted = archive.requirements_file
-        if not use_venv and not (self._install and wanted):
+        if not self.wanted(archive, use_venv):
             return Environment()
         try:
             key = await asyncio.to_thread(digest, archive.dir, wanted, *_ground())

@@ -31,6 +31,8 @@ except ImportError:  # a Python without it says that it can't read such an entry
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+#: The largest file whose contents are in an archive's outline.
+OUTLINE_BYTES_MAX = 1 << 20
 _COPY_BYTES = 1 << 20
 _NAME_BYTES_MAX = 1024
 _PART_BYTES_MAX = 255
@@ -100,13 +102,16 @@ def _check_lengths(archive: Path, name: str, parts: tuple[str, ...]) -> None:
 
 @dataclass(slots=True)
 class Budget:
-    """Counts the files and bytes of one archive against its limits while it is unpacked."""
+    """Counts the files and bytes of one archive against its limits while it is unpacked. `outline`: the contents of
+    large files are left out; `left_out`: of how many."""
 
     archive: Path
     limits: ExtractLimits
     packed_bytes: int
     stop: Stop = field(default_factory=Stop)
+    outline: bool = False
     files: int = field(default=0, init=False)
+    left_out: int = field(default=0, init=False)
     unpacked_bytes: int = field(default=0, init=False)
 
     def add_entry(self) -> None:
@@ -135,20 +140,25 @@ class Budget:
             raise refusal(self.archive, reason, entry)
 
 
-def extract(archive: Path, target: Path, limits: ExtractLimits, stop: Stop | None = None) -> None:
-    """Unpacks `archive` (zip, tar, gzipped tar) into the empty directory `target`. Blocking.
+def extract(
+    archive: Path, target: Path, limits: ExtractLimits, stop: Stop | None = None, *, outline: bool = False
+) -> bool:
+    """Unpacks `archive` (zip, tar, gzipped tar) into the empty directory `target`; True when all of it is there.
+    Blocking. `outline`: of a zip file, whose directory is read at once, the files of more than OUTLINE_BYTES_MAX are
+    only named: each is one byte longer than that, and takes no room.
 
     Raises InvalidArchive; ServeError where the disk fails; Stopped once `stop` is set. Files written so far stay: the
     caller removes them.
     """
     try:
         kind = archive_kind(archive)
-        budget = Budget(archive, limits, archive.stat().st_size, stop or Stop())
+        budget = Budget(archive, limits, archive.stat().st_size, stop or Stop(), outline)
         if kind is None:
             raise refusal(archive, "neither a zip file (.mar) nor a tar file (.tar.gz, .tgz): broken or incomplete?")
         unpack = _extract_zip if kind == "zip" else _extract_tar
         with _broken_archive(archive):
             unpack(archive, target, budget)
+        return not budget.left_out
     except OSError as error:
         raise ServeError(f"Could not unpack {archive} to {target}: {error.strerror or error}") from error
 
@@ -217,6 +227,10 @@ def _extract_zip_entry(package: zipfile.ZipFile, info: zipfile.ZipInfo, target: 
     if info.flag_bits & 1:
         raise refusal(archive, "the entry is encrypted", name)
     with package.open(info) as source, create_file(archive, target, parts, name, mode) as file:
+        if budget.outline and info.file_size > OUTLINE_BYTES_MAX:
+            budget.left_out += 1
+            file.truncate(OUTLINE_BYTES_MAX + 1)
+            return
         while data := source.read(_COPY_BYTES):
             budget.add_bytes(len(data), name)
             file.write(data)

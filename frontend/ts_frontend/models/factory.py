@@ -229,6 +229,7 @@ class ModelFactory:
             limits=NO_LIMITS if config.bypass_serve else self._limits_of_workers(settings),
             repeats=Repeats() if settings.idempotent else None,
             sharing=self._sharing(f"{name}_{version}", archive, settings),
+            files=None if archive.packed is None else archive.packed.needed,
         )
 
     def _sharing(self, name: str, archive: Archive, settings: ModelSettings) -> Sharing:

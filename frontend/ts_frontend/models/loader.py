@@ -58,9 +58,9 @@ class ModelLoader:
     # --- archives
 
     async def open(self, fetched: Fetched, requested: Requested) -> Archive:
-        """Opens a fetched archive. One without a name that serves a single model gets the model's name. Raises
-        ServeError."""
-        opening = partial(self.formats.open, fetched.path, self._work_dir, self._extract_limits)
+        """Opens a fetched archive, of which only the outline is unpacked until `load`. One without a name that serves a
+        single model gets the model's name. Raises ServeError."""
+        opening = partial(self.formats.open, fetched.path, self._work_dir, self._extract_limits, outline=True)
         archive = await in_thread(opening, Archive.remove)
         try:
             return archive if requested.model_name else await self._named(archive)
@@ -91,6 +91,11 @@ class ModelLoader:
             return []
         return await self.names(await asyncio.to_thread(self.formats.open, fetched.path, self._work_dir))
 
+    async def unpack(self, archive: Archive) -> None:
+        """Has all files of an archive there. Raises ServeError."""
+        if archive.packed is not None:
+            await in_thread(archive.packed.unpack, lambda nothing: None)
+
     async def discard(self, fetched: Fetched) -> None:
         """Deletes the downloaded copy, if there is one."""
         await asyncio.to_thread(self.store.discard, fetched)
@@ -98,19 +103,32 @@ class ModelLoader:
     # --- models
 
     async def load(self, fetched: Fetched, archive: Archive, requested: Requested, *, loaded_at_startup: bool) -> Model:
-        """Makes a model of an opened archive; a failure removes the unpacked files. No worker is started yet."""
+        """Makes a model of an opened archive; a failure removes the unpacked files. No worker is started yet. The files
+        of a model on demand are not there before its first worker starts; those of others stay, without the copy of
+        their archive that lies outside the store."""
+        packed = archive.packed
         try:
             model = await self._load(fetched, archive, requested, loaded_at_startup)
         except BaseException:
             await to_its_end(asyncio.to_thread(archive.remove))
             raise
         self._fetched[model] = fetched
+        try:
+            if packed is not None and model.settings.demand is not None:
+                await asyncio.to_thread(packed.put_away)
+            elif packed is not None and fetched.folder is not None:
+                await self.discard(fetched)
+        except BaseException:
+            await to_its_end(self.remove(model))
+            raise
         return model
 
     async def _load(self, fetched: Fetched, archive: Archive, requested: Requested, loaded_at_startup: bool) -> Model:
         name = model_name_for(requested, archive.name, archive.version, fetched.path)
         archive = self.formats.running(archive.adapter).prepared(archive)
         settings = self._resolve(requested, archive, name, archive.version)
+        if settings.demand is None or self._environments.wanted(archive, settings.use_venv):
+            await self.unpack(archive)
         with_torch = await asyncio.to_thread(self._factory.may_need_torch, archive, settings)
         if settings.cluster is None:
             environment = await self._environments.of(name, archive, settings.use_venv)

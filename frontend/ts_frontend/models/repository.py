@@ -21,7 +21,7 @@ from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
 from ts_frontend.models.settings import Requested
 from ts_frontend.models.store.store import Fetched
-from ts_frontend.tasks import side_by_side
+from ts_frontend.tasks import side_by_side, to_its_end
 from ts_frontend.workers.demand import ResidentState
 
 log = logging.getLogger(__name__)
@@ -109,17 +109,28 @@ class _RepositoryLoader:
 
     async def _archive(self, name: str, fetched: Fetched, config_text: str | None) -> None:
         requested = self._requested(name)
-        archive = await self._manager.loader.open(fetched, requested)
-        if fetched.folder is not None and archive.owned:
-            await self._manager.loader.discard(fetched)  # the unpacked files are enough
-        unpacked = Fetched(archive.dir, fetched.url, archive.owned, archive.dir if archive.owned else None)
+        loader = self._manager.loader
+        archive = await loader.open(fetched, requested)
         if not archive.handler and await asyncio.to_thread(self._formats.versioned, archive.dir) is not None:
-            await self._directory(name, unpacked, config_text)
+            await self._packed_directory(name, fetched, archive, config_text)
         elif config_text is not None:
-            await self._manager.loader.discard(unpacked)
+            await asyncio.to_thread(archive.remove)
             raise _unused(fetched.url)
         else:
             await self._manager.start_and_replace(fetched, archive, requested)
+
+    async def _packed_directory(self, name: str, fetched: Fetched, archive: Archive, config_text: str | None) -> None:
+        """An archive with a directory of versions, which is served like a folder from then on."""
+        owned = archive.packed is not None
+        try:
+            await self._manager.loader.unpack(archive)
+        except BaseException:
+            await to_its_end(asyncio.to_thread(archive.remove))
+            raise
+        if fetched.folder is not None and owned:
+            await self._manager.loader.discard(fetched)  # the unpacked files are enough
+        unpacked = Fetched(archive.dir, fetched.url, owned, archive.dir if owned else None)
+        await self._directory(name, unpacked, config_text)
 
 
 def _unused(what: str) -> InvalidArgument:

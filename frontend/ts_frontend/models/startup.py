@@ -401,7 +401,7 @@ class _StartupLoader:
     async def _written(self, path: Path, models: list[Model]) -> None:
         """Loads the model that is being written: packed, or from where it lies."""
         found = await open_written(path, self._manager.loader)
-        fetched = Fetched(path if found.owned else found.dir, str(path), downloaded=False)
+        fetched = Fetched(path if found.packed is not None else found.dir, str(path), downloaded=False)
         made = self._manager.load_archive(fetched, found, self._requested(""), loaded_at_startup=True)
         models.append(self._kept(await made))
 

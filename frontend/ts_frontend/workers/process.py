@@ -10,7 +10,7 @@ import signal
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import IO, Any, TypeAlias
 
@@ -198,7 +198,8 @@ class WorkerPlan:
     `answer`: answers the calls of its handler; `on_response`: counts the responses of a `decoupled` model, which its
     files or its handler say it is; `on_spent`: gets what a worker that has ended spent on reading and writing tensors;
     `repeats`: its handler may be called again for a request; `in_process`: its worker is a thread of the server, and
-    isn't counted as a worker; `sharing`: how its workers come by the model's weights.
+    isn't counted as a worker; `sharing`: how its workers come by the model's weights; `files`: has the model's files
+    there before a worker starts.
     """
 
     spec: ProcessSpec
@@ -218,6 +219,7 @@ class WorkerPlan:
     decoupled: bool = False
     in_process: bool = False
     sharing: Sharing = Sharing()
+    files: Callable[[], Awaitable[None]] | None = None
 
 
 def _shared_file() -> IO[bytes]:

@@ -163,6 +163,8 @@ class Worker:
         other exception, a cancellation too, ends the process."""
         plan = self._plan
         try:
+            if plan.files is not None:
+                await plan.files()
             self.process = await launcher.launch(plan.spec.placed(self.id, self.device), sink)
         except Exception as error:
             self._enter(WorkerState.FAILED)

@@ -95,7 +95,6 @@ async def _add_function(workflow: Workflow, node: Node, models: ModelManager) ->
     archive = workflow.archive
     files = Archive(
         archive.dir,
-        owned=False,
         name=workflow.model_name(node.name),
         version=FUNCTION_VERSION,
         manifest={"model": {"modelName": workflow.model_name(node.name), "modelVersion": FUNCTION_VERSION}},

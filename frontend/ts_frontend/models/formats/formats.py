@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveNotFound, InvalidArchive
-from ts_frontend.models.archive import Archive, root_of, unpack
+from ts_frontend.models.archive import Archive, PackedFiles, root_of
 from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
 from ts_frontend.models.formats.mlserver import MLServerFormat
@@ -78,11 +77,14 @@ class Formats:
         work_dir: Path,
         limits: ExtractLimits = ExtractLimits(),  # noqa: B008 (frozen)
         stop: Stop | None = None,
+        *,
+        outline: bool = False,
     ) -> Archive:
         """Opens the archive file, model directory or program at `path`.
 
-        An archive is unpacked to `work_dir/models/<32 hex>`, which appears only when it's complete; everything else is
-        used where it lies. Raises ArchiveNotFound, InvalidArchive, ServeError (disk); Stopped once `stop` is set.
+        An archive is unpacked to `work_dir/models/<32 hex>`, which appears only when it's complete; with `outline`, its
+        outline is, if its format needs no more to open it (`PackedFiles`). Everything else is used where it lies.
+        Raises ArchiveNotFound, InvalidArchive, ServeError (disk); Stopped once `stop` is set.
         """
         if path.is_dir():
             return self._open(ModelFiles(path, root_of(path.resolve())))
@@ -90,11 +92,15 @@ class Formats:
             raise ArchiveNotFound(f"Model not found at: {path}")
         if self.shown(path) is not None:
             return self._open(ModelFiles(path.resolve(), path.resolve().parent), self.of(path))
-        target = unpack(path, work_dir / "models", limits, stop)
+        packed = PackedFiles(path, work_dir / "models", limits)
         try:
-            return self._open(ModelFiles(path, target, owned=True))
+            packed.outline(stop) if outline else packed.unpack(stop)
+            found = self.of(packed.directory, unpacked=True)
+            if found.several:  # its files are run to learn the models' names
+                packed.unpack(stop)
+            return replace(self._open(ModelFiles(path, packed.directory, owned=True), found), packed=packed)
         except BaseException:
-            shutil.rmtree(target, ignore_errors=True)
+            packed.remove()
             raise
 
     def open_in_place(self, path: Path, argv: Sequence[str], cwd: Path) -> Archive:

@@ -70,7 +70,6 @@ class MLServerFormat(ModelFormat):
             raise refusal(path, reason, FILE)
         archive = Archive(
             dir=directory,
-            owned=files.owned,
             name=str(settings.get("name") or "") or (None if files.owned else directory.name),
             version=str(parameters.get("version") or NO_VERSION),
             manifest={"runtime": "python", "model": {"handler": implementation}},

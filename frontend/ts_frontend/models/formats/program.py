@@ -70,7 +70,6 @@ class ProgramFormat(ModelFormat):
         folder = program.parent
         archive = Archive(
             dir=files.directory,
-            owned=files.owned,
             manifest={"runtime": "python", "model": {"handler": program.name}},
             handler=program.name,
             requirements_file="requirements.txt" if (folder / "requirements.txt").is_file() else None,

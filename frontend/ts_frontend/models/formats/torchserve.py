@@ -45,7 +45,6 @@ class TorchServeFormat(ModelFormat):
         config_file = file_name(path, model, "configFile", _MANIFEST)
         archive = Archive(
             dir=directory,
-            owned=files.owned,
             name=text(path, model, "modelName", _MANIFEST),
             version=_version(path, model),
             manifest=manifest,
@@ -82,7 +81,6 @@ def bare(path: Path) -> Archive:
         model["configFile"] = CONFIG_FILE
     return Archive(
         dir=folder,
-        owned=False,
         name=model["modelName"],
         manifest={"runtime": "python", "model": model},
         handler=handler,

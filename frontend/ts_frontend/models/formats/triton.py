@@ -361,7 +361,6 @@ class ModelDirectory:
         config, directory = self.config, self.path / str(version)
         return Archive(
             dir=directory,
-            owned=False,
             name=self.name,
             version=str(version),
             manifest={"model": {"modelName": self.name, "modelVersion": str(version)}},

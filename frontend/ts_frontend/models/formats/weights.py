@@ -53,7 +53,6 @@ class WeightsFormat(ModelFormat):
         configured = CONFIG_FILE in beside
         archive = Archive(
             dir=directory,
-            owned=files.owned,
             name=re.sub(r"[^\w.-]", "_", name, flags=re.ASCII) or "model",
             manifest={"runtime": "python", "model": {"serializedFile": chosen[0].name, "handler": ADAPTER}},
             handler=ADAPTER,
