@@ -231,7 +231,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             "overload",
-            "A model that takes 5 ms (one worker: at most 200/s), at random times and twice its capacity, over HTTP/1.1",
+            "A model that takes 5 ms (one worker: at most 200/s), at random times and twice its capacity over HTTP/1.1",
             Kind.OVERLOAD,
             True,
             [Load("200 %", Call("slow"), 16, 2.0)],

@@ -1,4 +1,4 @@
-"""The import name that handlers written for TorchServe use."""
+"""The package that handlers written for TorchServe import."""
 
 from ts.version import __version__
 

@@ -30,7 +30,7 @@ class ArgParser:
 
     @staticmethod
     def ts_parser() -> argparse.ArgumentParser:
-        """The options of `torchserve` that are TorchServe's; the command itself has more."""
+        """TorchServe's options of `torchserve`; the command itself has more."""
         parser = argparse.ArgumentParser(prog="torchserve", description="Torchserve")
         what = parser.add_mutually_exclusive_group()
         what.add_argument("-v", "--version", action="store_true", help="show the version")

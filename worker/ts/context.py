@@ -27,11 +27,12 @@ _MAKING = threading.Lock()
 
 
 class RequestCancelled(BaseException):
-    """Nobody waits for this batch any more. Not an `Exception`, so that a handler's `except Exception` lets it pass."""
+    """All callers of this batch have given up. Not an `Exception`, so that a handler's `except Exception` lets it
+    pass."""
 
 
 class RunningBatch(Protocol):
-    """The batch behind a context, with the data and the operations that the runtime offers a handler."""
+    """The runtime's batch behind a context, with its data and operations for a handler."""
 
     def headers(self) -> Sequence[Mapping[str, Any]]: ...
 
@@ -98,7 +99,7 @@ class _AnswerSocket:
 
 
 class Context:
-    """The context of a handler. `metrics` may be given, or made by `metrics_source` when it is first asked for."""
+    """The context of a handler. `metrics` may be given, or made by `metrics_source` at the first access."""
 
     def __init__(
         self,
@@ -135,14 +136,14 @@ class Context:
         self._batch: RunningBatch | None = None
 
     def begin(self, batch: RunningBatch, request_ids: dict[int, str]) -> None:
-        """Turns the context to another batch: called by the runtime before each handler call. The batch is asked for
-        its headers when the handler first looks at them."""
+        """Sets the context to another batch: called by the runtime before each handler call. The batch's headers are
+        read at the handler's first access."""
         self._batch = batch
         self.request_ids = request_ids
         self._processors = None
 
     def fork(self) -> Context:
-        """A context of its own for a batch that runs beside others; attributes set so far are shared."""
+        """A separate context for a batch that runs concurrently with others; attributes set so far are shared."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.cl_socket = _AnswerSocket(other)
@@ -151,7 +152,7 @@ class Context:
         return other
 
     def _bound_metrics(self) -> Any:
-        """The same metrics for a single batch, so that request ids of parallel batches don't mix."""
+        """The metrics bound to a single batch, so that request ids of concurrent batches don't mix."""
         metrics = self.metrics
         return metrics.bind(self.request_ids or {}) if hasattr(metrics, "bind") else metrics
 
@@ -166,7 +167,7 @@ class Context:
 
     @property
     def metrics(self) -> Any:
-        """The metrics object (`add_counter`, `add_time`, …), turned to this batch's request ids."""
+        """The metrics object (`add_counter`, `add_time`, …), with this batch's request ids."""
         if self._metrics is None and self._metrics_source is not None:
             self._metrics = self._metrics_source()
         if self._metrics is not None and self.request_ids is not None:
@@ -187,7 +188,7 @@ class Context:
 
     @request_processor.setter
     def request_processor(self, processors: Sequence[RequestProcessor | Mapping[str, Any]]) -> None:
-        """Accepts processors, or (as TorchServe does) a list of header dicts to make them of."""
+        """Accepts processors, or (as TorchServe does) a list of header dicts, from which it makes them."""
         self._processors = [one if isinstance(one, RequestProcessor) else RequestProcessor(one) for one in processors]
 
     #: TorchServe's own name for them, which handlers reach for.
@@ -195,7 +196,7 @@ class Context:
 
     @property
     def is_plain(self) -> bool:
-        """True when nothing can have been set for any answer: no request processor was asked for."""
+        """True if no request processor was accessed, so that nothing can have been set for any answer."""
         return self._processors is None
 
     # --- requests
@@ -241,20 +242,20 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """True when every request of the batch has been cancelled: nobody waits for a result."""
+        """True if every request of the batch has been cancelled, so that no caller waits for a result."""
         return self._batch is not None and self._batch.is_cancelled(None)
 
     def is_cancelled(self, idx: int) -> bool:
-        """True when this request has been cancelled."""
+        """True if this request has been cancelled."""
         return self._running().is_cancelled(idx)
 
     @property
     def deadline_s(self) -> float:
-        """When the last request of the batch stops waiting, in seconds of `time.monotonic()`; `math.inf`: never."""
+        """The latest deadline of the batch's requests, in seconds of `time.monotonic()`; `math.inf`: none."""
         return math.inf if self._batch is None else self._batch.deadline_s(None)
 
     def remaining_s(self, idx: int | None = None) -> float:
-        """Seconds that the caller of request `idx` (None: of the most patient one) still waits."""
+        """Seconds until the deadline of request `idx` (None: until the latest of all requests)."""
         return self._running().deadline_s(idx) - time.monotonic()
 
     async def drain(self) -> None:

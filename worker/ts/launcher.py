@@ -29,7 +29,7 @@ COMMAND = (
 
 
 class Response:
-    """An HTTP answer, with the members of `requests.Response` that are usually looked at."""
+    """An HTTP answer with the most used members of `requests.Response`."""
 
     def __init__(self, status_code: int, reason: str, headers: Mapping[str, str], content: bytes, url: str) -> None:
         self.status_code, self.reason, self.headers = status_code, reason, headers
@@ -102,7 +102,7 @@ def start(
 
 
 def _print_until_started(process: subprocess.Popen[bytes], output: IO[bytes]) -> bool:
-    """Whether it has started; else it has ended."""
+    """Returns True when the server has started, False if it has ended."""
     for line in output:
         text = line.decode(errors="replace").rstrip()
         print(text, flush=True)

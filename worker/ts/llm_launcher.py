@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def model_config(given: argparse.Namespace, gpus: int) -> dict[str, Any]:
-    """The model-config.yaml. `gpus`: over how many the model is spread, 0: it runs on the CPU."""
+    """The model-config.yaml. `gpus`: the number of GPUs for the model, 0 for the CPU."""
     options = vars(given)
     names = ("max_num_seqs", "max_model_len", "download_dir")
     engine = {name: options[f"vllm_engine.{name}"] for name in names if options[f"vllm_engine.{name}"] is not None}
@@ -58,7 +58,7 @@ def model_config(given: argparse.Namespace, gpus: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def model_directory(given: argparse.Namespace, gpus: int) -> Iterator[Path]:
-    """The model in the store, as long as the block runs. Raises FileExistsError when something is there already."""
+    """The model in the store, for the time of the block. Raises FileExistsError if the name is taken."""
     folder = Path(given.model_store, given.model_name)
     (folder / "MAR-INF").mkdir(parents=True)
     try:
@@ -71,7 +71,7 @@ def model_directory(given: argparse.Namespace, gpus: int) -> Iterator[Path]:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Serves until Ctrl-C, SIGTERM or the server's end. Exits with status 1 when it doesn't start."""
+    """Serves until Ctrl-C, SIGTERM or the server's end. Exits with status 1 if it doesn't start."""
     given = parser().parse_args(words)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with model_directory(given, _gpus()), contextlib.suppress(KeyboardInterrupt):

@@ -43,8 +43,8 @@ class TsModelLoader(ModelLoader):
         limit_max_image_pixels: bool | None = True,
         metrics_cache: Any = None,
     ) -> Service:
-        """`handler` None: the manifest's. Raises ts.runtime.handlers.HandlerNotUsable (a ValueError); exceptions of the
-        handler pass through."""
+        """Loads the model. `handler`: None for the manifest's. Raises ts.runtime.handlers.HandlerNotUsable (a
+        ValueError); exceptions of the handler pass through."""
         manifest = read_manifest(Path(model_dir))
         if model_dir not in sys.path:
             sys.path.insert(0, model_dir)
@@ -68,7 +68,7 @@ class ModelLoaderFactory:
 
 
 def read_manifest(model_dir: Path) -> dict[str, Any] | None:
-    """The manifest in a model's folder, None where there is none. Raises ValueError for one that isn't JSON."""
+    """The manifest in a model's folder, None without one. Raises ValueError if it isn't JSON."""
     path = model_dir / "MAR-INF" / "MANIFEST.json"
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""The `torchserve` command as a function, where TorchServe has it: `ts.model_server:start`."""
+"""The `torchserve` command as a function under TorchServe's name: `ts.model_server:start`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ts.launcher import COMMAND
 
 
 def start() -> None:
-    """Runs `torchserve` with this program's arguments. Returns when it has succeeded; ends this program with its exit
-    code when not. With --foreground this process becomes the server: signals for it reach the server itself."""
+    """Runs `torchserve` with this program's arguments. Returns if it succeeds; otherwise ends this program with its
+    exit code. With --foreground this process becomes the server: signals for it reach the server itself."""
     command = [*COMMAND, *sys.argv[1:]]
     if "--foreground" in command and "--stop" not in command:
         sys.stdout.flush()

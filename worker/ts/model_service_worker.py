@@ -1,7 +1,7 @@
 """A worker that listens: `python -m ts.model_service_worker --sock-type unix --sock-name PATH.NUMBER`.
 
-The server's own workers are handed a connected socket (`ts.runtime.main`); this is the same worker for programs that
-start it themselves and connect to it. The connection's protocol is `ts.protocol.frames`.
+The server's own workers get a connected socket (`ts.runtime.main`); this module is for programs that start a worker
+themselves and connect to it. The connection's protocol is `ts.protocol.frames`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 
 class TorchModelServiceWorker:
-    """`s_type`: "unix" (with `s_name`, PATH.NUMBER) or "tcp" (with `port_num`). A process that torchrun started listens
-    LOCAL_RANK further on. Raises ValueError for a missing argument, RuntimeError when the path is in use."""
+    """`s_type`: "unix" (with `s_name`, PATH.NUMBER) or "tcp" (with `port_num`). A process that torchrun started
+    listens LOCAL_RANK further on. Raises ValueError for a missing argument, RuntimeError if the path is in use."""
 
     def __init__(
         self,

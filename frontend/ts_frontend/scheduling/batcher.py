@@ -1,4 +1,5 @@
-"""Which jobs go together, and when. Decides purely: time is an argument, nothing waits, nothing is sent."""
+"""The rules of batches: their jobs and their time. Pure decisions: time is an argument, nothing waits, nothing is
+sent."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ JobT = TypeVar("JobT", bound=Job)
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a model batches. `delay_s` is 0 unless its user asked for waiting; `lone_waits`: also a request without
-    recent company waits so long, before an idle worker."""
+    """A model's batching. `delay_s`: seconds that a batch waits for further requests, 0 unless configured.
+    `lone_waits`: a request without recent company waits too, although a worker is idle."""
 
     batch_size: int = 1
     delay_s: float = 0.0
@@ -42,7 +43,7 @@ class Batcher(Generic[JobT]):
         return len(self._jobs)
 
     def add(self, job: JobT, now_s: float) -> None:
-        """Queues a job. Raises Full when it would be one too many, or too many bytes."""
+        """Queues a job. Raises Full if it exceeds the limit of jobs or bytes."""
         policy = self.policy
         if len(self._jobs) >= policy.jobs_max:
             raise Full(f"{len(self._jobs)} requests are waiting and the queue takes {policy.jobs_max} (job_queue_size)")
@@ -56,7 +57,7 @@ class Batcher(Generic[JobT]):
         self.size_bytes += job.size_bytes
 
     def restore(self, jobs: list[JobT]) -> None:
-        """Puts jobs back to the head in their order, without regard to limits: they were accepted before."""
+        """Puts jobs back at the head in their order. Limits don't apply to jobs that were accepted before."""
         for job in reversed(jobs):
             self._jobs[job.id] = job
             self._jobs.move_to_end(job.id, last=False)
@@ -72,8 +73,8 @@ class Batcher(Generic[JobT]):
     def due_s(self, now_s: float, idle: bool = False) -> float:
         """Returns the seconds until a free worker should take a batch: 0 for now, inf when nothing waits.
 
-        An `idle` worker takes a lone request at once when the one before it was alone, too: waiting would cost it time
-        and nobody would come. With the first batch of several the delay is waited for again."""
+        An `idle` worker takes a lone request at once if the previous one was alone too, because waiting would only
+        cost time. After a batch of several, requests wait for the delay again."""
         if not self._jobs:
             return math.inf
         policy = self.policy
@@ -85,7 +86,7 @@ class Batcher(Generic[JobT]):
         return 0.0 if first.alone else max(0.0, first.queued_at_s + policy.delay_s - now_s)
 
     def take(self) -> list[JobT]:
-        """Returns the next batch: up to `batch_size` jobs in arrival order; one that is `alone` goes alone."""
+        """Returns the next batch: up to `batch_size` jobs in arrival order, or a single job that must run alone."""
         batch = self._next()
         self._company = len(batch) > 1
         return batch
@@ -114,9 +115,9 @@ class Batcher(Generic[JobT]):
 
 @dataclass(frozen=True, slots=True)
 class WaitPolicy:
-    """How requests of one level wait: for `timeout_s` at most, after which they are refused, or with `delays` go after
-    all others of their level; with `overridable` a request may name a shorter time. `jobs_max`: how many, 0 for any
-    number."""
+    """The queueing rule of one level. A request waits for `timeout_s` at most and is then refused, or with `delays`
+    queued behind all others of its level. With `overridable` a request may give a shorter time. `jobs_max`: the
+    largest number of waiting requests, 0 for any."""
 
     timeout_s: float = math.inf
     delays: bool = False
@@ -124,7 +125,8 @@ class WaitPolicy:
     jobs_max: int = 0
 
     def patience_s(self, wish_s: float) -> float:
-        """Returns how long a request with that wish waits; a wish can't set a limit where there is none."""
+        """Returns the seconds that a request with this wish may wait; a wish has no effect on a level without a
+        limit."""
         if self.overridable and wish_s and self.timeout_s != math.inf:
             return min(wish_s, self.timeout_s)
         return self.timeout_s
@@ -132,8 +134,8 @@ class WaitPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Priorities:
-    """Levels from 1 (first) to `levels`; 0 for a model without any, whose requests all have level 0. `default`: of
-    requests that name none, or one that isn't there."""
+    """Priority levels from 1 (first) to `levels`, which is 0 for a model without levels, whose requests all have
+    level 0. `default`: the level of requests without a valid one."""
 
     levels: int = 0
     default: int = 0
@@ -155,8 +157,8 @@ class Priorities:
 
 
 class PriorityJob(Job):
-    """A request with a level. `wish_s`: the seconds of waiting that it names, 0 for none; `until_s`: when its
-    time in the queue is over; `late`: it is over, and the job waits on."""
+    """A request with a level. `wish_s`: its requested limit of waiting in seconds, 0 for none; `until_s`: the end of
+    its time in the queue; `late`: that time is over, and the job keeps waiting."""
 
     __slots__ = ("late", "level", "until_s", "wish_s")
 
@@ -167,7 +169,7 @@ class PriorityJob(Job):
 
 
 class PriorityBatcher(Batcher[PriorityJob]):
-    """By level, those that aren't late first, in arrival order. O(levels) more for each job that is taken."""
+    """Jobs by level, late ones last, in arrival order. Taking a job costs O(levels) more."""
 
     def __init__(self, policy: Policy, priorities: Priorities) -> None:
         super().__init__(policy)
@@ -221,7 +223,8 @@ class PriorityBatcher(Batcher[PriorityJob]):
         return batch
 
     def settle(self, now_s: float) -> list[PriorityJob]:
-        """Removes and returns the jobs whose time is over. Those that their level delays wait on, behind all others."""
+        """Removes and returns the jobs whose time is over. On a level with `delays` they keep waiting, behind all
+        others."""
         if not self._timed or now_s < self._settles_s:
             return []
         timed = [job for (_, late), lane in self._lanes.items() if not late for job in lane.values()]

@@ -31,16 +31,16 @@ class QueueWorker(Protocol):
         """Runs these jobs as one batch, from `now_s` on (`time.monotonic()` seconds)."""
 
     def dispatch_alone(self, job: Job, now_s: float) -> None:
-        """Runs a job, and takes nothing more before its end. Only for an idle worker."""
+        """Runs a job, and accepts no other before its end. Only for an idle worker."""
 
     def reserve(self) -> None:
-        """Takes nothing more until it is idle."""
+        """Accepts no further jobs until it is idle."""
 
     def flush(self) -> None:
         """Writes the dispatched jobs to the worker."""
 
     def holds(self, job: Job) -> bool:
-        """Returns whether the worker works for the job, even when nobody waits for it any more."""
+        """Returns whether the worker still computes the job, even if no caller waits for it."""
 
 
 class WorkQueue:
@@ -62,11 +62,11 @@ class WorkQueue:
         raise NotImplementedError
 
     def put_back(self, jobs: list[Job]) -> None:
-        """Puts jobs that a worker had but never started at the head of the queue."""
+        """Puts jobs that a worker had received but not started at the head of the queue."""
         raise NotImplementedError
 
     def run_again(self, groups: Sequence[Group]) -> None:
-        """Gives these jobs to workers once more, in these groups and before all others."""
+        """Sends these jobs to workers once more, in these groups and before all others."""
         raise NotImplementedError
 
     def attach(self, worker: QueueWorker) -> None:
@@ -94,7 +94,7 @@ class WorkQueue:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self.wake)
 
     def _own(self, job: Job) -> None:
-        """Makes a job that has just been stored one of this queue."""
+        """Makes this queue the owner of a job that it has just stored."""
         job.enqueue(self)
         if job.deadline_s < self._expires_s:
             self._expires_s = job.deadline_s
@@ -111,7 +111,7 @@ class WorkQueue:
         """Does nothing: a waiting job has no handler for further inputs yet."""
 
     def measure(self, job: Job) -> Whereabouts:
-        """A queue sends jobs, and is sent none."""
+        """Does nothing: a queue receives no messages about batches."""
         raise AssertionError(f"job {job.id} was sent to a queue")
 
     # --- ending waiting jobs
@@ -274,7 +274,7 @@ class JobQueue(WorkQueue):
             self._reserved.reserve()
 
     def _pick(self) -> QueueWorker | None:
-        """Returns an idle worker, by turns, else the busy one with the most capacity."""
+        """Returns an idle worker, in turn, otherwise the busy one with the most capacity."""
         workers = self._workers
         count = len(workers)
         if count == 1:
@@ -292,7 +292,7 @@ class JobQueue(WorkQueue):
 
 
 class TicketQueue(JobQueue):
-    """Takes a job only while a worker is idle for it (useJobTicket). `refusal`: the message of its caller's QueueFull
+    """A queue that accepts a job only if a worker is idle for it (useJobTicket). `refusal`: the message of QueueFull
     otherwise."""
 
     def __init__(self, policy: Policy, refusal: str) -> None:
@@ -310,7 +310,7 @@ PRIORITY, TIMEOUT_US = "ts_request_priority", "ts_request_queue_timeout_us"
 
 
 class PriorityJobFactory:
-    """Makes a model's jobs, with the model's own priority and timeout where headers have none or no numbers."""
+    """Makes a model's jobs. Headers without a numeric priority or timeout leave the model's defaults."""
 
     def __init__(self, priorities: Priorities) -> None:
         self._ranking = priorities

@@ -1,8 +1,9 @@
-"""Requests that run once more, for a model whose handler may be called twice for a request (`idempotent`).
+"""Repetition of requests, for a model whose handler may be called twice for a request (`idempotent`).
 
 A request that a worker had begun when it died runs again, once, and alone on its worker: if that worker dies too, it
-was this request and no neighbour of it. Those of a batch that failed as a whole run again in halves, until the culprit
-fails alone: a request of a batch of N runs log2(N) + 1 times at most. Decides purely: nothing waits, nothing is sent.
+was this request and no neighbour of it. Requests of a batch that failed as a whole run again in halves, until the
+culprit fails alone: a request of a batch of N runs log2(N) + 1 times at most. Pure decisions: nothing waits, nothing is
+sent.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from ts_frontend.job import Job
 
 @dataclass(slots=True)
 class Repeats:
-    """The counts of one model version's requests that ran again, and of those given up. A worker's plan has one if the
-    model is idempotent."""
+    """The numbers of a model version's requests that were repeated and that were given up. The plan of an idempotent
+    model's workers has one."""
 
     after_deaths: int = 0
     after_failures: int = 0
@@ -26,7 +27,7 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Requests that are given to a worker together. `alone`: the worker does nothing else meanwhile."""
+    """Requests that a worker gets together. `alone`: the worker runs no others meanwhile."""
 
     jobs: list[Job]
     alone: bool = False
@@ -44,8 +45,8 @@ def one_by_one(jobs: Sequence[Job]) -> list[Group]:
 
 
 class RepeatLane:
-    """The groups of one queue that wait to run again, in order: they go before everything else in it. They were
-    accepted before, so that no limit counts."""
+    """The groups of one queue that wait for repetition, in order and before all other jobs. They were accepted
+    before, so limits don't apply."""
 
     def __init__(self) -> None:
         self._groups: deque[Group] = deque()

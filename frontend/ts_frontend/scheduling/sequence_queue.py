@@ -1,4 +1,4 @@
-"""The queue of a model with sequences: each goes to the worker that holds its state."""
+"""The queue of a model with sequences: the requests of a sequence go to the worker that holds its state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sequence_headers(config: ServerConfig) -> SequenceHeaders:
 
 
 class SequenceJob(SequencedJob):
-    """A request of a sequence. `made`: the server has made the id, and the answer tells it."""
+    """A request of a sequence. `made`: the server has made the id, and the answer carries it."""
 
     __slots__ = ("begun", "made", "queue")
 
@@ -71,8 +71,8 @@ class SequenceJob(SequencedJob):
 
 
 class SequenceJobFactory:
-    """Makes a model's jobs. A request without a sequence's id gets one, and begins it, unless `told_start` asks for it;
-    describe calls have none."""
+    """Makes a model's jobs. A request without a sequence id gets a new one and begins that sequence, unless
+    `told_start` requires an explicit start. Describe calls have no sequence."""
 
     def __init__(self, queue: SequenceQueue, told_start: bool = False) -> None:
         self._queue, self._told_start = queue, told_start
@@ -227,7 +227,7 @@ class SequenceQueue(WorkQueue):
     # --- time
 
     def _keep_time(self) -> None:
-        """Looks again when the next sequence may end by itself."""
+        """Schedules a check for the time at which the next sequence may end by itself."""
         if self._clock is not None:
             return
         end_s = self._batcher.next_end_s()

@@ -1,4 +1,4 @@
-"""The sequences of one model: which request may go to which worker, and when. Decides purely, as the batcher."""
+"""The sequences of one model: the worker and the time for each request. Pure decisions, as in the batcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ts_frontend.scheduling.batcher import Full
 
 
 class SequencedJob(Job):
-    """A job of a sequence; `sequence_id` "" for one of none. `starts`, `ends`: its caller says so."""
+    """A job of a sequence. `sequence_id`: "" without a sequence. `starts`, `ends`: the caller marked it as the first
+    or the last request."""
 
     __slots__ = ("ends", "sequence_id", "starts")
 
@@ -28,9 +29,9 @@ SequencedT = TypeVar("SequencedT", bound=SequencedJob)
 
 @dataclass(frozen=True, slots=True)
 class SequenceLimits:
-    """How a model's sequences are kept. `idle_s` 0: a sequence ends when nothing of it waits or runs. `worker_max`: how
-    many a worker holds at a time, the others wait (0: any number). `told_start`: only a request that says so begins
-    one."""
+    """The limits of a model's sequences. `idle_s`: seconds without requests after which a sequence ends, 0 for at
+    once. `worker_max`: the most sequences that a worker holds, further ones wait (0: any number). `told_start`: only
+    a request marked as the first begins a sequence."""
 
     sequences_max: int = 1
     worker_max: int = 0
@@ -46,17 +47,17 @@ class SequenceLimits:
 
 
 class SequenceNotBegun(Exception):
-    """The sequence hasn't begun, and the request doesn't say that it starts it, as this model requires."""
+    """The sequence hasn't begun, and the request isn't marked as its first, as this model requires."""
 
 
 class SequenceLost(Exception):
-    """The sequence is over, and the state that its requests need is gone."""
+    """The sequence is over, and its state is lost."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence(Generic[SequencedT]):
-    """`out`: its requests on the worker. `blocked_by`: the one that the next has to wait for. `runs`: how many the
-    worker has taken. `closed`: why it takes no more, "" while it does."""
+    """`out`: its requests on the worker. `blocked_by`: the request that the next one waits for. `runs`: the number
+    of requests that the worker has taken. `closed`: the reason why it accepts no more, "" while it does."""
 
     id: str
     waiting: OrderedDict[int, SequencedT] = field(default_factory=OrderedDict)
@@ -68,7 +69,7 @@ class Sequence(Generic[SequencedT]):
     lost: bool = False
 
 
-#: Sequences that have ended and were not started again; the oldest are forgotten.
+#: The number of ended sequences that are remembered; the oldest are forgotten.
 OVER_MAX = 4096
 
 
@@ -109,8 +110,8 @@ class SequenceBatcher(Generic[SequencedT]):
     # --- jobs come and go
 
     def add(self, job: SequencedT, now_s: float) -> None:
-        """Queues a job. Raises Full: no room for it or its sequence, or the sequence takes no more; SequenceLost: its
-        sequence is over, and its state is gone; SequenceNotBegun."""
+        """Queues a job. Raises Full if there is no room for it or its sequence, or the sequence accepts no more;
+        SequenceLost if its sequence is over; SequenceNotBegun."""
         self.expire(now_s)
         if not job.sequence_id:
             self._add_alone(job, now_s)
@@ -140,8 +141,8 @@ class SequenceBatcher(Generic[SequencedT]):
         self._count += 1
 
     def _check_over(self, job: SequencedT) -> None:
-        """Raises SequenceLost for a request of a sequence that is over: without the state, a new sequence would be
-        wrong."""
+        """Raises SequenceLost for a request of a sequence that is over: a new sequence without the state would give
+        wrong answers."""
         if job.starts:
             self._over.pop(job.sequence_id, None)
         elif job.sequence_id in self._over:
@@ -176,7 +177,7 @@ class SequenceBatcher(Generic[SequencedT]):
         return True
 
     def restore(self, jobs: list[SequencedT]) -> list[SequencedT]:
-        """Puts back the jobs that a worker had and never started. Returns those whose state was lost with the
+        """Puts back the jobs that a worker had received but not started. Returns those whose state was lost with the
         worker."""
         gone = []
         for job in reversed(jobs):
@@ -232,8 +233,8 @@ class SequenceBatcher(Generic[SequencedT]):
         return not self.limits.worker_max or self.sequences_of(worker) < self.limits.worker_max
 
     def take(self, worker: Hashable, workers_free: int = 1) -> list[SequencedT]:
-        """The next batch for a worker, each job of another sequence, in the order in which they became ready. Of the
-        sequences that no worker has yet it takes no more than its share among `workers_free`."""
+        """The next batch for a worker, each job of another sequence, in the order in which they became ready. It
+        takes no more than its share, among `workers_free`, of the sequences without a worker."""
         if self._alone:
             _, job = self._alone.popitem(last=False)
             self._count -= 1
@@ -253,7 +254,7 @@ class SequenceBatcher(Generic[SequencedT]):
         return batch
 
     def _next(self, worker: Hashable, unbound_too: bool) -> Sequence[SequencedT] | None:
-        """The sequence that has been ready for longest, of those that this worker may take from."""
+        """Returns the sequence that has been ready for the longest time, among those that this worker may take from."""
         heads = []
         for owner in (worker, None) if unbound_too and self._has_place(worker) else (worker,):
             lane = self._ready.get(owner)
@@ -277,14 +278,14 @@ class SequenceBatcher(Generic[SequencedT]):
     # --- answers
 
     def begun(self, job: SequencedT) -> None:
-        """Notes a job's first answer: with `overlap` the sequence's next job may join it."""
+        """Notes a job's first answer, after which the sequence's next job may run at the same time (`overlap`)."""
         sequence = self._sequences.get(job.sequence_id)
         if self.limits.overlap and sequence is not None and sequence.blocked_by == job.id:
             sequence.blocked_by = None
             self._refresh(sequence)
 
     def settled(self, job: SequencedT, now_s: float) -> None:
-        """Notes that the worker has nothing more to do for the job."""
+        """Notes that the worker has finished with the job."""
         sequence = self._sequences.get(job.sequence_id)
         if sequence is None or sequence.out.pop(job.id, None) is None:
             return
@@ -294,7 +295,7 @@ class SequenceBatcher(Generic[SequencedT]):
         self._rest(sequence, now_s)
 
     def end(self, sequence_id: str, now_s: float) -> list[SequencedT]:
-        """Ends a sequence that its handler has ended. Returns the jobs that still waited for it."""
+        """Ends a sequence at its handler's request. Returns the jobs that still waited for it."""
         sequence = self._sequences.get(sequence_id)
         if sequence is None:
             return []
@@ -302,7 +303,7 @@ class SequenceBatcher(Generic[SequencedT]):
         return self._strand(sequence, now_s)
 
     def lose(self, worker: Hashable, now_s: float) -> list[SequencedT]:
-        """Ends the sequences of a worker that takes no more jobs. Returns the jobs that waited for it."""
+        """Ends the sequences of a worker that accepts no more jobs. Returns the jobs that waited for it."""
         stranded: list[SequencedT] = []
         for name in sorted(self._bound.pop(worker, ())):
             sequence = self._sequences[name]
@@ -314,8 +315,8 @@ class SequenceBatcher(Generic[SequencedT]):
         return stranded
 
     def _remember(self, sequence: Sequence[SequencedT], why: str) -> None:
-        """Remembers that a sequence is over. Where every sequence must be told to start, only a lost one is remembered:
-        any other that isn't open hasn't begun anyway."""
+        """Remembers that a sequence is over. With `told_start` only lost sequences are remembered, because any other
+        one that isn't open hasn't begun."""
         if sequence.runs and (sequence.lost or not self.limits.told_start):
             self._over[sequence.id] = why
             self._over.move_to_end(sequence.id)
@@ -345,14 +346,14 @@ class SequenceBatcher(Generic[SequencedT]):
             self._forget(self._sequences[name])
 
     def next_end_s(self) -> float:
-        """Returns when `expire` may have something to do; inf: never."""
+        """Returns the time of the next possible expiry (`time.monotonic()` seconds), inf for never."""
         ends = [next(iter(lane.values())) for lane in (self._idle, self._aging) if lane]
         return min(ends, default=math.inf)
 
     # --- bookkeeping
 
     def _refresh(self, sequence: Sequence[SequencedT]) -> None:
-        """Lists a sequence as ready when it can go on, and only then."""
+        """Lists a sequence as ready if its next job can run, and only then."""
         if not sequence.waiting or sequence.blocked_by is not None:
             self._ready.get(sequence.worker, OrderedDict()).pop(sequence.id, None)
             return

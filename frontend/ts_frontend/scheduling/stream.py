@@ -1,7 +1,7 @@
 """Streams of requests: many requests on one call, and the answers to them.
 
 `Multiplexer` reads the requests ahead, runs them, and hands their answers out as they become ready. Both directions are
-bounded in bytes: a client that sends faster than it is answered waits, and so does a handler that answers faster than
+bounded in bytes: a client waits if it sends faster than it gets answers, and a handler waits if it answers faster than
 its client reads. A protocol describes its requests with a subclass of `StreamRequest`.
 """
 
@@ -20,11 +20,12 @@ from ts_frontend.tasks import owned
 
 log = logging.getLogger(__name__)
 
-#: Requests of one stream that have been read and not answered; the client's next ones wait in its connection.
+#: The largest number of unanswered requests of a stream that are read; the client's next ones wait in its connection.
 REQUESTS_MAX = 64
-#: The same in bytes: two of the largest that the default limits allow. A larger request goes alone.
+#: The largest size of these requests in bytes: two of the largest requests that the default limits allow. A larger
+#: request is read alone.
 REQUEST_BYTES_MAX = 16 * 1024 * 1024
-#: Answers of one stream that are ready and that its client hasn't read.
+#: Bytes of a stream's answers that its client hasn't read.
 READY_BYTES_MAX = 256 * 1024
 #: The cost of an answer in addition to its bytes.
 ANSWER_COST_BYTES = 128
@@ -33,9 +34,9 @@ ANSWER_COST_BYTES = 128
 class StreamRequest(ABC):
     """One request of a stream, in the terms of its protocol.
 
-    `lane`: requests of one lane are answered in the order in which they came, different lanes side by side; None for a
-    lane of its own. `starts_in_turn`: its job starts when the request before it in the lane has been answered; else at
-    once, and only its answers wait.
+    `lane`: requests of one lane are answered in their order, different lanes concurrently; None for a lane of its own.
+    `starts_in_turn`: its job starts when the previous request of the lane has been answered; otherwise at once, and
+    only its answers wait.
     """
 
     lane: Hashable | None = None
@@ -43,8 +44,8 @@ class StreamRequest(ABC):
 
     @abstractmethod
     def start(self) -> Job:
-        """Submits the job; raises a ServeError, the request's failure. A FedJob that starts at once is given everything
-        that the client still sends, and the stream ends with it."""
+        """Submits the job; raises a ServeError, the request's failure. A FedJob that starts at once gets all later
+        messages of the client, and the stream ends with it."""
 
     @abstractmethod
     def answers(self, job: Job, pieces: list[Buffer]) -> list[bytes]:
@@ -52,19 +53,20 @@ class StreamRequest(ABC):
 
     @abstractmethod
     def failure(self, error: ServeError, started: bool) -> bytes | ServeError:
-        """Returns a message, after which the stream goes on, or the error that ends it. `started`: there was a job."""
+        """Returns a message, after which the stream continues, or the error that ends it. `started`: the request had
+        a job."""
 
     def following(self, data: bytes) -> Sequence[Input]:
         """Returns a later message of the stream as inputs of this request's FedJob."""
         raise NotImplementedError
 
     def answered(self, job: Job) -> None:  # noqa: B027  # most protocols have nothing to add
-        """Is called when the last piece of the answer is on its way."""
+        """Is called when the last piece of the answer has been queued for the client."""
 
 
 class Multiplexer:
     """The requests of one stream. `accept` turns each message into a request; a ServeError that it raises ends the
-    stream. `name`: the name for it in the log and in clients' messages when it fails by the server's fault."""
+    stream. `name`: the stream's name in the log and in messages to clients about faults of the server."""
 
     def __init__(self, name: str, accept: Callable[[bytes], StreamRequest]) -> None:
         self._name, self._accept = name, accept
@@ -77,8 +79,9 @@ class Multiplexer:
         self._ending: Ending | None = None
 
     async def answers(self, messages: AsyncIterator[bytes]) -> AsyncGenerator[Sequence[bytes], None]:
-        """The answers to `messages`, those that are ready together in one list. Raises the ServeError that ends the
-        stream, and any exception of `messages`. Nothing runs any more once it ends, is closed or cancelled."""
+        """Yields the answers to `messages`; answers that are ready together are in one list. Raises the ServeError
+        that ends the stream, and any exception of `messages`. When it ends, is closed or cancelled, all jobs have
+        ended."""
         reader = owned(self._read(messages))
         try:
             while (ready := await self._ready.get()) is not None:
@@ -207,7 +210,7 @@ class Multiplexer:
             self._ready.end()
 
     def _stop(self) -> None:
-        """Ends everything that runs. The tasks end when they are next scheduled, the jobs at once."""
+        """Ends all jobs at once, and the tasks when they are next scheduled."""
         for task, lane in self._running.items():
             task.cancel()
             for entry in lane:
@@ -216,7 +219,7 @@ class Multiplexer:
 
 
 class _Entry:
-    """A request that has been read: its job, or the reason why there is none."""
+    """A request that has been read: its job, or the reason why it has none."""
 
     __slots__ = ("job", "refusal", "request", "size_bytes")
 
@@ -235,7 +238,7 @@ class ReadAhead:
         self._changed: asyncio.Future[None] | None = None
 
     async def enter(self, size_bytes: int) -> None:
-        """Counts a request of that size, as soon as the limits allow it."""
+        """Waits until the limits allow a request of this size (bytes), and counts it."""
         while self._requests and (self._requests >= self._requests_max or self._bytes + size_bytes > self._bytes_max):
             self._changed = asyncio.get_running_loop().create_future()
             await self._changed
@@ -243,7 +246,7 @@ class ReadAhead:
         self._bytes += size_bytes
 
     def leave(self, size_bytes: int) -> None:
-        """Frees the size of an answered request."""
+        """Releases the bytes of an answered request."""
         self._requests -= 1
         self._bytes -= size_bytes
         if self._changed is not None and not self._changed.done():
@@ -251,7 +254,7 @@ class ReadAhead:
 
 
 class ReadyAnswers:
-    """A queue of groups of answers. A group is let in while fewer than READY_BYTES_MAX wait, however large it is."""
+    """A queue of groups of answers. A group of any size is accepted while fewer than READY_BYTES_MAX bytes wait."""
 
     def __init__(self) -> None:
         self._groups: asyncio.Queue[list[bytes] | None] = asyncio.Queue()

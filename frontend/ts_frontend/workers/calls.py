@@ -1,5 +1,5 @@
-"""Calls that a handler makes to the server while it runs, mostly to other models. Each call is a task here, and its
-answer goes back over the worker's connection as fast as the handler takes it.
+"""Calls of a running handler to the server, mostly to other models. Each call is a task here, and its answer is sent
+over the worker's connection as fast as the handler reads it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 
 #: Calls of one worker at a time.
 CALLS_MAX = 1024
-#: Cancelled calls that have not come yet: a cancel overtakes large messages.
+#: The number of remembered cancels whose call hasn't arrived yet: a cancel overtakes large messages.
 EARLY_MAX = 1024
 CANCELLED = "The call was cancelled"
 CALLER_LEFT = "The call was cancelled: nobody waits for the request that it was made for"
 
 
 class Caller(NamedTuple):
-    """The model that calls, and the request it calls for. `deadline_s`: when nobody waits for the answer any more
-    (`time.monotonic()`); `limit_s`: seconds that the answer, or its next piece, may take; `request_id` and `headers`:
-    those of the request, if it is known."""
+    """The calling model and its request. `deadline_s`: the time after which no client waits for the answer
+    (`time.monotonic()` seconds); `limit_s`: the most seconds until the answer or its next piece; `request_id` and
+    `headers`: of the request, if it is known."""
 
     model: str
     deadline_s: float
@@ -44,7 +44,7 @@ Answer: TypeAlias = Callable[[Mapping[str, Any], Buffer, Caller], AsyncGenerator
 
 
 class _Open:
-    """A call that has no complete answer yet. `credit_bytes`: how much more the worker takes."""
+    """A call without a complete answer. `credit_bytes`: the bytes that the worker still accepts."""
 
     __slots__ = ("batch", "credit_bytes", "reason", "space", "task")
 
@@ -67,8 +67,8 @@ class _Open:
 
 
 class HandlerCalls:
-    """The open calls of one worker's handler. `push` sends to the worker, `alive` is told of a batch that goes on,
-    `limit_s` is how long an answer, or the next piece of one, may take."""
+    """The open calls of one worker's handler. `push` sends to the worker, `alive` gets the batch of a call that
+    progresses, `limit_s` is the most seconds until an answer or its next piece."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class HandlerCalls:
         self._early: dict[int, None] = {}
 
     def begin(self, call: Call, batch: Batch | None) -> None:
-        """Begins a call. `batch`: the batch that the model works at, if known; the call ends when nobody waits for
-        it."""
+        """Begins a call. `batch`: the batch that the model is computing, if known; the call ends when no client
+        waits for the batch."""
         if call.call_id in self._early:
             del self._early[call.call_id]
             self._push(Failed(call.call_id, 499, CANCELLED))
@@ -114,7 +114,7 @@ class HandlerCalls:
             del self._early[next(iter(self._early))]
 
     def release(self, batch: Batch) -> None:
-        """Cancels the calls made for this batch if nobody waits for its answers any more."""
+        """Cancels the calls made for this batch if no client waits for its answers any more."""
         if all(job.done for job in batch.jobs):
             for entry in self._open.values():
                 if entry.batch is batch:
@@ -138,8 +138,8 @@ class HandlerCalls:
             return Failed(call.call_id, 500, f"{type(error).__name__}: {error}")
 
     def _ended(self, call_id: int, entry: _Open, task: asyncio.Task[Chunk | Failed]) -> None:
-        """Sends the end of a call, whose task may be cancelled before it has run at all. `entry` lets go of the task,
-        which keeps its exception, and so its frames and `entry`."""
+        """Sends the end of a call, also if its task was cancelled before it ran. Removes the task from `entry`,
+        because the task's exception refers to its frames and thus to `entry`."""
         del self._open[call_id]
         entry.task = None
         self._push(Failed(call_id, 499, entry.reason) if task.cancelled() else task.result())

@@ -1,7 +1,7 @@
 """The frontend's end of one worker's socket: raw and non-blocking, messages in and out.
 
-asyncio's stream transports can't pass descriptors and copy more than is needed, so this reads and writes the
-socket itself and uses the loop only to learn when it is ready.
+asyncio's stream transports can't pass descriptors and copy more than necessary, so this module reads and writes the
+socket itself and uses the loop only to wait for readiness.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ BEYOND_BYTES = 16 * 1024
 
 
 class Connection:
-    """Messages to and from one worker. `on_messages` gets the messages that arrived together; `on_end` is called once,
-    with the reason, when the socket ends or carries something that is no frame."""
+    """Messages to and from one worker. `on_messages` gets the messages that arrived together; `on_end` is called
+    once, with the reason, when the socket ends or has invalid data."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class Connection:
             self._loop.call_soon(self.flush)
 
     def push_request(self, batch_id: int, job: Job) -> None:
-        """`push` of a batch of one job, which its sender has to follow with `flush`: an end of this turn for it alone
-        would cost another turn of the loop."""
+        """`push` for a batch of one job. Its sender has to call `flush` afterwards, which saves another turn of the
+        loop."""
         frame = request_frame(batch_id, job.id, job.request_id, job.deadline_s, job.request_headers, job.inputs)
         if frame is None:
             self.push(Predict(batch_id, [job.item()]))
@@ -64,7 +64,7 @@ class Connection:
             self._outbox.push_frame(frame)
 
     def flush(self) -> None:
-        """Writes the queued messages, as far as the socket takes them; the rest follows when it is writable."""
+        """Writes the queued messages as far as the socket accepts them; the rest follows when it is writable."""
         self._flush_scheduled = False
         if self._writing or self._sock is None:
             return
@@ -116,7 +116,7 @@ class Connection:
         return self._decode(data) and len(data) == READ_BYTES
 
     def _read_into(self, sock: socket.socket, room: memoryview) -> bool:
-        """`_read_once` into the rest of a large frame, and what comes beyond it."""
+        """Reads into the rest of a large frame, and the bytes after it; otherwise like `_read_once`."""
         beyond = self._beyond
         if beyond is None:
             beyond = self._beyond = bytearray(BEYOND_BYTES)
@@ -134,7 +134,7 @@ class Connection:
         return self._decode(bytes(beyond[:more]) if more > 0 else b"", min(size, len(room))) and more >= 0
 
     def _decode(self, data: bytes, filled: int = 0) -> bool:
-        """Decodes what was read: `filled` bytes in the decoder's room, and `data` after them."""
+        """Decodes the bytes read: `filled` bytes in the decoder's buffer, and `data` after them."""
         try:
             messages = self._decoder.filled(filled) if filled else []
             if data:

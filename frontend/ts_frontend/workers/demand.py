@@ -1,4 +1,5 @@
-"""Models on demand: workers that a first request starts, and that end without requests or for the memory of others."""
+"""Models on demand: their workers are started by a first request, and end when idle or when other models need the
+memory."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from ts_frontend.workers.pool import Clock, Pool
 
 log = logging.getLogger(__name__)
 
-#: Between two looks at memory and idle times.
+#: Seconds between two checks of memory and idle times.
 LOOK_S = 1.0
-#: For how long a model that has requests keeps its memory at least, while others wait for it.
+#: The least seconds for which a model with requests keeps its memory while others wait for it.
 STAY_S = 1.0
 #: The state, to others, of a model whose workers can't load it.
 FAILING = "failing"
@@ -30,8 +31,9 @@ FAILING = "failing"
 
 @dataclass(frozen=True, slots=True)
 class DemandRule:
-    """When a model is loaded and ends. `keep_alive_s`: after its last request, 0 for ever; `pinned`: once loaded it
-    stays; `memory`: what it will need, 0 of what isn't known before it was loaded."""
+    """The rule for loading and unloading a model. `keep_alive_s`: seconds after its last request until it is
+    unloaded, 0 for never; `pinned`: it stays once loaded; `memory`: its configured need, 0 where it is unknown
+    before the first load."""
 
     keep_alive_s: float = 300.0
     pinned: bool = False
@@ -39,7 +41,7 @@ class DemandRule:
 
 
 class UnloadCause(Enum):
-    """Why a model was unloaded: for another one's memory, or because all of them grew over the limit."""
+    """The cause of an unload."""
 
     IDLE = "idle"
     MEMORY = "memory"
@@ -58,7 +60,7 @@ class ResidentState(Enum):
 
 
 class Resident:
-    """One model on demand. `workers`: how many it is loaded with."""
+    """One model on demand. `workers`: the number of workers that a load starts."""
 
     def __init__(
         self, demand: Demand, pool: Pool, ledger: Ledger, rule: DemandRule, workers: Callable[[], int]
@@ -68,10 +70,10 @@ class Resident:
         self.loads = self.unloads = 0
         self.load_s = 0.0  # of the last load, with its wait for memory
         self.unloaded_because = ""
-        #: Of the limit: measured, or expected while it loads; and the most that it was ever seen to need.
+        #: Its share of the limit (measured, or expected while it loads), and its largest measured need.
         self.held = NOTHING
         self.known = rule.memory
-        #: What a ready worker has said of its handler, still known when there is none.
+        #: A ready worker's description of its handler, which is kept when no worker is left.
         self.info: Mapping[str, Any] = {}
         self.used_s = self.warm_s = self.asked_s = 0.0
         self.task: asyncio.Task[None] | None = None
@@ -82,11 +84,12 @@ class Resident:
 
     @property
     def status(self) -> str:
-        """known, loading, warm, unloading, or failing: its workers can't load it."""
+        """The state: known, loading, warm, unloading, or failing (its workers can't load it)."""
         return FAILING if self.pool.load_failure is not None else self.state.value
 
     def asked(self) -> None:
-        """A request is about to be accepted: it is loaded, unless it is. Raises NoWorker when it never can be."""
+        """Notes that a request is about to be accepted, and loads the model if necessary. Raises NoWorker if it can
+        never be loaded."""
         self.used_s = self._demand.clock.now_s()
         if self.state is not ResidentState.WARM:
             self.pool.on_busy()  # it may have no worker yet, and its requests wait
@@ -97,7 +100,7 @@ class Resident:
             raise NoWorker(f"No worker of model {self.pool.name} could be kept running.{self.pool.refusal()}")
 
     def _ready(self, info: Mapping[str, Any]) -> None:
-        """Tells the requests that waited for the load how long they did."""
+        """Sets the time that each waiting request waited for the load."""
         self._on_ready(info)
         self.info = info
         if self.state is ResidentState.LOADING:
@@ -114,14 +117,15 @@ def _sum(models: Iterable[Resident]) -> Memory:
 
 
 def _expected(limit: int, pinned: int, seen: int) -> int:
-    """Of a model that was never measured, in bytes: as much as the largest one, or all that isn't pinned."""
+    """The expected memory of a model that was never measured, in bytes: that of the largest one, or all that isn't
+    pinned."""
     free = max(1, limit - pinned)
     return min(seen or free, free) if limit else 0
 
 
 class Demand:
-    """All models on demand. `limit`: of all of them together, 0 for none. `measure`: the memory of the processes of
-    each pool; it may block."""
+    """All models on demand. `limit`: of their memory together, 0 for none. `measure`: returns the memory of the
+    processes of each pool; it may block."""
 
     def __init__(
         self,
@@ -132,7 +136,7 @@ class Demand:
         self.limit = limit
         self.clock = clock or Clock()
         self.residents: set[Resident] = set()
-        #: How many were unloaded, by cause; and a call with the seconds of each load.
+        #: The numbers of unloads by cause, and the receiver of each load's seconds.
         self.unloads: Counter[UnloadCause] = Counter()
         self.on_loaded: Callable[[float], None] = _nobody
         self._measure = measure
@@ -164,7 +168,7 @@ class Demand:
     # --- loading
 
     def check(self, one: Resident) -> None:
-        """Raises NoWorker for a model that doesn't fit beside the pinned ones."""
+        """Raises NoWorker for a model that doesn't fit into the memory that the pinned ones leave."""
         pinned = self._pinned(one)
         for need, limit, held, kind, setting in (
             (one.known.host, self.limit.host, pinned.host, "memory", "model_memory_max"),
@@ -178,13 +182,13 @@ class Demand:
                 )
 
     def load(self, one: Resident) -> None:
-        """Begins to load a model that is only known."""
+        """Begins to load a model without a process."""
         one.state = ResidentState.LOADING
         one.asked_s = self.clock.now_s()
         one.task = watched(self._load(one), f"The load of {one.pool.name}")
 
     async def _load(self, one: Resident) -> None:
-        """Loads it. After an unexpected fault the next request tries again, and those that wait are told."""
+        """Loads the model. After an unexpected fault the waiting requests fail, and the next request tries again."""
         try:
             await self._load_in_turn(one)
         except Exception as error:
@@ -213,7 +217,7 @@ class Demand:
         self._changes.notify()
 
     async def _room(self, one: Resident) -> bool:
-        """Makes room for a model and takes it; False when nobody waits for the model any more."""
+        """Makes room for a model and reserves it; returns False if no request waits for the model any more."""
         while True:
             if not one.ledger.live:
                 return False
@@ -228,8 +232,8 @@ class Demand:
                 await self._change(wait_s)
 
     def _need(self, one: Resident) -> Memory:
-        """What the model needs: as it was told, or measured; else the most that any other has needed, or all there is
-        for a first one."""
+        """The memory that the model needs: configured or measured; otherwise the largest need of any other model, or
+        all memory for a first one."""
         known, limit, pinned = one.known, self.limit, self._pinned(one)
         seen = NOTHING
         for other in self.residents:
@@ -242,8 +246,8 @@ class Demand:
         return _sum(one for one in self.residents if one.rule.pinned and one is not but)
 
     def _victim(self) -> tuple[Resident | None, float]:
-        """The model that gives its memory: the one that nobody has used for the longest time, one with requests only
-        when all have some. With None: for how long none of them will, at most."""
+        """The model to unload: the least recently used one, one with requests only if all have some. With None: the
+        most seconds until there may be one."""
         now_s = self.clock.now_s()
         warm = [one for one in self.residents if one.state is ResidentState.WARM and not one.rule.pinned]
         idle = [one for one in warm if not one.ledger.live]
@@ -264,12 +268,12 @@ class Demand:
     # --- unloading
 
     async def unload(self, one: Resident, cause: UnloadCause, reason: str) -> None:
-        """Ends the workers of a model, if it is warm; requests that they have are answered first."""
+        """Ends the workers of a model, if it is warm, after the answers to their requests."""
         if one.state is ResidentState.WARM:
             await asyncio.wait({self._begin_unload(one, cause, reason)})
 
     def _begin_unload(self, one: Resident, cause: UnloadCause, reason: str) -> asyncio.Task[None]:
-        """It goes on when its caller leaves."""
+        """The unload continues if its caller is cancelled."""
         one.state = ResidentState.UNLOADING
         self.unloads[cause] += 1
         one.task = watched(self._unload(one, reason), f"The end of {one.pool.name}")
@@ -287,8 +291,8 @@ class Demand:
         self._ended(one)
 
     def _ended(self, one: Resident) -> None:
-        """Takes note of a model's end. With workers that a fault of the server has left it stays warm: it is unloaded
-        again later."""
+        """Notes a model's end. If a fault of the server has left workers, the model stays warm and is unloaded again
+        later."""
         if one.pool.slots:
             one.state = ResidentState.WARM
         else:
@@ -300,14 +304,14 @@ class Demand:
     # --- looking
 
     async def watch(self) -> None:
-        """Looks at all models for ever."""
+        """Checks all models repeatedly, forever."""
         while True:
             await self.clock.pause(LOOK_S, asyncio.Event())
             await self.look()
 
     async def look(self) -> None:
-        """Measures the warm models, and unloads those that were idle for long enough, can't be kept running, or are
-        over the limit of memory."""
+        """Measures the warm models, and unloads those that have been idle for their time, keep failing, or exceed
+        the limit of memory."""
         now_s = self.clock.now_s()
         seen = []
         for one in list(self.residents):
@@ -328,8 +332,8 @@ class Demand:
         await self._stay_below()
 
     async def _look_at_memory(self, models: Sequence[Resident], *, loaded: bool = False) -> None:
-        """Measures models in one reading; one that still loads, unless it is `loaded`, holds at least what it is
-        expected to need."""
+        """Measures all these models at once. A model that is still loading, unless it is `loaded`, counts with at
+        least its expected need."""
         if self.limit == NOTHING or not models:
             return
         readings = await asyncio.to_thread(self._measure, [one.pool for one in models])
@@ -350,4 +354,4 @@ class Demand:
 
 
 def _nobody(seconds: float) -> None:
-    """Nobody wants to know how long a load took."""
+    """The default receiver of load times: does nothing."""

@@ -1,4 +1,4 @@
-"""The choice of each worker's device. Decides purely; `Inventory` knows the existing devices."""
+"""The choice of each worker's device. Pure decisions; `Inventory` has the existing devices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The accelerators of this machine: `kind` is "cuda", "mps" or "" and `count` how many may be used."""
+    """The accelerators of this machine: `kind` is "cuda", "mps" or ""; `count` is the number of usable ones."""
 
     kind: str = ""
     count: int = 0
@@ -16,8 +16,8 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where one worker runs. `gpu_id` is None on the CPU. `group`: the devices of a worker that has several, which are
-    all it sees; `gpu_id` is the first of them."""
+    """The device of one worker. `gpu_id` is None on the CPU. `group`: the devices of a worker with several, which
+    sees no others; `gpu_id` is the first of them."""
 
     kind: str = "cpu"
     gpu_id: int | None = None
@@ -45,11 +45,11 @@ def usable_ids(device_ids: Sequence[int], count: int) -> list[int]:
 
 
 class Placement:
-    """Hands out devices by turns.
+    """Assigns devices in turn.
 
-    Models without `deviceIds` share one turn over all devices: the first worker gets (0 + 1) mod N, then on.
-    A model with `deviceIds` has a turn of its own over them, from the first; one with a `parallelLevel` too, over
-    blocks of so many devices.
+    Models without `deviceIds` share one turn over all devices: the first worker gets (0 + 1) mod N, and so on. A model
+    with `deviceIds` has its own turn over them, from the first; a model with a `parallelLevel` too, over blocks of that
+    many devices.
     """
 
     def __init__(self, inventory: Inventory) -> None:
@@ -58,15 +58,15 @@ class Placement:
         self._turns: dict[object, int] = {}
 
     def usable(self, device_type: str, device_ids: Sequence[int]) -> list[int]:
-        """The devices that a model may use; none: it runs on the CPU."""
+        """The devices that a model may use; empty if it runs on the CPU."""
         count = self.inventory.count
         if device_type == "cpu" or not count:
             return []
         return usable_ids(device_ids, count) or list(range(count))
 
     def next(self, model: object, device_type: str, device_ids: Sequence[int], level: int = 0) -> Device:
-        """The device for the model's next worker; `device_type` is "cpu", "gpu" or "" (gpu if there is one). `level`:
-        how many devices the worker has, 0 for the usual one."""
+        """The device for the model's next worker; `device_type` is "cpu", "gpu" or "" (gpu if there is one).
+        `level`: the number of devices of the worker, 0 for a single one."""
         inventory = self.inventory
         usable = self.usable(device_type, device_ids)
         if not usable:
@@ -86,5 +86,5 @@ class Placement:
         return turn
 
     def forget(self, model: object) -> None:
-        """Forgets the turn of a model that is gone."""
+        """Forgets the turn of an unregistered model."""
         self._turns.pop(model, None)

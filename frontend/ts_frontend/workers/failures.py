@@ -1,4 +1,4 @@
-"""Workers that failed: why they did not start or ended, when they are started again, and what the log says of it."""
+"""Failures of workers: their reasons, the delays of restarts, and their lines in the log."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ log = logging.getLogger(__name__)
 #: A worker's states, in TorchServe's log.
 WORKER_STARTED, MODEL_LOADED = "WORKER_STARTED", "WORKER_MODEL_LOADED"
 DELAY_S_FIRST = 0.5
-#: How a worker fails, in the words of the metrics: it did not load its model, it died later, it did not answer in time.
+#: The kinds of failures in the metrics: the worker did not load its model, died later, or did not answer in time.
 NOT_LOADED, DIED, HUNG = "not_loaded", "died", "hung"
 
 
 class StartFailed(Exception):
     """The process didn't start or didn't load its model. `code`: HTTP status; `tail`: its last lines; `cause`: the
-    message without the words that all such failures share; `traceback`: of the handler's exception, which isn't logged
-    yet; `died`: the process was killed, so that another may succeed in loading the model."""
+    message without the common first words; `traceback`: of the handler's exception, which isn't logged yet; `died`:
+    the process was killed, so another one may load the model successfully."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ def _look_at(done: asyncio.Future[None]) -> None:
 
 
 def unattended_future() -> asyncio.Future[None]:
-    """Returns a future whose exception may stay unretrieved: its waiters may have left."""
+    """Returns a future whose exception may stay unretrieved, if all waiters are cancelled."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     future.add_done_callback(_look_at)
     return future
@@ -53,7 +53,8 @@ def unattended_future() -> asyncio.Future[None]:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The reason why a worker ended or didn't start, as describe shows it. `failures`: of the same worker in a row."""
+    """The reason why a worker ended or didn't start, as describe shows it. `failures`: the number of failures in a
+    row of this worker."""
 
     at: float
     worker_id: int
@@ -73,8 +74,8 @@ class Backoff:
     first_failure_s: float = 0.0
 
     def worked(self) -> None:
-        """Resets the failures once the worker has answered something or was ready for long: the next is a new
-        failure."""
+        """Resets the failures after an answer of the worker or a long time ready: the next failure counts as the
+        first."""
         self.failures = 0
 
     def failed(self, now_s: float) -> None:
@@ -96,7 +97,7 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """The reason why a worker was replaced that had not failed."""
+    """The reason why a worker was replaced without a failure."""
 
     at: float
     worker_id: int
@@ -134,8 +135,8 @@ class Recovery:
             self._log.info("Auto recovery start timestamp: %s", round(time.time() * 1000))
 
     def retries(self, delay_s: float, known: str = "") -> None:
-        """Logs that the next worker is started after so many seconds; `known`: a failure that has been logged before,
-        of which this line is all that is logged."""
+        """Logs that the next worker is started after so many seconds; `known`: a failure that was logged before;
+        only this line is logged."""
         if not known:
             self._log.info("Retry worker: %s in %g seconds.", self._id, round(delay_s, 1))
             return

@@ -1,6 +1,7 @@
 """The frontend's side of forkservers: processes that have imported what workers need and fork them on request.
 
-There are two. The plain one is ready soon; it forks workers of models without torch, and the one that imports torch.
+There are two. The plain one is ready early; it forks the workers of models without torch, and the forkserver that
+imports torch.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ CLOSE_S_MAX = 2.0
 
 
 class ForkserverLost(Exception):
-    """The forkserver has ended, or was ended; the message says how."""
+    """The forkserver has ended, or was ended; the message has the cause."""
 
 
 class ForkserverProcess(Protocol):
@@ -59,12 +60,12 @@ class ForkserverProcess(Protocol):
     def kill(self) -> None: ...
 
     async def end(self) -> ExitStatus:
-        """Returns how it ended, once it has closed its control socket."""
+        """Returns the cause of its end, when it has closed its control socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """One that this process started."""
+    """A forkserver that this process started."""
 
     child: subprocess.Popen[bytes]
     what: str = "the forkserver"
@@ -81,7 +82,7 @@ class _Started:
 
 
 class _Forked(ForkedProcess):
-    """One that another forkserver forked."""
+    """A forkserver that another one forked."""
 
     what = "the forkserver"
 
@@ -91,8 +92,8 @@ class _Forked(ForkedProcess):
 
 
 class Forkserver:
-    """One forkserver from its start to its end. Each forkserver has an object of its own. `torch_control`: the control
-    socket of the one with torch that it was asked for already."""
+    """One forkserver from its start to its end. Each forkserver has an object of its own. `torch_control`: the
+    control socket of the forkserver with torch that it was already asked for."""
 
     def __init__(
         self, control: socket.socket, child: ForkserverProcess, torch_control: socket.socket | None = None
@@ -107,7 +108,7 @@ class Forkserver:
         self._sending = asyncio.Lock()
         self._room: asyncio.Future[None] | None = None
         self._closing = False
-        #: It may be asked for more workers.
+        #: True while it accepts requests for workers.
         self.usable = True
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ready.add_done_callback(lambda done: None if done.cancelled() else done.exception())
@@ -183,8 +184,8 @@ class Forkserver:
     async def worker(
         self, spec: ProcessSpec, sink: LineSink, env: Mapping[str, str] | None, limit_s: float
     ) -> WorkerProcess:
-        """Forks a worker, or a holder, in at most `limit_s` seconds; who gives no answer is set aside. Raises as `fork`
-        does."""
+        """Forks a worker, or a holder, in at most `limit_s` seconds; a forkserver without an answer is set aside.
+        Raises as `fork` does."""
         channels = Channels()
         try:
             pid = await asyncio.wait_for(self.fork(spec, channels, env=env), limit_s)
@@ -235,7 +236,7 @@ class Forkserver:
         raise ForkserverLost(f"{self._child.what} was set aside")
 
     async def _writable(self) -> None:
-        """Waits until the forkserver takes more, or is set aside."""
+        """Waits until the forkserver's socket is writable, or it is set aside."""
         loop = asyncio.get_running_loop()
         self._room = loop.create_future()
         loop.add_writer(self._control, resolve, self._room)
@@ -365,9 +366,9 @@ class Forkserver:
             pass  # it has closed it already, and is ending
 
 
-#: Until a new forkserver has imported torch, on a cold disk.
+#: The most seconds until a new forkserver has imported torch, from a cold disk.
 READY_S_MAX = 120.0
-#: Until it has forked a worker: usually some 10 ms.
+#: The most seconds until it has forked a worker, which usually takes about 10 ms.
 FORK_S_MAX = 15.0
 
 
@@ -376,8 +377,9 @@ class ForkLauncher:
     forked with it (on Linux the kernel ends them); the next launch starts a new one, and requests that those workers
     had not started run on their successors.
 
-    One that lives and doesn't answer is set aside: its workers go on, it ends with the last of them, and the start that
-    found out is exec'd by `fallback`. `started`: the first one, if it was started already.
+    A forkserver that lives but doesn't answer is set aside: its workers keep running, it ends with the last of them,
+    and the worker that couldn't be forked is exec'd by `fallback`. `started`: the first forkserver, if it was started
+    already.
     """
 
     def __init__(
@@ -440,7 +442,7 @@ class ForkLauncher:
         self._all = {server for server in self._all if not server.reader.done()}
 
     async def _answered(self, server: Forkserver, asked: Awaitable[T], limit_s: float) -> T:
-        """The answer of a forkserver; one that gives none within the limit is set aside. Raises ForkserverLost."""
+        """The answer of a forkserver, which is set aside if it gives none within the limit. Raises ForkserverLost."""
         try:
             return await asyncio.wait_for(asked, limit_s)
         except asyncio.TimeoutError:
@@ -461,7 +463,7 @@ class ForkLauncher:
         return await server.worker(spec, sink, spec.env, self._fork_s_max)
 
     async def close(self) -> None:
-        """Ends the forkservers; workers they forked are the supervisor's to end first."""
+        """Ends the forkservers; the supervisor has to end their workers first."""
         if self._started is not None:
             self._started.close()
         if self._preloading is not None:

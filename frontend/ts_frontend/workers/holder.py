@@ -1,4 +1,4 @@
-"""Workers that are forked from a process of their model version, its holder, which has loaded the model once."""
+"""Workers that are forked from their model version's holder, a process that has loaded the model once."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class _Held:
 
 
 class HolderLauncher:
-    """Starts the workers of one model version from its holder. The holder is started with the first worker, again with
-    the next one after its death, which its workers die with, and after a load that failed; `rest` and `close` end it.
+    """Starts the workers of one model version from its holder. The holder is started with the first worker, and again
+    with the next worker after a failed load or after its death, which also ends its workers; `rest` and `close` end it.
 
-    A holder whose handler can't be forked says why: from then on the workers load the model themselves, started by
-    `below` as the holder was.
+    A holder whose handler can't be forked reports the reason: from then on `below`, which started the holder, starts
+    the workers, and they load the model themselves.
     """
 
     def __init__(self, below: Launcher, plan: WorkerPlan) -> None:
@@ -52,15 +52,15 @@ class HolderLauncher:
         self._loading: asyncio.Task[Forkserver | None] | None = None
         self._holders: set[Forkserver] = set()
         self._failed = False
-        #: Why the workers load the model themselves; "" as long as they don't.
+        #: The reason why the workers load the model themselves; "" as long as they don't.
         self.refusal = ""
-        #: The seconds that the latest load took, and how many there have been.
+        #: The seconds of the latest load, and the number of loads.
         self.load_s = 0.0
         self.loads = 0
 
     @property
     def pid(self) -> int:
-        """The process id of the holder; 0 without one that is ready."""
+        """The process id of the holder; 0 without a ready one."""
         holder = self._current()
         return holder.pid if holder is not None else 0
 
@@ -72,7 +72,7 @@ class HolderLauncher:
         return holder if holder is not None and holder.usable else None
 
     async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
-        """Forks a worker, which has the model already. Raises OSError, LaunchFailed."""
+        """Forks a worker that already has the model. Raises OSError, LaunchFailed."""
         holder = await self._holder(spec, sink) if not self.refusal else None
         if holder is None:
             return await self._below.launch(spec, sink)
@@ -133,8 +133,8 @@ class HolderLauncher:
         return holder
 
     async def renewed(self, anew: str) -> str:
-        """Has the next workers take the model's present source files, and load the model again when what the holder has
-        loaded doesn't count for them, or with a reason, `anew`. Returns the reason, "" when it counts."""
+        """Makes the next workers use the model's present source files, and load the model again if the holder's
+        loaded state is outdated, or for the reason `anew`. Returns the reason, "" if the loaded state stays valid."""
         anew = anew or await self._refused()
         if anew:
             self.rest()
@@ -156,8 +156,8 @@ class HolderLauncher:
     # --- its end
 
     def rest(self) -> None:
-        """Gives the model's memory back: the holder ends with the last of its workers. The next worker starts a new
-        one."""
+        """Releases the model's memory: the holder ends with the last of its workers. The next worker starts a new
+        holder."""
         task, self._loading = self._loading, None
         if task is not None:
             task.cancel()

@@ -1,4 +1,4 @@
-"""The batches on one worker: how many more it takes, which of them hang, and which are left when it ends. No I/O."""
+"""The batches on one worker: its capacity for more, the hanging ones, and the unfinished ones at its end. No I/O."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Protocol, TypeAlias
 from ts.protocol.frames import Chunk, Failed, Message, Pieces, chunks_of
 from ts_frontend.job import Job, Owner
 
-#: Read-ahead: batches that take longer are never waited behind; quicker ones are sent until they fill this time.
+#: Read-ahead: no batch waits behind one that takes longer; quicker ones are sent ahead until they fill these seconds.
 READ_AHEAD_S = 0.004
 READ_AHEAD_BATCHES_MAX = 16
-#: A stream whose reader has taken nothing for so long computes nothing, and doesn't count as running...
+#: A stream whose reader has read nothing for these seconds is stalled and doesn't count as running...
 STALLED_S = 0.1
-#: ... until there are so many times `max_concurrency` on one worker.
+#: ... until a worker has this many times `max_concurrency` batches.
 STALLED_FACTOR_MAX = 8
 
 _batch_ids = itertools.count(1).__next__
@@ -24,8 +24,8 @@ _batch_ids = itertools.count(1).__next__
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Requests that were sent together, less those that the handler was not given. `left`: how many have no complete
-    answer yet; `ended`: the ids of the others, None as long as there are none."""
+    """Requests that were sent together, except for those that never reached the handler. `left`: the number without
+    a complete answer; `ended`: the ids of the others, None without any."""
 
     id: int
     jobs: list[Job]
@@ -39,26 +39,27 @@ class Batch:
         return [job for job in self.jobs if job.id not in ended and not job.done]
 
     def unread(self, now_s: float) -> bool:
-        """Returns True when a client is behind, with reading or with sending: then the batch waits and doesn't hang."""
+        """Returns True if the batch waits for a client that reads or sends slowly, so that it doesn't count as
+        hanging."""
         return any(job.client_wait_s(now_s) > 0 for job in self.open_jobs())
 
 
 class Concurrency(Protocol):
-    """How many batches a worker runs at a time."""
+    """The number of batches that a worker runs at a time."""
 
     def capacity(self, running: InFlight) -> float:
-        """The capacity of a worker that isn't idle: from 0 (takes nothing more) to less than 2, an idle worker's."""
+        """The capacity of a busy worker: from 0 (none) to less than 2, the capacity of an idle worker."""
 
 
 class Serial:
-    """One batch at a time, and nothing ahead."""
+    """One batch at a time, without read-ahead."""
 
     def capacity(self, running: InFlight) -> float:
         return 0
 
 
 class Pipelined:
-    """A handler that returns: one batch at a time, and a few ahead on its socket while they are quick."""
+    """For a blocking handler: one batch at a time, and a few ahead on its socket while they are quick."""
 
     def capacity(self, running: InFlight) -> float:
         count = len(running.batches)
@@ -69,7 +70,8 @@ class Pipelined:
 
 @dataclass(frozen=True, slots=True)
 class Concurrent:
-    """A generator or async handler: several batches at a time; streams that nobody reads hardly count."""
+    """For a generator or async handler: several batches at a time, and up to STALLED_FACTOR_MAX times as many if
+    their readers are stalled."""
 
     limit: int
 
@@ -91,7 +93,7 @@ class Continuous:
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """Takes nothing more before these batches have ended, however they end; then as `former` says."""
+    """No capacity until these batches have ended in any way; then that of `former`."""
 
     batch_ids: frozenset[int]
     former: Concurrency
@@ -103,7 +105,7 @@ class Until:
         return self.former.capacity(running)
 
 
-#: The seconds that a worker has read and written tensors, by the size of the batch.
+#: The seconds that a worker has spent reading and writing tensors, by the size of the batch.
 Spent: TypeAlias = "Mapping[int, tuple[float, float]]"
 
 
@@ -111,11 +113,11 @@ class BatchRecorder(Protocol):
     """Measures the batches and the loads of a model version's workers."""
 
     def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
-        """Measures a complete batch: it was on its way or behind another for `waited_s`, then on the worker for
-        `worked_s`."""
+        """Measures a complete batch: `waited_s` seconds on its way or behind another batch, then `worked_s` on the
+        worker."""
 
     def loaded(self, worker_id: int, seconds: float) -> None:
-        """Measures a load: the worker had its model so many seconds after it was created."""
+        """Measures a load: the seconds from the worker's creation until it had its model."""
 
 
 class InFlight:
@@ -143,18 +145,17 @@ class InFlight:
             self.concurrency = Concurrent(limit)
 
     def hold_nothing_ahead(self) -> None:
-        """Sends no batch ahead any more: the handler waits for other models' answers, which may need the batch sent
-        ahead."""
+        """Stops read-ahead: the handler waits for other models' answers, which may depend on a batch sent ahead."""
         if not self.shared:
             self.concurrency = Serial()
 
     def close_until_idle(self) -> None:
-        """Takes nothing more before its present batches are finished."""
+        """Accepts no more before its present batches are finished."""
         former = self.concurrency.former if isinstance(self.concurrency, Until) else self.concurrency
         self.concurrency = Until(frozenset(self.batches), former)
 
     def isolate(self, job: Job) -> None:
-        """Lets a job that has just begun run with nothing beside it."""
+        """Makes a job that has just begun run alone."""
         if job.id in self.jobs:
             self.isolated = self.jobs[job.id][1].id
             self.close_until_idle()
@@ -183,7 +184,7 @@ class InFlight:
             del self.jobs[job.id]
 
     def active(self, batch: Batch, now_s: float) -> None:
-        """Notes a sign of life: a piece of an answer, or a reader that makes room for more."""
+        """Notes a sign of life: a piece of an answer, or progress of its reader."""
         self.turn_s = batch.active_s = now_s
 
     def alive(self, batch: Batch) -> None:
@@ -215,8 +216,8 @@ class InFlight:
         return waited_s, now_s - batch.taken_s - waited_s
 
     def free_since_s(self) -> float | None:
-        """Returns since when there was nothing before the batch that has just begun (`time.monotonic()` seconds, 0 for
-        always); None when there is a batch before it."""
+        """Returns the time since which no batch has been before the one that has just begun (`time.monotonic()`
+        seconds, 0 for always); None if there is one before it."""
         return self._finished_s if len(self.batches) == 1 else None
 
     def clear(self) -> None:
@@ -230,7 +231,7 @@ class InFlight:
     # --- hanging batches
 
     def count_stalled(self, now_s: float) -> bool:
-        """Returns True when more streams than before have readers that take nothing, which makes room."""
+        """Returns True if more streams than before have stalled readers, which adds capacity."""
         before = self.stalled
         self.stalled = sum(
             all(job.client_wait_s(now_s) > STALLED_S for job in batch.open_jobs()) for batch in self.batches.values()
@@ -251,8 +252,8 @@ class InFlight:
 
 CANCELLED = 499
 
-#: Gets a response of a model that gives any number of them to a request: its number from 0, its kind (success, fail,
-#: empty or cancel), and the seconds since the one before.
+#: Called for each response of a decoupled model: its number from 0, its kind (success, fail, empty or cancel), and the
+#: seconds since the previous one.
 OnResponse: TypeAlias = Callable[[int, str, float], None]
 
 
@@ -264,7 +265,7 @@ class ResponseCounter:
         self._open: dict[int, tuple[int, float]] = {}
 
     def note(self, messages: Sequence[Message], jobs: Mapping[int, tuple[Job, Any]]) -> None:
-        """`messages` have come from the worker; `jobs` are those that it has."""
+        """Counts the responses in `messages` of the worker, whose jobs are `jobs`."""
         now_s = time.monotonic()
         for message in messages:
             if isinstance(message, (Chunk, Failed, Pieces)) and message.job_id in jobs:

@@ -1,4 +1,4 @@
-"""Launchers of worker processes: exec, torchrun, and a thread of the server; and programs that are run to their end.
+"""Launchers of worker processes (exec, torchrun, a thread of the server), and running of programs to their end.
 
 With `spawning`, the only module of the frontend that starts processes.
 """
@@ -137,7 +137,7 @@ def resolve(future: asyncio.Future[None]) -> None:
 
 
 async def readable(fd: int) -> None:
-    """Returns when there is something to read."""
+    """Returns when the file descriptor is readable."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     loop.add_reader(fd, resolve, ready)
@@ -157,8 +157,8 @@ async def run_tool(
 ) -> int | None:
     """Runs a program to its end, gives its output, line by line, to `on_line`, and returns its exit status.
 
-    It is killed, with the processes it started, when it takes longer (None), or when the caller is cancelled.
-    `pass_fds` are open in it too; `env` is its whole environment, this process's without one."""
+    The program is killed, with the processes it started, when it takes longer (result None) or the caller is
+    cancelled. `pass_fds` are open in it too; `env` is its whole environment, this process's without one."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         cwd=cwd,
@@ -276,7 +276,7 @@ class TorchrunLauncher:
 
 @dataclass(slots=True, eq=False)
 class InProcessWorker(WorkerProcess):
-    """A worker that is a thread. It can't be killed: it ends as soon as its handler returns."""
+    """A worker that is a thread. It can't be killed; it ends as soon as its handler returns."""
 
     def kill(self) -> None:
         """Closes the worker's socket, which ends the thread."""

@@ -1,4 +1,4 @@
-"""The requests and memory that a worker may use before it is replaced. Decides purely, but for reading the machine's
+"""The requests and memory after which a worker is replaced. Pure decisions, except for reading the machine's
 available memory."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 class Excess(NamedTuple):
-    """A limit that a worker is over. `kind` is one of REQUESTS, MEMORY and MEMORY_MAX, `text` describes it for
+    """An exceeded limit of a worker. `kind` is one of REQUESTS, MEMORY and MEMORY_MAX; `text` is a sentence for
     people."""
 
     kind: str
@@ -25,9 +25,9 @@ class Excess(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """The limits of each worker of a model; 0 is no limit. A worker that has answered `requests` or uses `memory_bytes`
-    is replaced without haste, one that uses more than `memory_bytes_max` is ended at once. Memory is resident
-    memory."""
+    """The limits of each worker of a model; 0 is no limit. A worker that has answered `requests` requests or uses
+    `memory_bytes` is replaced after its requests; one that uses more than `memory_bytes_max` is ended at once.
+    Memory is resident memory."""
 
     requests: int = 0
     memory_bytes: int = 0
@@ -39,7 +39,7 @@ class WorkerLimits:
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of excess that there can be."""
+        """The possible kinds of excess."""
         limits = {REQUESTS: self.requests, MEMORY: self.memory_bytes, MEMORY_MAX: self.memory_bytes_max}
         return [kind for kind, limit in limits.items() if limit]
 
@@ -60,8 +60,7 @@ class WorkerLimits:
 
 
 def available_bytes() -> int:
-    """Returns the memory that new processes may take: the machine's, or the rest of the container's, if that is
-    less."""
+    """Returns the bytes of memory available to new processes: the machine's or the container's, whichever is less."""
     free = int(psutil.virtual_memory().available)
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()

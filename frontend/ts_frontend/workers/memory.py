@@ -1,4 +1,4 @@
-"""The memory of workers: of a pool's processes and of what they have on GPUs, and of each worker in turn."""
+"""The memory of workers: of a pool's processes in the machine and on GPUs, and of each worker in turn."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ts_frontend.workers.pool import Pool
 from ts_frontend.workers.process import resident_bytes
 from ts_frontend.workers.worker import Worker
 
-#: Workers whose memory is read in one look: each costs some system calls between requests.
+#: The most workers whose memory is read at once: each costs some system calls between requests.
 MEMORY_READS_MAX = 16
 _PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
 
 
 def proportional_bytes(pid: int) -> int:
-    """The memory of a process, each shared page divided among those that share it (PSS); where that can't be read, its
-    resident memory. 0 when it has ended. Blocking: the kernel walks all its pages."""
+    """The memory of a process, each shared page divided among those that share it (PSS); its resident memory if that
+    can't be read, 0 if it has ended. Blocking: the kernel walks all its pages."""
     if sys.platform == "linux":
         try:
             with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
@@ -32,7 +32,7 @@ def proportional_bytes(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of a model's processes, and of what they have on GPUs."""
+    """Bytes of a model's processes, in the machine and on GPUs."""
 
     host: int = 0
     gpus: int = 0
@@ -45,7 +45,7 @@ class Memory:
         return Memory(max(self.host, other.host), max(self.gpus, other.gpus))
 
     def excess(self, limit: Memory) -> str:
-        """The setting whose limit is passed, "" for none. A limit of 0 is none."""
+        """The setting whose limit is exceeded, "" for none. A limit of 0 is no limit."""
         if 0 < limit.host < self.host:
             return "model_memory_max"
         return "model_gpu_memory_max" if 0 < limit.gpus < self.gpus else ""
@@ -55,7 +55,7 @@ NOTHING = Memory()
 
 
 def pids_of(pool: Pool) -> list[int]:
-    """The processes of a pool, its holder, too."""
+    """The processes of a pool, with its holder."""
     pids = [pid for slot in list(pool.slots) if slot.worker is not None for pid in slot.worker.pids]
     holder = pool.resources.holder
     if holder is not None and holder.pid:
@@ -74,14 +74,14 @@ def megabytes(count: int) -> str:
 
 
 class WorkerMemory:
-    """Resident bytes of the workers, read for a few of them at a time: new ones first, then by turns."""
+    """Resident bytes of the workers, read for a few of them at a time: new ones first, then in turn."""
 
     def __init__(self, reads_max: int = MEMORY_READS_MAX) -> None:
         self._reads_max = reads_max
         self._bytes: dict[Worker, int] = {}
 
     def look(self, workers: Iterable[Worker]) -> None:
-        """Reads the memory of at most `reads_max` of the workers, and forgets those that are gone."""
+        """Reads the memory of at most `reads_max` workers, and forgets workers that have ended."""
         here = list(workers)
         known = {worker: size for worker, size in self._bytes.items() if worker in set(here)}
         turn = [*(worker for worker in here if worker not in known), *known]

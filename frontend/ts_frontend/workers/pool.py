@@ -1,4 +1,4 @@
-"""The workers of one model version: as many as asked for, each started again when it ends."""
+"""The workers of one model version, in the configured number; each is restarted when it ends."""
 
 from __future__ import annotations
 
@@ -37,34 +37,34 @@ from ts_frontend.workers.worker import Worker, WorkerState
 
 log = logging.getLogger(__name__)
 
-#: Deadlines that lie closer together than this are looked at together.
+#: Deadlines closer together than these seconds are checked together.
 LATE_EVERY_S = 0.002
-#: A clock isn't set for longer.
+#: The longest time in seconds for which the timer is set.
 LATE_LOOK_S_MAX = 3600.0
 NO_LIMITS = WorkerLimits()
-#: Between two looks at the memory of the workers.
+#: Seconds between two readings of the workers' memory.
 MEMORY_LOOK_S = 1.0
-#: After a replacement that did not start: until the next try.
+#: Seconds until the next try after a replacement failed to start.
 REPLACE_AGAIN_S = 30.0
-#: Until the process of a worker that was killed is gone.
+#: The most seconds until a killed worker's process has ended.
 ENDS_S_MAX = 5.0
-#: How long a worker that failed several times in a row has to stay before a scale call believes that it is ready.
+#: The seconds that a worker must stay ready, after several failures in a row, before a scale call counts it as ready.
 STAYS_S = 1.0
-#: Of a reason that was logged before.
+#: The length to which a reason is cut that was logged before.
 REASON_CHARS_AGAIN = 100
-#: Of the cause that requests are told.
+#: The largest length of the cause in the error of requests.
 CAUSE_CHARS_MAX = 500
 #: The line of TorchServe's worker before the traceback of a model that it couldn't load.
 PROCESS_DIED = "Backend worker process died."
-#: Different tracebacks of one model that are known from before, so that they are counted instead of logged.
+#: The number of remembered tracebacks of a model, which are counted instead of logged again.
 TRACEBACKS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
 class PoolResources:
     """The server's resources for a pool's workers: their launcher, their ids and devices, and the sinks of their
-    lines. `holder`: the launcher, if it holds the model's weights for them; `waiting`: what a worker that starts waits
-    for, by its id, where somebody else finds its place; `cluster`: the state of whoever does."""
+    lines. `holder`: the launcher, if it holds the model's weights for them; `waiting`: the reason why a starting
+    worker waits for a place in a cluster, by its id; `cluster`: the state of that cluster."""
 
     launcher: Launcher
     next_worker_id: Callable[[], int]
@@ -89,7 +89,8 @@ class Clock:
 
 
 class Slot:
-    """One worker's place: keeps it filled until it is retired, or gives up. `after`: done when it may begin."""
+    """One worker's place in the pool: restarts the worker until it is retired or given up. `after`: done when the
+    first start may begin."""
 
     def __init__(
         self, pool: Pool, worker_id: int, device: Device, backoff: Backoff, after: asyncio.Future[None] | None = None
@@ -102,11 +103,11 @@ class Slot:
         #: then. A process that was killed while it loaded is followed by another one first: only the second one's
         #: failure fails the start.
         self.attempt = unattended_future()
-        #: Why the last start failed, until one succeeds.
+        #: The failure of the last start, until one succeeds.
         self.load_failure: StartFailed | None = None
-        #: When the next start is due (`time.monotonic()`), while it waits for that.
+        #: The time of the next start (`time.monotonic()` seconds), during the pause before it.
         self.next_start_s = 0.0
-        #: What its worker waits for before it can start; "" when it doesn't.
+        #: The reason why its worker waits for a place; "" if it doesn't.
         self.waits_for = ""
         self._waits_since_s, self._told_off = math.inf, False
         self._pool = pool
@@ -132,8 +133,8 @@ class Slot:
         return self.worker.memory_bytes if self.worker is not None else 0
 
     def look(self, now_s: float) -> None:
-        """Notes what a worker without a place waits for. Who waits for its start is told after `startup_timeout_s`; the
-        worker starts as soon as there is a place."""
+        """Notes the reason why a worker has no place yet. Callers that wait for its start get an error after
+        `startup_timeout_s`; the worker still starts as soon as there is a place."""
         waiting = self._pool.resources.waiting
         if waiting is None or self._retired:
             return
@@ -148,7 +149,7 @@ class Slot:
             self._settle(StartFailed(f"Worker {self.id} {self.waits_for}. It starts as soon as there is room", 503))
 
     def try_now(self) -> None:
-        """Ends the pause before the next start; who waits for a place is told so again."""
+        """Ends the pause before the next start; a later lack of a place is reported again."""
         if not self.ready:
             self._hurry.set()
             self._told_off = False
@@ -182,7 +183,7 @@ class Slot:
         await self._pool.clock.pause(delay_s, self._hurry)
 
     async def _one_life(self) -> StartFailed | str:
-        """Runs a worker from start to end; returns why it didn't start, or the reason of its end."""
+        """Runs a worker from start to end; returns the reason of its failed start or of its end."""
         pool = self._pool
         self._hurry.clear()
         worker = self.worker = pool.new_worker(self)
@@ -290,7 +291,7 @@ class Slot:
         self._settle(StartFailed("Worker was stopped before its model was loaded"))
 
     async def retire(self, timeout_s: float | None) -> None:
-        """Ends the worker for good after at most `timeout_s` (None: however long its requests take)."""
+        """Ends the worker for good after at most `timeout_s` seconds (None: when its requests are answered)."""
         self._retired = True
         worker = self.worker
         if worker is not None and worker.state in (WorkerState.READY, WorkerState.DRAINING):
@@ -328,9 +329,9 @@ class Pool:
         self.slots: list[Slot] = []
         self.last_failure: Failure | None = None
         self.failures = dict.fromkeys((NOT_LOADED, DIED, HUNG), 0)  # of workers, by when
-        #: No worker is there or will come. Kept up to date by `_changed`: every request asks.
+        #: No worker exists or will be started. Updated by `_changed`, because every request reads it.
         self.unavailable = True
-        #: The last start of each worker has failed, and this is why the latest did. Kept up to date like `unavailable`.
+        #: The failure of the latest start, if the last start of each worker has failed. Updated like `unavailable`.
         self.load_failure: StartFailed | None = None
         self.clock = clock or Clock()
         self.on_demand = False  # requests wait also while there are no workers
@@ -338,7 +339,7 @@ class Pool:
         self._new_backoff = new_backoff
         self._on_change = on_change
         self._leaving: set[Slot] = set()
-        #: Workers that were replaced, by the kind of excess; the latest that hadn't failed.
+        #: Numbers of replaced workers by the kind of excess, and the latest replacement without a failure.
         self.replaced: dict[str, int] = {}
         self.last_replacement: Replacement | None = None
         self._replacing: asyncio.Task[None] | None = None
@@ -350,7 +351,7 @@ class Pool:
         self.on_ready: Callable[[Mapping[str, Any]], None] = lambda info: None
         #: Whether its workers are placed on GPUs.
         self.on_gpus = False
-        #: Called when it may have become busy: it is to be ticked from now on, until it isn't busy any more.
+        #: Called when the pool may have become busy: it needs ticks until it isn't busy any more.
         self.on_busy: Callable[[], None] = lambda: None
         self._ready_s = time.monotonic()  # when a worker was seen ready last
         self._due_s = math.inf
@@ -364,7 +365,7 @@ class Pool:
 
     @property
     def busy(self) -> bool:
-        """Whether there are workers, those that leave among them, or requests."""
+        """Returns whether there are workers, retiring ones included, or requests."""
         return bool(self.slots or self._leaving or len(self.queue))
 
     def refusal(self) -> str:
@@ -385,10 +386,10 @@ class Pool:
 
     async def scale(self, count: int, drain_s: float | None = None) -> None:
         """Starts or retires workers until there are `count`; returns when all of them are ready and the surplus is
-        gone. Workers that wait to be started again are started now.
+        gone. Workers that wait for a restart are started now.
 
-        Raises StartFailed with the first failure; workers that failed go on trying. `drain_s`: how long a surplus
-        worker may take to finish (None: as long as it needs, 0: not at all; its requests then run elsewhere).
+        Raises StartFailed with the first failure; failed workers keep retrying. `drain_s`: the seconds that a surplus
+        worker has to finish its requests (None: no limit, 0: none); unfinished ones then run elsewhere.
         """
         if self.plan.workers_max is not None and count > self.plan.workers_max:
             why = "bypass_serve" if self.plan.in_process else "debug"
@@ -419,8 +420,8 @@ class Pool:
         await asyncio.gather(*(slot.stays(STAYS_S) for slot in kept))
 
     async def reload(self, anew: str = "") -> str:
-        """Replaces all workers at once by ones with the model's present files; requests that haven't begun wait for
-        them. `anew`: why the model is to be loaded again, where that is known. Returns the reason why it was, "" when
+        """Replaces all workers at once by new ones with the model's present files; requests that haven't begun wait
+        for them. `anew`: a known reason to load the model again. Returns the reason why it was loaded again, "" if
         the weights were kept. Raises StartFailed, as `scale`."""
         holder = self.resources.holder
         anew = await holder.renewed(anew) if holder is not None else anew or "each worker loads it"
@@ -458,7 +459,7 @@ class Pool:
         return Slot(self, resources.next_worker_id(), place, self._new_backoff(), after)
 
     async def close(self, drain_s: float | None) -> None:
-        """Ends all workers; those that are retiring already get no more than `drain_s` from now."""
+        """Ends all workers; retiring ones get at most `drain_s` seconds from now."""
         leaving = [slot for slot in self._leaving if slot.worker is not None]
         if self._replacing is not None:
             self._replacing.cancel()
@@ -501,7 +502,7 @@ class Pool:
         return Worker(slot.id, self.plan, slot.device, self.queue, self._sharers(slot))
 
     def _sharers(self, slot: Slot) -> int:
-        """The workers of the model among which the cores are divided: those on the CPU of this machine."""
+        """The model's workers that share this machine's cores: those on the CPU."""
         if slot.device.is_gpu or self.resources.cluster is not None or self.plan.in_process:
             return 1
         return max(1, sum(not one.device.is_gpu for one in self.slots))
@@ -524,8 +525,8 @@ class Pool:
         self._changed()
 
     def log_traceback(self, worker_id: int, traceback: str) -> int:
-        """Logs a traceback of a model that couldn't be loaded, as if its worker had printed it, unless it has been
-        logged before. Returns how often it was raised, 1 without a traceback."""
+        """Logs a failed load's traceback as a line of its worker, unless it has been logged before. Returns the
+        number of times it was raised, 1 without a traceback."""
         if not traceback:
             return 1
         sink = self.resources.line_sink(worker_id)
@@ -545,7 +546,7 @@ class Pool:
             self.queue.fail_all(NoWorker(f"No worker of model {self.name} could be kept running: {reason}"))
 
     def end_by(self, deadline_s: float) -> None:
-        """Has a request end by its deadline (`time.monotonic()` seconds), even before the next tick."""
+        """Makes a request end at its deadline (`time.monotonic()` seconds), even before the next tick."""
         if deadline_s < self._due_s:
             self._forget_due()
             self._due_s = deadline_s
@@ -558,7 +559,7 @@ class Pool:
         self._due, self._due_s = None, math.inf
 
     def _end_late(self) -> None:
-        """Ends the requests whose deadline has passed, and looks again at the earliest of the others'."""
+        """Ends the requests whose deadline has passed, and sets the timer to the earliest deadline of the others."""
         self._forget_due()
         now_s = time.monotonic()
         if len(self.queue):
@@ -573,7 +574,7 @@ class Pool:
     # --- workers that have reached their limits
 
     def _look_at_limits(self, now_s: float) -> None:
-        """Ends workers that use far too much memory, and has one worker at a time replaced that has done enough."""
+        """Ends workers over `memory_bytes_max`, and replaces workers over another limit, one at a time."""
         limits = self.plan.limits
         look = limits.of_memory and now_s >= self._next_look_s
         if look:
@@ -594,7 +595,8 @@ class Pool:
                 self._replace(slot, excess, now_s)
 
     def _check_memory_limit(self, worker: Worker) -> None:
-        """Ignores the memory limit if a worker reaches it by loading its model, as it would be replaced for ever."""
+        """Ignores the memory limit if loading the model alone reaches it, because the worker would be replaced
+        forever."""
         limit = self.plan.limits.memory_bytes
         used = worker.memory_bytes if limit and self._memory_limit_works else 0
         if limit and used >= limit:
@@ -627,7 +629,7 @@ class Pool:
             await self._hand_over(slot, heir)
 
     async def _started_heir(self, slot: Slot) -> Slot | None:
-        """Starts a worker on the same device and returns it when it is ready; None when it didn't start, or isn't
+        """Starts a worker on the same device and returns it when it is ready; None if it didn't start or isn't
         needed any more."""
         heir = self._new_slot(slot.device)
         try:
@@ -644,7 +646,7 @@ class Pool:
         return None
 
     async def _hand_over(self, slot: Slot, heir: Slot | None) -> None:
-        """Gives the slot's place to the heir, or to a worker that starts when this one has ended."""
+        """Gives the slot to the heir, or to a worker that starts after this one's end."""
         ended = asyncio.get_running_loop().create_future()
         self.slots[self.slots.index(slot)] = heir or self._new_slot(slot.device, ended)
         retiring = self._retired(slot, None)

@@ -1,4 +1,4 @@
-"""Worker processes: how they are planned, connected with the frontend, read, ended and waited for."""
+"""Worker processes: their plan, channels, output, end and exit status."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """The end of a process: `code` as in subprocess (negative: the signal), None when it isn't known."""
+    """The end of a process. `code`: as in subprocess (negative: the signal), None if it is unknown."""
 
     code: int | None
 
@@ -68,7 +68,7 @@ class ExitStatus:
 
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 LINE_BYTES_MAX = 64 * 1024
-#: At a time, so that a worker which prints without end doesn't hold up the event loop.
+#: The most bytes read at a time, so that a worker that prints endlessly doesn't block the event loop.
 READ_BYTES = 8 * 1024
 #: More than a pipe holds (64 KiB).
 PIPE_READS_MAX = 16
@@ -83,7 +83,7 @@ def resident_bytes(pid: int) -> int:
 
 
 class LineReader:
-    """Reads a pipe and hands on whole lines; a line longer than LINE_BYTES_MAX comes in parts."""
+    """Reads a pipe and passes on whole lines; a line longer than LINE_BYTES_MAX is split."""
 
     def __init__(self, fd: int, stream: str, on_line: Callable[[str, str], None]) -> None:
         os.set_blocking(fd, False)
@@ -117,8 +117,8 @@ class LineReader:
         self._on_line(self._stream, line.rstrip(b"\r").decode("utf-8", "backslashreplace"))
 
     def finish(self) -> None:
-        """Reads the rest of the pipe once the writer has ended, and closes it, even if a child of the writer goes on
-        writing."""
+        """Reads the rest of the pipe after the writer's end, and closes it, even if a child of the writer still
+        writes."""
         for _ in range(PIPE_READS_MAX):
             if not self._readable():
                 break
@@ -145,8 +145,8 @@ LineSink: TypeAlias = Callable[[str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class TorchrunGroup:
-    """A worker of several processes, started by torchrun with these `words`. `lockstep`: all of them get every request
-    (tensor parallel), else only rank 0 (pipeline parallel)."""
+    """A worker of several processes, started by torchrun with these `words`. `lockstep`: all ranks get every request
+    (tensor parallel), otherwise only rank 0 (pipeline parallel)."""
 
     count: int
     words: tuple[str, ...]
@@ -155,11 +155,11 @@ class TorchrunGroup:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """A worker process to start: `env` is the whole environment; `python` another interpreter than the server's, or "";
-    `torchrun` for a worker of several processes; `worker_id` names it there; `with_torch`: it is forked from a process
-    that has imported torch, where there is one. Without, its handler's import takes a second or more. `holds`: the
-    process is no worker, but loads the model and forks its workers. `cluster`: what it needs of the cluster that places
-    it, None for one of this machine."""
+    """A worker process to start: `env` is the whole environment; `python` another interpreter than the server's, or
+    ""; `torchrun` for a worker of several processes; `worker_id` names it there; `with_torch`: it is forked from a
+    process that has imported torch, if there is one; otherwise its handler's import takes a second or more. `holds`:
+    the process is a holder, which loads the model and forks its workers. `cluster`: its requirements of the cluster
+    that places it, None for a process of this machine."""
 
     name: str
     env: Mapping[str, str]
@@ -172,7 +172,7 @@ class ProcessSpec:
     cluster: ClusterRequest | None = None
 
     def placed(self, worker_id: int, device: Device) -> ProcessSpec:
-        """Returns the specification for one worker, which sees only the devices of its group."""
+        """Returns the specification for one worker, restricted to the devices of its group."""
         if self.cluster is not None:
             return replace(self, worker_id=worker_id)
         if not device.group and self.torchrun is None:
@@ -183,8 +183,8 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Whether a model's workers are forked from a process that has loaded it once. `refusal`: why they can't be,
-    although it is `wanted`."""
+    """Whether a model's workers are forked from a process that has loaded it once. `refusal`: the reason why this is
+    impossible, although `wanted`."""
 
     wanted: bool = False
     refusal: str = ""
@@ -192,14 +192,14 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerPlan:
-    """How the workers of a model version are started and treated, the same for each.
+    """The settings by which all workers of a model version are started and supervised.
 
-    `max_concurrency`: requests at a time on a worker whose handler is async or a generator, or in one continuous batch;
-    `answer`: answers the calls of its handler; `on_response`: counts the responses of a `decoupled` model, which its
-    files or its handler say it is; `on_spent`: gets what a worker that has ended spent on reading and writing tensors;
-    `repeats`: its handler may be called again for a request; `in_process`: its worker is a thread of the server, and
-    isn't counted as a worker; `sharing`: how its workers come by the model's weights; `files`: has the model's files
-    there before a worker starts.
+    `max_concurrency`: concurrent requests on a worker whose handler is async or a generator, or in one continuous
+    batch; `answer`: answers the calls of its handler; `on_response`: counts the responses of a `decoupled` model
+    (declared by its files or its handler); `on_spent`: gets the seconds that an ended worker spent reading and writing
+    tensors; `repeats`: its handler may be called again for a request; `in_process`: its worker is a thread of the
+    server, and isn't counted as a worker; `sharing`: how the workers get the model's weights; `files`: provides the
+    model's files before a worker starts.
     """
 
     spec: ProcessSpec
@@ -223,15 +223,15 @@ class WorkerPlan:
 
 
 def _shared_file() -> IO[bytes]:
-    """A file without a name, in memory where the system can: no directory has to be writable for it."""
+    """An unnamed file, in memory if the system supports it, so that no directory has to be writable."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("torchrelay-progress", os.MFD_CLOEXEC), "w+b")
     return tempfile.TemporaryFile(prefix="torchrelay-progress-")
 
 
 class Channels:
-    """Both ends of the socket, the progress file and the pipes between a worker and the frontend. Ours are kept, the
-    worker's are handed over."""
+    """Both ends of the socket, the progress file and the pipes between a worker and the frontend. The worker's ends
+    are passed to its process."""
 
     def __init__(self) -> None:
         self.sock, self.worker_sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -262,7 +262,7 @@ class Channels:
 
 @dataclass(slots=True, eq=False)
 class ForkedProcess:
-    """A process that another one started for us, and whose end that one, or the pidfd, reports."""
+    """A process that another process started for us; its end is reported by that process or by the pidfd."""
 
     pid: int
     name: str
@@ -272,7 +272,7 @@ class ForkedProcess:
     pidfd: int | None = field(default=None, kw_only=True)
 
     def open_pidfd(self) -> None:
-        """Opens the pidfd, where there are such."""
+        """Opens the pidfd, if the system has them."""
         if hasattr(os, "pidfd_open"):
             try:
                 self.pidfd = os.pidfd_open(self.pid)
@@ -312,12 +312,12 @@ class WorkerProcess(ForkedProcess):
 
     @property
     def lost(self) -> str:
-        """Why it ended, where that isn't its exit status; "" otherwise."""
+        """The reason of its end, if it isn't the exit status; "" otherwise."""
         return self.rendezvous.lost if self.rendezvous is not None else ""
 
     @property
     def remote(self) -> bool:
-        """Returns True for a process of another machine, whose id means nothing here."""
+        """Returns True for a process of another machine, whose id is not valid here."""
         return False
 
     @property
@@ -326,7 +326,7 @@ class WorkerProcess(ForkedProcess):
         return {}
 
     def note_begun(self, batch_id: int) -> None:
-        """Notes that the handler is called for a batch, which a process of this machine writes to the progress file
+        """Notes that the handler is called for a batch; a process of this machine writes that to the progress file
         itself."""
 
     def resident_bytes(self) -> int:
@@ -335,18 +335,18 @@ class WorkerProcess(ForkedProcess):
         return sum(map(resident_bytes, pids))
 
     def unbegun(self, batch_ids: Iterable[int]) -> set[int]:
-        """Returns those of the batches for which the handler hasn't been called."""
+        """Returns the batches for which the handler hasn't been called."""
         table = os.pread(self.progress.fileno(), PROGRESS_BYTES, 0)
         return {batch_id for batch_id in batch_ids if not has_begun(table, batch_id)}
 
     def spent(self) -> dict[int, tuple[float, float]]:
-        """Returns the seconds that it has read and written tensors, by the size of the batch; nothing of one that is
-        released."""
+        """Returns the seconds spent reading and writing tensors, by the size of the batch; empty for a released
+        process."""
         return {} if self.progress.closed else spent(os.pread(self.progress.fileno(), PROGRESS_BYTES, 0))
 
     def release(self) -> None:
-        """Cleans up after the process has ended: ends the processes it started, which nobody else would, reads its last
-        lines, and closes its files."""
+        """Cleans up after the process has ended: ends the processes it started, reads its last lines, and closes its
+        files."""
         for leader in (self.pid, *(self.rendezvous.pids if self.rendezvous is not None else ())):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(leader, signal.SIGKILL)  # it led a session of its own
@@ -387,8 +387,8 @@ def zombies() -> Zombies:
 
 
 def reap(before: Zombies) -> Zombies:
-    """Waits for the zombies that were there `before` already: the server's own children are waited for at once, by who
-    started them. Those that are left are the next call's `before`. Blocking."""
+    """Waits for the zombies that already existed `before`: the server's own children are waited for at once by their
+    starters. Returns the remaining ones, the next call's `before`. Blocking."""
     now = zombies()
     for pid, _ in now & before:
         try:
@@ -399,7 +399,7 @@ def reap(before: Zombies) -> Zombies:
 
 
 async def reap_orphans(period_s: float = PERIOD_S) -> None:
-    """Reaps orphans for ever, for a server that is process 1. A failure is logged, and the next look follows."""
+    """Reaps orphans forever, for a server that is process 1. A failure is logged and doesn't end it."""
     before: Zombies = frozenset()
     while True:
         await asyncio.sleep(period_s)

@@ -1,7 +1,7 @@
-"""A worker of several processes (torchrun): where they meet the frontend, and one connection that stands for all.
+"""A worker of several processes (torchrun): the rendezvous with the frontend, and one connection for all of them.
 
-torchrun starts its processes itself, so none can be given a socket. Each connects to a socket in a directory of the
-server's own, names the secret that only they were told, and gets the progress file. Rank 0 answers.
+torchrun starts its processes itself, so they can't inherit a socket. Each connects to a socket in a private directory
+of the server, sends the worker's secret, and gets the progress file. Rank 0 answers.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def _short(directory: Path, name: str) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Rendezvous:
-    """The place where the `count` processes of one worker connect. `pids`: those that have; `lost`: the first of them
-    that ended, in words."""
+    """The socket that the `count` processes of one worker connect to. `pids`: the connected ones; `lost`: a sentence
+    on the first one that ended."""
 
     count: int
     lockstep: bool
@@ -100,7 +100,7 @@ class Rendezvous:
         return {"TORCHRELAY_RENDEZVOUS": str(self.directory), "TORCHRELAY_RENDEZVOUS_SECRET": self.secret}
 
     def rank_of(self, greeting: bytes) -> int:
-        """The rank of the process that sent `greeting`. Raises ValueError when it isn't one of ours."""
+        """The rank of the process that sent `greeting`. Raises ValueError for a foreign process."""
         said: Any = json.loads(greeting)
         if not isinstance(said, dict) or not hmac.compare_digest(str(said.get("secret")), self.secret):
             raise ValueError("the secret is wrong")
@@ -117,11 +117,10 @@ class Rendezvous:
 
 
 class RankConnections:
-    """The connections to all processes of a worker, with the face of one `Connection`.
+    """The connections to all processes of a worker, with the interface of one `Connection`.
 
-    In lockstep the processes compute together, so they have to see the same requests in the same order and none may
-    leave early: a batch goes out when all have finished the one before, and neither cancels, deadlines nor a slow
-    reader reach it.
+    In lockstep the processes compute together, so they need the same requests in the same order, and none may stop
+    early: a batch is sent when all have finished the previous one, without cancels, deadlines or credit.
     """
 
     def __init__(
@@ -195,7 +194,7 @@ class RankConnections:
     # --- to them
 
     def push(self, message: Message) -> None:
-        """Queues a message for those it is for."""
+        """Queues a message for the ranks that need it."""
         if isinstance(message, (Load, Stop)):
             self._early.append(message)
             for rank, line in self._lines.items():
@@ -241,8 +240,8 @@ class RankConnections:
             self._send_next()
 
     def _counts(self, rank: int, message: Message) -> bool:
-        """Returns True for a message to pass on to the worker: rank 0's answers, and a failed load of any rank. It
-        passes on itself that all ranks are ready."""
+        """Returns True for a message to pass on to the worker: rank 0's answers, and a failed load of any rank. When
+        all ranks are ready, it passes that on itself."""
         if isinstance(message, Ready):
             self._ready[rank] = message
             if len(self._ready) == self._rendezvous.count:

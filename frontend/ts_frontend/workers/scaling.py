@@ -1,5 +1,5 @@
-"""Autoscaling: how many workers of a model its load needs. `Scaling` decides purely, its time is an argument;
-`PoolScaler` takes the samples of a pool and has it scaled."""
+"""Autoscaling: the number of workers that a model's load needs. `Scaling` is pure, time is an argument; `PoolScaler`
+samples a pool and scales it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ts_frontend.workers.worker import WorkerState
 
 log = logging.getLogger(__name__)
 
-#: The kind of handlers that run one batch after the other; the others run several requests at a time on one worker.
+#: The kind of handlers that run one batch after the other; all others run several requests at a time on one worker.
 _BLOCKING = "blocking"
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingRule:
-    """When the number of workers changes. `target_queue`: requests that may wait for each worker; `target_wait_s`: 90 %
-    of the requests may wait so long (0: any time). More than either for `up_after_s` adds workers; what was not needed
-    at any time of `down_after_s` is ended."""
+    """The rule of autoscaling. `target_queue`: requests that may wait for each worker; `target_wait_s`: seconds that
+    90 % of the requests may wait (0: any time). Exceeding either for `up_after_s` adds workers; workers that were
+    not needed for `down_after_s` are ended."""
 
     target_queue: float = 1.0
     target_wait_s: float = 0.0
@@ -36,8 +36,8 @@ class ScalingRule:
 
 
 class LoadSample(NamedTuple):
-    """The load of a pool at one time. `wait_p90_s`: of the requests that wait or run; `at_once`: requests that one
-    worker runs together; `ready` of the `workers` take requests."""
+    """The load of a pool at one time. `wait_p90_s`: of the waiting and running requests; `at_once`: requests that
+    one worker runs together; `ready`: the number of `workers` that accept requests."""
 
     queued: int
     running: int
@@ -48,7 +48,7 @@ class LoadSample(NamedTuple):
 
     @property
     def needed(self) -> int:
-        """Workers with which none of these requests would have to wait."""
+        """The number of workers with which none of these requests would wait."""
         return math.ceil((self.queued + self.running) / self.at_once)
 
 
@@ -62,14 +62,14 @@ class ScalingDecision(NamedTuple):
 
 
 class Scaling:
-    """Decides between `least` and `most` workers. No decision follows another one before its own time has passed
-    again, measured from that one; so a load that stays the same gets no more than one correction downwards."""
+    """Decides between `least` and `most` workers. After a decision, the next one needs its full time again, so a
+    constant load causes at most one correction downwards."""
 
     def __init__(self, rule: ScalingRule) -> None:
         self.rule = rule
         self._crowded_since_s: float | None = None
-        #: (time, needed workers) of the samples in the window, but those that a later one exceeds: the first is the
-        #: most.
+        #: (time, needed workers) of the samples in the window, without those that a later one exceeds: the first is the
+        #: largest.
         self._needs: deque[tuple[float, int]] = deque()
         self._begun_s: float | None = None
 
@@ -129,8 +129,8 @@ def percentile(values: Sequence[float], part: float) -> float:
 
 
 class PoolScaler:
-    """Scales a pool as its load needs it, between `least` and `most`; not while they are the same, or `least` is 0: no
-    workers were asked for. `batch_size`: of the handler's batches."""
+    """Scales a pool by its load, between `least` and `most`; inactive while they are equal or `least` is 0.
+    `batch_size`: of the handler's batches."""
 
     def __init__(self, pool: Pool, rule: ScalingRule, batch_size: int) -> None:
         self.pool = pool
@@ -147,8 +147,8 @@ class PoolScaler:
         return 0 < self.least < self.most
 
     def between(self, least: int, most: int) -> int:
-        """Scales between these numbers from now on; returns the number of workers to have first: the present one, if
-        it is one of those."""
+        """Scales between these numbers from now on; returns the number of workers to begin with: the present one, if
+        it is within them."""
         self.least, self.most = least, most
         return min(max(len(self.pool.slots), least), most) if self.active else least
 

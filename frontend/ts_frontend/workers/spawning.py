@@ -21,15 +21,15 @@ from ts_frontend.config.table import ServerConfig
 
 #: The signals that ask a server to stop, as in ts.runtime.process.
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-#: Before each request to a forkserver, and each of its replies.
+#: The head of each request to a forkserver, and of each of its replies.
 LENGTH = struct.Struct("<I")
 #: The id of the request that comes with the start of a forkserver.
 FIRST_REQUEST_ID = 0
 
 
 def spawn(argv: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
-    """Starts one of our own processes, in a session of its own and with the signals blocked that ask a server to stop,
-    until it handles them itself (`ts.runtime.process`): they must not end it on its way there."""
+    """Starts one of our own processes, in its own session and with the stop signals blocked until it handles them
+    itself (`ts.runtime.process`), so that they can't end it before."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         return subprocess.Popen(argv, start_new_session=True, **how)
@@ -38,7 +38,7 @@ def spawn(argv: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
 
 
 def worker_env(config: ServerConfig) -> dict[str, str]:
-    """The environment of workers: they import `ts` from the same place as the server, before others of that name."""
+    """The environment of workers: they import the same `ts` as the server."""
     env = worker_environment(config)
     package_root = str(Path(ts.version.__file__).parents[1])
     env["PYTHONPATH"] = os.pathsep.join(part for part in (package_root, env.get("PYTHONPATH", "")) if part)
@@ -53,8 +53,8 @@ def request_bytes(op: str, number: int, **more: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StartedForkserver:
-    """A forkserver that was started, and our ends of the control sockets: its own, and that of the fork that imports
-    torch, which it was asked for with the request FIRST_REQUEST_ID. None: it wasn't."""
+    """A started forkserver, and our ends of the control sockets: its own, and that of the fork with torch, which was
+    requested as FIRST_REQUEST_ID (None: not requested)."""
 
     child: subprocess.Popen[bytes]
     control: socket.socket
@@ -89,7 +89,7 @@ def start_forkserver(env: Mapping[str, str], preload_torch: bool) -> StartedFork
 
 
 def _pair(opened: list[socket.socket]) -> tuple[socket.socket, socket.socket]:
-    """Our end, which never blocks, and the other one; both are added to `opened`."""
+    """A socket pair: our non-blocking end and the other one; both are added to `opened`."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     opened += (ours, theirs)
     ours.setblocking(False)

@@ -36,8 +36,8 @@ OnLine = Callable[[int, str, str, str], None]
 
 
 class Supervisor:
-    """Makes pools and keeps time for them. `launcher` starts the workers instead of the launcher that `fork` and
-    `in_process` stand for; `clock` is that of their restarts; `cluster` starts workers on other machines."""
+    """Makes pools and ticks them. `launcher` replaces the launcher that `fork` and `in_process` select; `clock` is
+    the clock of restarts; `cluster` starts workers on other machines."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Supervisor:
         self._distribution_id = first_distribution_id
         self._on_line = on_line
         self._pools: set[Pool] = set()
-        #: Those that have workers or requests, which alone need a clock.
+        #: The pools with workers or requests, which need ticks.
         self._busy: set[Pool] = set()
         self._scalers: dict[Pool, PoolScaler] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -88,7 +88,7 @@ class Supervisor:
         return next(self._ids)
 
     def next_distribution_id(self, level: int) -> int:
-        """Returns the first of `level` ids, the number that a worker of several processes or devices takes."""
+        """Returns the first of `level` new ids, one for each process or device of a worker."""
         self._distribution_id += level
         return self._distribution_id - level
 
@@ -130,7 +130,7 @@ class Supervisor:
         return pool
 
     def scaler(self, pool: Pool, rule: ScalingRule, batch_size: int) -> PoolScaler:
-        """Has the pool scaled by its load, once it is told between which numbers."""
+        """Makes the scaler of a pool, which scales it once its limits are set."""
         scaler = self._scalers[pool] = PoolScaler(pool, rule, batch_size)
         return scaler
 
@@ -190,7 +190,7 @@ class Supervisor:
 
 
 def device_of(request: ClusterRequest) -> Device:
-    """Where a worker of a cluster runs, as it sees it: Ray shows it only its own GPUs."""
+    """The device of a worker in a cluster, in its own numbering: Ray shows it only its own GPUs."""
     return Device("cuda", 0, tuple(range(max(1, int(request.num_gpus))))) if request.num_gpus else CPU
 
 

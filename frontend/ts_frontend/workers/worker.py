@@ -1,4 +1,5 @@
-"""One worker of a model from its start to its end: its process, its batches, and their fate when it dies."""
+"""One worker of a model from its start to its end: its process, its batches, and the end of its batches when it
+dies."""
 
 from __future__ import annotations
 
@@ -76,14 +77,14 @@ NEXT_STATE: dict[WorkerState, frozenset[WorkerState]] = {
 
 STOP_S_MAX = 5.0
 EXIT_STATUS_S_MAX = 3.0
-#: Of responseTimeout: how long a model may wait for the answer to a call of its own, so that it learns of a late one
-#: before it counts as hanging itself.
+#: The share of responseTimeout that a model's own call may take, so that it gets an error before it counts as hanging
+#: itself.
 CALL_LIMIT_PART = 0.9
 
 
 class Worker:
     """A process and the batches on it. `ended` gets the reason of its end; the queue dispatches batches to it.
-    `sharers`: the workers among which the machine's cores are divided, this one with them."""
+    `sharers`: the workers that share the machine's cores, including this one."""
 
     def __init__(self, worker_id: int, plan: WorkerPlan, device: Device, work: WorkQueue, sharers: int = 1) -> None:
         self.id = worker_id
@@ -108,9 +109,9 @@ class Worker:
         self._running = InFlight(Serial()) if self._lockstep else InFlight()
         self._idle: asyncio.Future[None] | None = None
         self._hung_at_s: float | None = None
-        #: Failures of whole batches, by the batch's id, until all that has come is read.
+        #: Failures of whole batches by the batch's id, until all received messages are handled.
         self._raised: dict[int, list[tuple[Job, Failed]]] = {}
-        #: It was killed because it gave no answer in time, or didn't load its model in time.
+        #: It was killed because it didn't answer or didn't load its model in time.
         self.hung = False
         self._death_note = ""
         self._out_of_memory = False
@@ -136,7 +137,7 @@ class Worker:
 
     @property
     def node(self) -> dict[str, Any]:
-        """Returns the machine of a worker on another one; {} on this one."""
+        """Returns the machine of a remote worker; {} for a local one."""
         return self.process.where if self.process is not None else {}
 
     @property
@@ -146,7 +147,7 @@ class Worker:
 
     @property
     def spent(self) -> Spent:
-        """Returns the seconds that it has read and written tensors; nothing of one that has ended."""
+        """Returns the seconds spent reading and writing tensors; empty after its end."""
         return self.process.spent() if self.process is not None else {}
 
     @property
@@ -155,12 +156,12 @@ class Worker:
 
     @property
     def status(self) -> str:
-        """READY when it can serve, else UNLOADING: TorchServe's two words."""
+        """READY if it can serve, otherwise UNLOADING: TorchServe's two states."""
         return "READY" if self.state is WorkerState.READY else "UNLOADING"
 
     async def start(self, launcher: Launcher, sink: LineSink) -> None:
-        """Starts the process and loads the model; StartFailed with the reason when either doesn't happen in time. Any
-        other exception, a cancellation too, ends the process."""
+        """Starts the process and loads the model. Raises StartFailed with the reason if either fails or takes too
+        long. Any other exception, also a cancellation, ends the process."""
         plan = self._plan
         try:
             if plan.files is not None:
@@ -207,7 +208,7 @@ class Worker:
         raise StartFailed(reason, 500, self.tail())
 
     def jobs(self) -> list[Job]:
-        """Returns the requests that it has and hasn't answered yet."""
+        """Returns its unanswered requests."""
         return list(self._running.open_jobs())
 
     def tail(self) -> list[str]:
@@ -232,7 +233,7 @@ class Worker:
             self._enter(WorkerState.DRAINING)
 
     async def drain(self, timeout_s: float | None) -> bool:
-        """Waits until all its requests are answered (None: for ever); returns False when time was up."""
+        """Waits until all its requests are answered (None: without a limit); returns False after the timeout."""
         self.retire()
         if not self._running.batches:
             return True
@@ -243,8 +244,8 @@ class Worker:
         return bool(done)
 
     async def stop(self, timeout_s: float | None = None) -> None:
-        """Retires, waits at most `timeout_s` for running requests, and ends the process. Unfinished requests go back to
-        the queue and run again elsewhere, unless the caller has seen a part of the answer."""
+        """Retires, waits at most `timeout_s` for running requests, and ends the process. Unfinished requests return
+        to the queue and run again elsewhere, unless the caller has got a part of the answer."""
         idle = await self.drain(timeout_s)
         if not idle:
             self._give_back()
@@ -269,8 +270,8 @@ class Worker:
         self._work.put_back(back)
 
     def _reclaimed(self, batch: Batch) -> list[Job]:
-        """Returns the jobs of a batch that the queue gets back as if they had never been sent. A job that ran alone
-        goes back at once, to run alone again."""
+        """Returns the jobs of a batch to put back into the queue as if they had not been sent. A job that ran alone
+        is put back at once, to run alone again."""
         jobs = batch.open_jobs()
         if not jobs or batch.id != self._running.isolated:
             return jobs
@@ -290,7 +291,7 @@ class Worker:
         return self._running.capacity()
 
     def holds(self, job: Job) -> bool:
-        """Returns True while the process works for the job, even when nobody waits for it any more."""
+        """Returns True while the process computes the job, even if no caller waits for it."""
         return job.id in self._running.jobs
 
     def dispatch(self, jobs: list[Job], now_s: float) -> None:
@@ -308,7 +309,7 @@ class Worker:
             self._refuse(jobs, error)
 
     def dispatch_alone(self, job: Job, now_s: float) -> None:
-        """Sends a job that runs with nothing beside it."""
+        """Sends a job that runs alone."""
         self.dispatch([job], now_s)
         self._running.isolate(job)
 
@@ -316,7 +317,7 @@ class Worker:
         self._running.close_until_idle()
 
     def _refuse(self, jobs: list[Job], error: ValueError) -> None:
-        """Runs the jobs of a batch that is too large for a message one by one; a single one that is too large fails."""
+        """Runs the jobs of a batch that is too large for a message one by one; a single job that is too large fails."""
         if len(jobs) == 1:
             jobs[0].fail(InvalidArgument(f"The request can't be passed to a worker: {error}"))
             self._work.wake()
@@ -418,7 +419,7 @@ class Worker:
         return True
 
     def _halve(self) -> None:
-        """Runs batches again in halves that have failed as a whole."""
+        """Repeats failed batches in halves."""
         repeats = self._plan.repeats
         assert repeats is not None
         raised, self._raised = self._raised, {}
@@ -471,7 +472,7 @@ class Worker:
             self.kill(self._death_note)
 
     def _count_responses(self, info: Mapping[str, Any]) -> None:
-        """Starts to count the responses of a model that gives any number of them to a request."""
+        """Starts to count the responses of a decoupled model."""
         connection, on_response = self._connection, self._plan.on_response
         decoupled = self._plan.decoupled or (info.get("signature") or {}).get("decoupled")
         if not decoupled or on_response is None or not isinstance(connection, Connection):
@@ -526,8 +527,8 @@ class Worker:
             self._work.put_back(back)
 
     async def _settle(self, reason: str) -> None:
-        """Learns how the process ended and fails its started requests. Sets `ended` even if that goes wrong, since
-        others wait for it."""
+        """Finds the cause of the process's end and fails its started requests. Sets `ended` even after an exception,
+        since others wait for it."""
         process = self.process
         assert process is not None
         how = ExitStatus(None)
@@ -561,8 +562,8 @@ class Worker:
             self.ended.set_result(note if self._death_note or how.code else f"{note} ({reason})")
 
     def _run_again(self, batch: Batch, note: str) -> Sequence[Job]:
-        """Returns the jobs of a begun batch that the queue gets once more. A job whose second worker died is refused
-        for good; one that hung isn't run again."""
+        """Returns the jobs of a begun batch to repeat. A job whose second worker died is refused for good; one that
+        hung isn't repeated."""
         running, repeats = self._running, self._plan.repeats
         assert repeats is not None
         silent_s = time.monotonic() - batch.active_s
@@ -607,7 +608,7 @@ class Worker:
         return earliest_s
 
     def tick(self, now_s: float) -> None:
-        """Called a few times per second: ends hanging requests and streams that nobody reads."""
+        """Ends hanging requests and unread streams. Called a few times per second."""
         if self.state not in (WorkerState.READY, WorkerState.DRAINING):
             return
         running, limit_s = self._running, self._plan.response_timeout_s
@@ -626,14 +627,14 @@ class Worker:
             self.kill(f"It gave no answer for {limit_s:g} s (responseTimeout)")
 
     def _not_hung(self) -> None:
-        """Lets a worker that hung take requests again, now that it has answered after all."""
+        """Makes a hung worker accept requests again after an answer."""
         if self._hung_at_s is not None:
             self._hung_at_s = None
             self._work.wake()
 
     def _ready_to_kill(self, now_s: float) -> bool:
-        """Returns whether a worker that hangs may be killed: concurrent requests that don't hang get a moment to end
-        first."""
+        """Returns whether a hanging worker may be killed now: concurrent requests that don't hang get a moment to
+        end first."""
         if self._hung_at_s is None:
             self._hung_at_s = now_s
         alone = not self._running.concurrent or len(self._running.batches) == 1

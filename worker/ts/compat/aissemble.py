@@ -1,4 +1,4 @@
-"""aiSSEMBLE's handlers: the class that programs serve them with, how requests reach them (docs/aissemble.md)."""
+"""aiSSEMBLE's handlers: the class by which programs serve them, and the adapter for requests (docs/aissemble.md)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TYPES = "aissemble_open_inference_protocol_shared.types.dataplane"
 
 
 class AissembleOIPKServe:
-    """A handler under a model's name. `load()` comes before `start_server()`: a model that isn't loaded isn't ready."""
+    """A handler under a model's name. Call `load()` before `start_server()`: an unloaded model isn't ready."""
 
     def __init__(self, name: str, model_handler: ModelHandler) -> None:
         self.name = name
@@ -35,12 +35,12 @@ class AissembleOIPKServe:
         return self.model_handler.model_load(model_name)
 
     def load(self) -> bool:
-        """Loads the model, in this process: each worker does it again when it runs the program."""
+        """Loads the model in this process; each worker does so when it runs the program."""
         self.ready = bool(self.dataplane_handler.model_load(self.name))
         return self.ready
 
     def start_server(self) -> NoReturn:
-        """This process becomes the server, with the options of its command line, the environment and
+        """Turns this process into the server, with the options of its command line, the environment and
         oip.properties."""
         serve("aissemble", {self.name: self}, {})
 
@@ -75,7 +75,7 @@ def _tensor_metadata(tensor: Any) -> dict[str, Any]:
 
 
 class AissembleAdapter:
-    """A handler, and how requests reach it: one after another."""
+    """The adapter of a handler: one request after another."""
 
     def __init__(self, name: str, handler: Any, latency_logging: bool) -> None:
         self._name, self._handler, self._logs = name, handler, latency_logging
@@ -145,7 +145,7 @@ def _elements(tensor: types.Tensor) -> list[Any]:
 
 
 def _text(value: bytes) -> str | bytes:
-    """Text where it is one: handlers of a REST API expect that."""
+    """The bytes as text if they are UTF-8: handlers of a REST API expect text."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -163,7 +163,7 @@ def _response(response: Any) -> types.InferenceResponse:
 
 
 def _given(parameters: Any) -> dict[str, Any]:
-    """The parameters of an object that are set, by name."""
+    """The set parameters of an object, by name."""
     if parameters is None:
         return {}
     return {name: value for name, value in parameters.model_dump().items() if value is not None}

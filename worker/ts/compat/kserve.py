@@ -1,4 +1,4 @@
-"""KServe's predictors: how requests of both protocols reach their steps (docs/kserve.md)."""
+"""KServe's predictors: the adapter of both protocols to their steps (docs/kserve.md)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def _result(value: Any) -> Any:
 
 
 class KServeAdapter:
-    """A predictor, and how requests reach it: those of coroutines at the same time, others one after another."""
+    """The adapter of a predictor: coroutines run concurrently, functions one after another."""
 
     def __init__(self, model: Any, latency_logging: bool) -> None:
         self._model, self._logs = model, latency_logging
@@ -116,7 +116,7 @@ class KServeAdapter:
         return self._response(found, request)
 
     async def _step(self, name: str, *arguments: Any) -> Any:
-        """Calls a step with as many of the arguments as it takes."""
+        """Calls a step with the arguments that it accepts."""
         return await _result(getattr(self._model, name)(*arguments[: self._taken(type(self._model), name)]))
 
     def _infer_request(self, request: types.InferenceRequest) -> Any:
@@ -151,7 +151,7 @@ class KServeAdapter:
 
 
 def _taken(kind: type, name: str) -> int:
-    """How many arguments a method takes, after the object's own."""
+    """The number of a method's arguments, without `self`."""
     parameters = list(inspect.signature(getattr(kind, name)).parameters.values())
     if any(one.kind is one.VAR_POSITIONAL for one in parameters):
         return 3

@@ -1,4 +1,4 @@
-"""Several requests as one, joined along their first dimension, and its answer as several."""
+"""Joins several requests along their first dimension, and splits the answer again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
 
 
 def joined(requests: Sequence[InferenceRequest]) -> InferenceRequest | None:
-    """One request with all rows; None when they don't fit together."""
+    """One request with all rows; None if the requests can't be joined."""
     first = requests[0]
     if any(_rows(request) == 0 or _form(request) != _form(first) for request in requests):
         return None
@@ -29,7 +29,7 @@ def joined(requests: Sequence[InferenceRequest]) -> InferenceRequest | None:
 
 
 def _rows(request: InferenceRequest) -> int:
-    """The first dimension of all its inputs; 0 when they differ, or when one has another number of elements than its
+    """The first dimension of all inputs; 0 if they differ, or if an input's number of elements doesn't match its
     shape."""
     if any(tensor.stated is not None for tensor in request.inputs):
         return 0
@@ -43,7 +43,8 @@ def _form(request: InferenceRequest) -> tuple[Any, ...]:
 
 
 def _common(parameters: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Parameters for a batch, as MLServer merges them: a value that all requests share, else the list of all values."""
+    """Parameters for a batch, as MLServer merges them: a value that all requests share, otherwise the list of all
+    values."""
     names = dict.fromkeys(name for one in parameters for name in one)
     found = {}
     for name in names:
@@ -53,7 +54,7 @@ def _common(parameters: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def split(response: InferenceResponse, requests: Sequence[InferenceRequest]) -> list[InferenceResponse] | None:
-    """The answer to each of the requests; None when an output has another number of rows than they have."""
+    """The answer to each request; None if an output's number of rows doesn't match."""
     sizes = [_rows(request) for request in requests]
     total = sum(sizes)
     if any(not tensor.shape or tensor.shape[0] != total or tensor.stated for tensor in response.outputs):
@@ -72,7 +73,8 @@ def split(response: InferenceResponse, requests: Sequence[InferenceRequest]) -> 
 
 
 def _shares(parameters: dict[str, Any], index: int, count: int) -> dict[str, Any]:
-    """One request's share of a batch's parameters: its own element of a list with one for each, else the value."""
+    """One request's share of a batch's parameters: its own element of a list with one element for each, otherwise
+    the value."""
     return {name: _share(value, index, count) for name, value in parameters.items()}
 
 

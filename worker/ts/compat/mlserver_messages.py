@@ -1,4 +1,4 @@
-"""Between the runtime's tensor requests and `mlserver.types`, those of the real package or of the shim."""
+"""Conversion between this server's tensor requests and `mlserver.types` of the real package or of the shim."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Messages:
     # --- requests
 
     def payload(self, request: neutral.InferenceRequest, request_id: str) -> Any:
-        """An `InferenceRequest` with the request's headers in its parameters, as MLServer has it."""
+        """An `InferenceRequest` with the request's headers in its parameters, as in MLServer."""
         types = self._types
         return types.InferenceRequest(
             id=request_id,
@@ -55,7 +55,7 @@ class Messages:
         )
 
     def _elements(self, tensor: neutral.Tensor, texts: bool) -> Any:
-        """Bytes; `texts`: the client sent JSON, so that a runtime expects its strings."""
+        """The elements of a BYTES tensor; `texts`: as str, which runtimes expect from JSON requests."""
         flat = tensor.array.ravel()
         if tensor.datatype != "BYTES":
             return flat if self._takes_arrays else flat.tolist()
@@ -72,7 +72,7 @@ class Messages:
     # --- answers
 
     def response(self, found: Any, texts: bool) -> tuple[neutral.InferenceResponse, dict[str, str]]:
-        """The answer and the headers it asks for. Raises PredictionException for a result that is no valid answer."""
+        """The answer and its headers. Raises PredictionException for an invalid result."""
         if not isinstance(found, self._types.InferenceResponse):
             raise PredictionException(f"the model gave {type(found).__name__} instead of an InferenceResponse", 500)
         parameters = _plain(found.parameters)
@@ -85,7 +85,7 @@ class Messages:
 
 
 def _plain(parameters: Any) -> dict[str, Any]:
-    """Parameters as a mapping, without the entries that codecs keep for themselves."""
+    """Parameters as a mapping, without codecs' private entries."""
     if parameters is None:
         return {}
     return {name: value for name, value in parameters.model_dump().items() if name[:1] != "_" and value is not None}
@@ -112,7 +112,8 @@ def _numbers(data: Any, datatype: str, shape: tuple[int, ...]) -> Array:
 
 
 def _bytes(data: Any, shape: tuple[int, ...], is_base64: bool) -> list[bytes]:
-    """The elements. `is_base64`: they are base64 already, which the answer's form makes them again."""
+    """The elements as bytes. `is_base64`: they are base64 and are decoded, because the answer's form encodes them
+    again."""
     count, bare = math.prod(shape), isinstance(data.root, bytes)
     values = [data.root] if bare else _flat(data.root if isinstance(data.root, (list, tuple)) else [data.root])
     if bare and count > 1:

@@ -1,5 +1,5 @@
-"""A runtime's `@custom_handler` methods: called by FastAPI where it is installed, as in MLServer, else according to
-their signatures."""
+"""A runtime's `@custom_handler` methods: called by FastAPI if it is installed, as in MLServer, otherwise according
+to their signatures."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _converted(text: str, hint: Any, where: Sequence[str]) -> Any:
 
 
 def _fastapi(found: Sequence[tuple[Any, Callable[..., Any]]], error: type[Exception]) -> Any:
-    """An application with the routes, made as MLServer's is; None without FastAPI, or where it can't read a method's
+    """A FastAPI application with the routes, as in MLServer; None without FastAPI, or if it can't read a method's
     signature."""
     try:
         fastapi = importlib.import_module("fastapi")

@@ -28,8 +28,8 @@ NOT_IMPLEMENTED = 501
 
 
 def load(settings: Settings) -> Loaded:
-    """`adapter_settings`: `model_settings`, the path of model-settings.json, "" without one; `defaults`, the values of
-    fields that it leaves out; `server_name`; `python_path`, folders importable beside the model's."""
+    """`adapter_settings`: `model_settings`, the path of model-settings.json, "" without one; `defaults`, the values
+    of missing fields; `server_name`; `python_path`, further importable folders."""
     add_shims()
     adapted = settings["adapter_settings"]
     folder = str(Path(adapted["model_settings"]).parent) if adapted["model_settings"] else str(settings["model_dir"])
@@ -60,7 +60,7 @@ def load(settings: Settings) -> Loaded:
 
 
 def _model(folder: str, settings: Settings) -> Any:
-    """The runtime, made as MLServer makes it: with its settings, whose `uri` defaults to the folder."""
+    """The runtime, constructed as in MLServer with its settings, whose `uri` defaults to the folder."""
     module = importlib.import_module("mlserver.settings")
     found = module.ModelSettings.model_validate(_values(settings["adapter_settings"]))
     found.name = settings.get("model_name") or found.name or Path(folder).name
@@ -112,7 +112,7 @@ async def _unload(model: Any) -> None:
 
 
 async def _signature(model: Any) -> dict[str, Any]:
-    """The platform, the tensors and the content type that the model's metadata declares, once it is loaded."""
+    """The platform, the tensors and the content type of the loaded model's metadata."""
     found = (await model.metadata()).model_dump(mode="json")
     tensors = {name: [_spec(one) for one in found.get(name) or ()] for name in ("inputs", "outputs")}
     content_type = (found.get("parameters") or {}).get("content_type")
@@ -125,7 +125,7 @@ def _spec(found: dict[str, Any]) -> dict[str, Any]:
 
 
 class MLServerAdapter:
-    """A runtime, and how batches reach it."""
+    """The adapter of a runtime."""
 
     def __init__(self, model: Any, events: CloudEvents) -> None:
         self._model, self._events = model, events
@@ -141,7 +141,7 @@ class MLServerAdapter:
             raise HandlerNotUsable("load() returned False: the runtime says that its model isn't ready")
 
     def answers(self, data: Sequence[InferenceRequest], context: Context) -> Any:
-        """A coroutine of all answers, or an async generator of those to requests that take several."""
+        """A coroutine of all answers, or an async generator of the answers to streams."""
         if isinstance(data[0], RouteRequest):  # which share no batch
             return self.routes.answers(data[0], context)
         if not self.streams or not any(request.stream for request in data):
@@ -218,7 +218,7 @@ class MLServerAdapter:
                 yield self._payload(following, request_id)
 
     async def _mixed(self, data: Sequence[InferenceRequest], context: Context) -> AsyncIterator[list[Any]]:
-        """A batch in which some requests take several answers: each request runs as a task of its own."""
+        """Answers a batch with streams in it: each request runs as a separate task."""
         ready: asyncio.Queue[tuple[int, Any]] = asyncio.Queue(len(data))
         tasks = [asyncio.create_task(self._one(index, one, context, ready)) for index, one in enumerate(data)]
         try:

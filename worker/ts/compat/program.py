@@ -1,5 +1,5 @@
-"""Runs a program that was written for another server, up to the start of its server: as the adapter of its models, for
-`python -m ts.compat.run`, and to list its models."""
+"""Runs a program that was written for another server up to the start of its server: for the adapter of its models,
+for `python -m ts.compat.run`, and to list its models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_program(
     stand_in: bool = False,
     co_served: Sequence[str] = (),
 ) -> None:
-    """Runs the program in `file`, which is `module` when it was started by name. Its exceptions pass through."""
+    """Runs the program in `file`; `module` is its name if it was started by name. Its exceptions pass through."""
     main = _made(file, module)
     setattr(main, MARK, in_worker)
     setattr(main, STAND_IN, stand_in)
@@ -41,7 +41,7 @@ def run_program(
 
 
 def _made(file: str, module: str) -> ModuleType:
-    """The module `__main__`, not yet run. Relative imports of one started by name work."""
+    """The module `__main__` of the program, not yet run. Relative imports work if it was started by name."""
     loader = importlib.machinery.SourceFileLoader("__main__", file)
     spec = importlib.util.spec_from_file_location("__main__", file, loader=loader)
     assert spec is not None
@@ -58,7 +58,7 @@ SERVERS = ("kserve", "aissemble_open_inference_protocol_kserve")
 
 
 def stand_in() -> None:
-    """Makes the shims importable, and those of servers first."""
+    """Makes the shims importable, those of servers before installed packages."""
     sys.path.insert(0, SHIMS)
     for name in SERVERS:
         importlib.import_module(name)
@@ -67,8 +67,9 @@ def stand_in() -> None:
 
 
 def load(settings: Settings) -> Loaded:
-    """`adapter_settings`: `program`, `module`, `argv`, `path` and `directory` as `ts.compat.start` tells them, and
-    `latency_logging`. How its models are called (`ts.compat.KIND` has `serving(model, settings)`) the program says."""
+    """`adapter_settings`: `program`, `module`, `argv`, `path` and `directory` as given by `ts.compat.start`, and
+    `latency_logging`. The program determines the adapter of its models (`ts.compat.KIND` with `serving(model,
+    settings)`)."""
     adapted = settings["adapter_settings"]
     reached = _reached(adapted)
     model = _chosen(reached.models, str(settings["model_name"]), adapted["program"])
@@ -86,7 +87,8 @@ def _chosen(models: Mapping[str, Any], name: str, program: str) -> Any:
 
 
 def _reached(adapted: Mapping[str, Any]) -> Reached:
-    """Runs the program; the models it would serve. Raises HandlerNotUsable when it ends without starting a server."""
+    """Runs the program and returns the models that it would serve. Raises HandlerNotUsable if it ends without
+    starting a server."""
     os.chdir(adapted["directory"])
     sys.path[:] = list(dict.fromkeys((*adapted["path"], *sys.path)))
     if adapted.get("stand_in"):
@@ -101,7 +103,7 @@ def _reached(adapted: Mapping[str, Any]) -> Reached:
 
 def list_models(words: Sequence[str]) -> None:
     """Writes the names of the models that a program would serve to a file, as a JSON list. `words`: the file, the
-    program, and its arguments. The process ends: with status 1 when the program ended without starting a server."""
+    program, and its arguments. Ends the process, with status 1 if the program ended without starting a server."""
     result, program, *argv = words
     stand_in()
     try:

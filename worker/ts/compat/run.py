@@ -1,8 +1,8 @@
 """`python -m ts.compat.run [OPTION …] PROGRAM [ARGUMENT …]`: runs a program made for aiSSEMBLE's or KServe's server on
 this one.
 
-The program stays as it is, and needs none of their packages; where they are installed, this server starts all the same.
-Options name further models to serve.
+The program is unchanged, and needs none of their packages; this server starts even if they are installed. Options name
+further models to serve.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ USAGE = f"""usage: python -m ts.compat.run [OPTION ...] PROGRAM.py [ARGUMENT ...
 
 
 def main(argv: Sequence[str]) -> int:
-    """Becomes the server when the program starts it, else ends as the program does."""
+    """Becomes the server when the program starts it; otherwise ends as the program does."""
     options, words = split(argv)
     if not words or words[0].startswith("-") or not os.path.isfile(words[0]):
         print(USAGE, file=sys.stderr)

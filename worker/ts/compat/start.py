@@ -1,9 +1,9 @@
-"""How a program that starts its own server comes to this one: aiSSEMBLE's `start_server`, KServe's
-`ModelServer.start`, and modules of other servers that are started by name.
+"""The start of this server by a program that starts its own: aiSSEMBLE's `start_server`, KServe's `ModelServer.start`,
+and modules of other servers that are started by name.
 
 The process that the user started becomes the server: it is replaced by the frontend, which gets the program's file and
-arguments. Each worker runs the program again, up to the same call, and serves the objects that the program made: no
-object is sent from one process to another, so that any handler will do (docs/aissemble.md).
+arguments. Each worker runs the program again up to the same call, and serves the objects that the program made. No
+object is sent between processes, so any handler works (docs/aissemble.md).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _CODE = (
 
 
 class Reached(BaseException):
-    """A program run by a worker came to its server's start. `models`: the models it serves, by name; `kind`: the
-    adapter that calls them. No Exception, so that the program doesn't take it for a failure."""
+    """A program run by a worker has reached its server's start. `models`: its models by name; `kind`: their adapter.
+    It is not an Exception, so that the program doesn't handle it as a failure."""
 
     def __init__(self, kind: str, models: Mapping[str, Any]) -> None:
         super().__init__("the program started its server")
@@ -38,7 +38,7 @@ class Reached(BaseException):
 
 
 class NoProgram(RuntimeError):
-    """The server can't be started from here; the message says why."""
+    """The server can't be started from here; the message has the reason."""
 
 
 def serve(kind: str, models: Mapping[str, Any], options: Mapping[str, Any]) -> NoReturn:
@@ -67,7 +67,7 @@ def serve(kind: str, models: Mapping[str, Any], options: Mapping[str, Any]) -> N
 
 
 def torchserve(*words: str) -> NoReturn:
-    """This process becomes the command `torchserve` with these words."""
+    """Turns this process into the command `torchserve` with these words."""
     _become("cli.main", *words)
 
 
@@ -87,7 +87,7 @@ def _file_of(main: ModuleType) -> str:
 
 
 def _module_of(main: ModuleType) -> str:
-    """The module's name when it was started with `python -m`, "" for a file."""
+    """The module's name if it was started with `python -m`, "" for a file."""
     spec = getattr(main, "__spec__", None)
     name = "__main__" if spec is None else str(spec.name)
     return "" if name == "__main__" else name
@@ -112,15 +112,15 @@ _START = ("--start", "--foreground")
 
 
 def dynamo_words(argv: Sequence[str], directory: Path, mounted: Path = MOUNTED) -> list[str]:
-    """The words of the `torchserve` command for `python -m dynamo.frontend`, with Dynamo's ports. `directory`: where it
-    is started; `mounted`: where KServe puts models."""
+    """The words of the `torchserve` command for `python -m dynamo.frontend`, with Dynamo's ports. `directory`: the
+    working directory; `mounted`: KServe's folder of models."""
     given = _given(argv)
     profile = [] if "--profile" in given else ["--profile", "dynamo"]
     return [*_START, *profile, *([] if _SOURCES & given else _sources(directory, mounted)), *argv]
 
 
 def max_words(argv: Sequence[str]) -> list[str]:
-    """The same for `python -m max.serve.grpc_server`. `--model` brings MAX's profile by itself."""
+    """The words for `python -m max.serve.grpc_server`. `--model` implies MAX's profile."""
     named = {"--model", "--model-path", "--profile"} & _given(argv)
     return [*_START, *([] if named else ["--profile", "max"]), *argv]
 

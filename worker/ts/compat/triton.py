@@ -63,7 +63,7 @@ def load(settings: Settings) -> Loaded:
 
 
 def _warm_up(entry: Any, loop: asyncio.AbstractEventLoop | None, config: dict[str, Any], model_dir: Path) -> None:
-    """Has the model answer its samples. HandlerNotUsable when it fails."""
+    """Makes the model answer its samples. Raises HandlerNotUsable if it fails."""
     for sample in warmup.samples(config, model_dir):
         context = warmup.NobodyWaits()
         if loop is None:
@@ -73,7 +73,7 @@ def _warm_up(entry: Any, loop: asyncio.AbstractEventLoop | None, config: dict[st
 
 
 async def _all(answering: Any) -> list[Any]:
-    """Everything that a coroutine or an async generator answers."""
+    """All answers of a coroutine or an async generator."""
     if inspect.isawaitable(answering):
         return list(await answering)
     found = [value async for together in answering for _, value in together.pieces]
@@ -81,7 +81,7 @@ async def _all(answering: Any) -> list[Any]:
 
 
 def _import(file: Path) -> Any:
-    """The model's class. Its version's directory and its model's are on the path."""
+    """Imports the model's class, with the directories of its version and its model on the path."""
     add_shims()
     sys.path[:0] = [str(file.parent), str(file.parent.parent)]
     spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -111,7 +111,7 @@ def _completed(model_class: Any, adapted: dict[str, Any]) -> dict[str, Any]:
 
 
 class TritonAdapter:
-    """The model object, and how batches reach it."""
+    """The adapter of a Triton Python model."""
 
     def __init__(self, model: Any, config: dict[str, Any], adapted: dict[str, Any], settings: Settings) -> None:
         self._model, self._config = model, config
@@ -121,7 +121,7 @@ class TritonAdapter:
         self._thread: ThreadPoolExecutor | None = None
 
     def initialize(self, own_thread: bool) -> None:
-        """Calls `initialize`. With `own_thread` the model has one thread for all its blocking calls."""
+        """Calls `initialize`. With `own_thread` all blocking calls of the model run in one thread."""
         initialize = getattr(self._model, "initialize", None)
         if own_thread:
             self._thread = ThreadPoolExecutor(1, "triton-model")
@@ -148,7 +148,7 @@ class TritonAdapter:
     def _requests(
         self, data: Sequence[types.InferenceRequest], context: Context
     ) -> tuple[dict[int, InferenceRequest], dict[int, Exception]]:
-        """By their places in the batch: the requests for the model, and why others aren't for it."""
+        """The requests for the model, and the failures of the others, by position in the batch."""
         found: dict[int, InferenceRequest] = {}
         refused: dict[int, Exception] = {}
         for index, one in enumerate(data):
@@ -187,7 +187,7 @@ class TritonAdapter:
             calls.here().sweep()
 
     def _answers(self, found: Any, requests: Collection[int], refused: dict[int, Exception]) -> list[Any]:
-        """An answer, or the reason that there is none, for each place in the batch."""
+        """An answer or a failure for each position in the batch."""
         if not isinstance(found, (list, tuple)) or len(found) != len(requests):
             size = len(found) if isinstance(found, (list, tuple)) else type(found).__name__
             raise TritonModelException(
@@ -199,7 +199,8 @@ class TritonAdapter:
         return [given[index] for index in range(len(given))]
 
     def _answer(self, response: Any) -> Any:
-        """A response for the runtime; one that is an error, or not as declared, fails its request alone."""
+        """A response for the runtime; an error, or a response that doesn't fit its declaration, fails only its
+        request."""
         if not isinstance(response, InferenceResponse):
             return as_failure(f"execute gave {type(response).__name__} instead of an InferenceResponse")
         if response._error is not None:
@@ -212,7 +213,7 @@ class TritonAdapter:
     # --- any number of responses
 
     async def decoupled(self, data: Sequence[types.InferenceRequest], context: Context) -> AsyncIterator[Together]:
-        """The responses that the model gives to the senders, in their order, those that have come together in one."""
+        """Yields the responses that the model sends, in order; responses that are ready together are in one list."""
         calls.belong_to(calls.batch_of(context))
         (requests, refused), loop = self._requests(data, context), asyncio.get_running_loop()
         if refused:
@@ -253,7 +254,7 @@ class TritonAdapter:
             raise TritonModelException("execute of a decoupled model returns None and sends responses by the senders")
 
     async def _in_thread(self, requests: list[InferenceRequest]) -> Any:
-        """A blocking `execute`, whose calls belong to the batch that this task belongs to."""
+        """Runs a blocking `execute` in a thread; its calls to the server belong to this task's batch."""
         batch_id = calls.current_batch()
 
         def execute() -> Any:
@@ -264,13 +265,14 @@ class TritonAdapter:
 
 
 def _raised(error: Exception, context: Context) -> BaseException:
-    """The result for the runtime. A request that is no longer waited for counts as cancelled by the model."""
+    """An exception as the result for the runtime. A request without a waiting client counts as cancelled by the
+    model."""
     return RequestCancelled() if context.cancelled else as_failure(error)
 
 
 class _Sent:
-    """The responses that a decoupled model has sent, from any thread. The loop is woken once for all that come before
-    it takes them."""
+    """The responses that a decoupled model has sent, from any thread. The loop is woken once for all responses that
+    arrive before it takes them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -279,7 +281,7 @@ class _Sent:
         self._is_waking = False
 
     def put(self, index: int, response: InferenceResponse | None, final: bool) -> None:
-        """Takes a response to the request at that place of the batch; `final`: its last."""
+        """Takes a response to the request at that position of the batch; `final`: its last one."""
         self._waiting.append((index, response, final))
         if not self._is_waking:  # it's reset before the loop looks, so that nothing is overlooked
             self._is_waking = True
@@ -289,8 +291,8 @@ class _Sent:
         self._news.set()
 
     async def taken(self, running: asyncio.Future[None]) -> list[tuple[int, InferenceResponse | None, bool]]:
-        """The next responses, at least one, as soon as there is any; exceptions of `execute`, which is `running`, pass
-        through once there is none. A model may go on sending after it returned."""
+        """The next responses, at least one, as soon as there is any; when there is none, exceptions of `execute`
+        (`running`) pass through. A model may continue sending after `execute` has returned."""
         while True:
             self._news.clear()
             self._is_waking = False

@@ -1,5 +1,5 @@
-"""Runs weights that come without an archive (docs/weights.md): TorchScript, torch.export, ONNX, and states whose class
-is in a model.py or in the package transformers."""
+"""Runs weights without an archive (docs/weights.md): TorchScript, torch.export, ONNX, and states with a class in a
+model.py or in the package transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings
 
 
 def load(settings: Settings) -> Loaded:
-    """`adapter_settings`: `kind` (one of `_OPENED`), the paths `files`, and for a state `class_file`."""
+    """`adapter_settings`: `kind` (one of `_OPENED`), the paths `files`, and `class_file` for a state."""
     adapted = settings["adapter_settings"]
     files = [Path(one) for one in adapted["files"]]
     return served(_OPENED[adapted["kind"]](files, adapted, settings.get("gpu_id")), settings)._replace(completed=None)
@@ -71,7 +71,7 @@ def _state(files: list[Path]) -> dict[str, Any]:
 
 
 def _transformers(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> TensorGraph:
-    """The class that config.json names, with the folder's tokenizer for texts where there is one."""
+    """The class that config.json names, with the folder's tokenizer for texts, if there is one."""
     folder = files[0].parent
     try:
         import transformers  # type: ignore[import-not-found,unused-ignore]

@@ -1,4 +1,4 @@
-"""Streams the output of a batch of generations. Needs `transformers` when it is used."""
+"""Streams the output of a batch of generations. Needs the package `transformers`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TextIteratorStreamerBatch:
     """A streamer for `model.generate(…, streamer=…)` of `batch_size` prompts; iterating gives the batch's next pieces.
 
     Each step is a list with `{"text": piece}` per prompt, until one of them has ended. `timeout`: seconds to wait for a
-    piece, None for ever.
+    piece, None for no limit.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class TextIteratorStreamerBatch:
         return self
 
     def __next__(self) -> list[dict[str, str]]:
-        """Waits for a piece of every prompt; StopIteration when one has no more."""
+        """Waits for a piece of every prompt. Raises StopIteration when one has ended."""
         ended = object()
         pieces = [next(one, ended) for one in self._iterators]
         if ended in pieces:

@@ -32,7 +32,7 @@ class Steps(Protocol):
 
 
 class _Part(NamedTuple):
-    """A part of a batch on its way: its place, the result of the last step, and the future that gets its outcome."""
+    """A part of a batch in progress: its position, the result of the last step, and the future of its result."""
 
     place: int
     value: Any
@@ -60,8 +60,8 @@ class MicroBatching:
     """In place of a handler's `handle`: `self.handle = MicroBatching(self, micro_batch_size=4)`.
 
     A batch is cut in parts of `micro_batch_size`, which go through preprocess, inference and postprocess one after the
-    other; each step has its own `parallelism[step]` threads (1 when not given), so that one part is preprocessed while
-    another is in the model. Answers keep the requests' order.
+    other; each step has its own `parallelism[step]` threads (default 1), so that one part is preprocessed while another
+    is in the model. Answers keep the requests' order.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class MicroBatching:
 
     @parallelism.setter
     def parallelism(self, parallelism: Mapping[str, int]) -> None:
-        """Starts and ends threads of the steps that are given. Raises ValueError for other names."""
+        """Sets the numbers of threads of the given steps. Raises ValueError for unknown steps."""
         unknown = parallelism.keys() - set(STEPS)
         if unknown:
             raise ValueError(f"parallelism of {', '.join(sorted(unknown))}: the steps are {', '.join(STEPS)}")
@@ -114,7 +114,7 @@ class MicroBatching:
             group.append(thread)
 
     def get_micro_batch_idx(self) -> int | None:
-        """In a step: which part of the batch it has, from 0; elsewhere None."""
+        """In a step, the index of its part of the batch, from 0; elsewhere None."""
         index: int | None = getattr(self.thread_local_data, "micro_batch_idx", None)
         return index
 
@@ -147,7 +147,7 @@ class MicroBatching:
         return list(chain.from_iterable(part.outcome.result() for part in parts))
 
     def handle(self, data: Sequence[Any], context: Any = None) -> Sequence[Any]:
-        """The answers alone, without metrics; with a `context`, a call."""
+        """Without a `context`, the answers without metrics; with one, the same as a call."""
         return self._in_parts(data) if context is None else self(data, context)
 
     def shutdown(self) -> None:

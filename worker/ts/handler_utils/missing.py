@@ -1,4 +1,4 @@
-"""Packages that only some handlers need, imported when they do."""
+"""Optional packages of single handlers, imported when they are needed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class PackageMissing(ImportError):
-    """A handler needs a package that isn't installed; the message names it and says how to get it."""
+    """A handler needs a package that isn't installed; the message names it and its installation."""
 
 
 def needed(module: str, package: str, what: str) -> Any:
-    """Imports the module, for `what`. Raises PackageMissing, naming `package`, when it or its imports are missing."""
+    """Imports the module for `what`. Raises PackageMissing, naming `package`, if it or its imports are missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

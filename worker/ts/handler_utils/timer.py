@@ -1,4 +1,4 @@
-"""How long a handler's steps take."""
+"""Timing of a handler's steps."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ def send_intermediate_predict_response(
     """Sends one piece of each request's answer now; the handler's return value is the last piece.
 
     `ret[idx]` is the piece for request `idx` (bytes, str, tensor or JSON value) for every `idx` of `req_id_map`
-    (usually `context.request_ids`). A `code` other than 200 ends these answers with `message`. Waits while a
-    reader is too slow. Raises `ts.context.RequestCancelled` when nobody waits for the batch any more. A context that a
-    test made gets the pieces by its `cl_socket`, as in TorchServe.
+    (usually `context.request_ids`). A `code` other than 200 ends these answers with `message`. Waits while a reader is
+    too slow. Raises `ts.context.RequestCancelled` if all callers of the batch have given up. A context made by a test
+    gets the pieces by its `cl_socket`, as in TorchServe.
     """
     if context is None:
         raise TypeError("send_intermediate_predict_response needs the handler's context as its last argument")

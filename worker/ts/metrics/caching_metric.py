@@ -63,7 +63,7 @@ class CachingMetric:
         records.emit(records.body(self.metric_name, self.unit, number, labels, request_id, self.metric_type))
 
     def update(self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()) -> None:
-        """Record `value` with `dimensions`, put in the order of the declared names when the names are the same."""
+        """Record `value` with `dimensions`, in the order of the declared names if the names are the same."""
         labels = {str(dimension.name): str(dimension.value) for dimension in dimensions}
         if labels.keys() == set(self.dimension_names):
             self.add_or_update(value, [labels[name] for name in self.dimension_names], request_id)

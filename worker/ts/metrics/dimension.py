@@ -26,6 +26,6 @@ def model_labels(model_name: str | None) -> tuple[Dimension, ...]:
 
 
 def completed(dimensions: Sequence[Dimension], defaults: Sequence[Dimension]) -> list[Dimension]:
-    """`dimensions`, and those of `defaults` whose names aren't among them."""
+    """`dimensions`, and the `defaults` with other names."""
     given = {dimension.name for dimension in dimensions}
     return [*dimensions, *(label for label in defaults if label.name not in given)]

@@ -27,11 +27,11 @@ class MetricCache:
         self.request_ids: Mapping[int, str] | str | None = None
 
     def set_request_ids(self, request_ids: Mapping[int, str] | str | None) -> None:
-        """Turns the metrics to another batch, or to one id for whatever follows."""
+        """Sets the metrics to another batch, or to a single request id."""
         self.request_ids = request_ids
 
     def bind(self: _Cache, request_ids: Mapping[int, str]) -> _Cache:
-        """The same metrics for another batch: for batches that are handled side by side."""
+        """The same metrics for another batch, for batches that run concurrently."""
         bound = copy.copy(self)
         bound.request_ids = request_ids
         return bound
@@ -113,7 +113,7 @@ class MetricCache:
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
     def add_error(self, name: str, value: float, dimensions: Sequence[Dimension] = ()) -> None:
-        """Count `value` more errors, with the dimension Level:Error beside those given."""
+        """Count `value` more errors, with the dimension Level:Error added."""
         labels = completed(dimensions, ERROR_LABELS)
         self._record(name, value, "", None, labels, MetricTypes.COUNTER)
 

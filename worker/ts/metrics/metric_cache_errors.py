@@ -1,14 +1,14 @@
-"""Errors in the definition of a metric: Python's kinds of errors, too, for handlers that catch a KeyError."""
+"""Errors in the definition of a metric. They are subclasses of Python's errors, for handlers that catch KeyError."""
 
 from __future__ import annotations
 
 
 class MetricsCacheError(Exception):
-    """Any of the below."""
+    """The base class of these errors."""
 
 
 class GeneralMetricsCacheError(MetricsCacheError):
-    """The metrics file holds something else than metrics."""
+    """The metrics file has invalid content."""
 
 
 class MetricsCacheKeyError(MetricsCacheError, KeyError):
@@ -31,7 +31,7 @@ class MetricsCachePyYamlError(MetricsCacheError):
 
 
 class MetricsCacheValueError(MetricsCacheError, ValueError):
-    """A value that no metric can have."""
+    """An invalid value of a metric."""
 
 
 class MetricUnitError(MetricsCacheValueError):

@@ -45,7 +45,7 @@ class MetricsCacheYamlImpl(MetricCache):
 
     def initialize_cache(self) -> None:
         """Declare the file's metrics. Raises MetricsCacheKeyError without a `model_metrics` section,
-        MetricsCacheTypeError where an entry isn't one."""
+        MetricsCacheTypeError for an invalid entry."""
         section = self._parse_metrics_section()
         if not section:
             raise MetricsCacheKeyError(
@@ -55,7 +55,7 @@ class MetricsCacheYamlImpl(MetricCache):
             self._declare_all(kind, entries or [])
 
     def _parse_metrics_section(self, key: str = "model_metrics") -> dict[str, Any]:
-        """A section of the file, as it was read. Raises MetricsCacheKeyError when it isn't there."""
+        """A section of the file. Raises MetricsCacheKeyError if it is missing."""
         if key not in self._content:
             raise MetricsCacheKeyError(f"metrics file {self.config_file_path} has no `{key}` section")
         section: dict[str, Any] = self._content[key]

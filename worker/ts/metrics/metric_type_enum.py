@@ -1,4 +1,4 @@
-"""How a metric's values combine."""
+"""Types of metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics kept until someone emits them: TorchServe's older interface, for code that still makes a store itself."""
+"""Metrics that are kept until they are emitted: TorchServe's older interface."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class MetricsStore:
         self._add(name, value, "percent", idx, dimensions)
 
     def add_error(self, name: str, value: float, dimensions: Sequence[Dimension] = ()) -> None:
-        """Record an error with the dimension Level:Error beside those given."""
+        """Record an error with the dimension Level:Error added."""
         self._keep(name, value, "", None, completed(dimensions, ERROR_LABELS))
 
     def add_metric(

@@ -23,7 +23,7 @@ _BREAKS = str.maketrans(dict.fromkeys("\r\n|,#", "_"))
 
 @cache
 def hostname() -> str:
-    """This machine's name, asked once: it stands in every record."""
+    """This machine's name for every record, read once."""
     return socket.gethostname()
 
 

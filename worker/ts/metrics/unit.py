@@ -31,5 +31,5 @@ class Units:
 
 
 def long_name(unit: str | None) -> str:
-    """`unit` as it stands in records: "ms" is "Milliseconds"; a unit of the handler's own stays as it is."""
+    """The unit's name in records: "ms" is "Milliseconds"; an unknown unit is unchanged."""
     return LONG_NAMES.get(unit) or str(unit)

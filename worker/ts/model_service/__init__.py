@@ -1,1 +1,1 @@
-"""Handlers as they were written before handlers were classes with `initialize` and `handle`."""
+"""The older form of handlers, before classes with `initialize` and `handle`."""

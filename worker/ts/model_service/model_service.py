@@ -1,4 +1,4 @@
-"""ModelService: a handler as MXNet's model server had it; one request at a time, described by a signature file."""
+"""ModelService: a handler in the form of MXNet's model server, with one request at a time and a signature file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class ModelService(ABC):
-    """Subclasses give `inference`. The archive's manifest names a signature (`Model: {Signature: FILE}`), a JSON object
-    with `input_type` and `inputs: [{data_name}]`."""
+    """Subclasses implement `inference`. The archive's manifest names a signature (`Model: {Signature: FILE}`), a
+    JSON object with `input_type` and `inputs: [{data_name}]`."""
 
     def __init__(
         self,
@@ -60,7 +60,8 @@ class ModelService(ABC):
 
 
 class SingleNodeService(ModelService):
-    """Three steps: subclasses give `_inference`, and `_preprocess` and `_postprocess` where they need them."""
+    """A service of three steps: subclasses implement `_inference` and, if necessary, `_preprocess` and
+    `_postprocess`."""
 
     def inference(self, data: list[Any]) -> Any:
         return self._postprocess(self._inference(self._preprocess(data)))

@@ -1,4 +1,4 @@
-"""gRPC's status codes, those that belong to the HTTP statuses which handlers set, and workers' exit codes. Pure."""
+"""gRPC's status codes, their mapping from handlers' HTTP statuses, and workers' exit codes. Pure."""
 
 from __future__ import annotations
 

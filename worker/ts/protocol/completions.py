@@ -52,8 +52,7 @@ SAID = ("finish_reason", "prompt_tokens", "completion_tokens")
 
 
 class BadCompletion(ValueError):
-    """A request that can't be served as it is asked. `parameter` is the member to blame, `reason` OpenAI's code for
-    it."""
+    """An invalid request. `parameter`: the member at fault; `reason`: OpenAI's error code."""
 
     def __init__(self, message: str, parameter: str, reason: str | None = None) -> None:
         super().__init__(message)
@@ -61,8 +60,8 @@ class BadCompletion(ValueError):
 
 
 class Asked(NamedTuple):
-    """A request, as read. `prompts`: texts, or lists of token numbers, an answer each; a chat has `messages` instead
-    and one answer. `max_tokens`: of each answer."""
+    """A parsed request. `prompts`: texts, or lists of token numbers, with an answer each; a chat has `messages`
+    instead and one answer. `max_tokens`: the limit for each answer."""
 
     prompts: tuple[Any, ...]
     messages: list[Fields]
@@ -73,8 +72,8 @@ class Asked(NamedTuple):
 
 
 def read(body: Fields, chat: bool, honours: Collection[str] = (), whole: bool = True) -> Asked:
-    """Raises BadCompletion. `honours`: members of ASKING that count, and TOKEN_PROMPTS. A body that isn't `whole` is
-    read without its prompts and messages."""
+    """Parses a request. Raises BadCompletion. `honours`: the members of ASKING that the model honours, and
+    TOKEN_PROMPTS. Unless `whole`, prompts and messages are left out."""
     _check_asking(body, honours)
     for name, limits in _NUMBERS.items():
         _check_number(name, body.get(name), *limits)
@@ -169,7 +168,7 @@ def _messages(value: Any) -> list[Fields]:
 
 
 def content(value: Any) -> str:
-    """A message's text; of parts the texts. Raises BadCompletion for parts that are none."""
+    """A message's text, or the texts of its parts. Raises BadCompletion for other parts."""
     if value is None or isinstance(value, str):
         return value or ""
     if isinstance(value, list):
@@ -188,8 +187,8 @@ def _shown(value: Any) -> str:
 
 
 class Choice:
-    """One answer on its way: the part of its text that may be shown, and its metadata. The text ends before the first
-    of `stops`."""
+    """One answer in progress: the text that may be sent so far, and its metadata. The text ends before the first of
+    `stops`."""
 
     def __init__(self, stops: Sequence[str] = (), max_tokens: int | None = None) -> None:
         self._stops, self._max_tokens = stops, max_tokens
@@ -200,7 +199,8 @@ class Choice:
         self.begun = False
 
     def add(self, text: str, said: Mapping[str, Any]) -> str:
-        """Takes a piece and its metadata (SAID); the text to show. A possible beginning of a stop is held back."""
+        """Takes a piece and its metadata (SAID); returns the text to send. A possible beginning of a stop is held
+        back."""
         if self.cut:
             return ""
         self._said |= {name: said[name] for name in SAID if said.get(name) is not None}
@@ -214,13 +214,14 @@ class Choice:
         return text[:shown]
 
     def rest(self) -> str:
-        """The text that was held back, when no more comes."""
+        """The text that was held back, at the end of the answer."""
         rest, self._held = self._held, ""
         return rest
 
     @property
     def finish_reason(self) -> str:
-        """`stop` at one of the stops; else the model's own reason; else `length` when it gave all the tokens it may."""
+        """`stop` after one of the stops; otherwise the model's own reason; otherwise `length` at the limit of
+        tokens."""
         if self.cut:
             return "stop"
         if self._said.get("finish_reason"):
@@ -236,7 +237,7 @@ class Choice:
 
 
 def _begun(text: str, stop: str) -> int:
-    """Where in the end of a text `stop` may have begun; the text's length for nowhere."""
+    """The position at which `stop` may have begun at the end of a text; the text's length if nowhere."""
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0 and not stop.startswith(text[at:]):
         at = text.find(stop[0], at + 1)
@@ -244,7 +245,7 @@ def _begun(text: str, stop: str) -> int:
 
 
 class Completion:
-    """The objects that answer one request. `with_usage`: the last one of a stream has the numbers of tokens."""
+    """The response objects of one request. `with_usage`: the last one of a stream has the numbers of tokens."""
 
     prefix, whole_object, piece_object = "cmpl", "text_completion", "text_completion"
 
@@ -253,7 +254,7 @@ class Completion:
         self._more: Fields = {"usage": None} if with_usage else {}
 
     def whole(self, texts: Sequence[str], choices: Sequence[Choice]) -> Fields:
-        """The answer that isn't streamed."""
+        """The whole answer of a request without streaming."""
         found = [
             {"index": index, **self._text(text), "logprobs": None, "finish_reason": choice.finish_reason}
             for index, (text, choice) in enumerate(zip(texts, choices, strict=True))
@@ -276,7 +277,7 @@ class Completion:
         return self._event({"index": index, **self._end_delta(), **more})
 
     def of_usage(self, choices: Sequence[Choice]) -> Fields:
-        """The last message, for a client that asked for usage."""
+        """The last object of a stream, for a client that requested usage."""
         return {**self._fields, "object": self.piece_object, "choices": [], "usage": usage(choices)}
 
     def _event(self, choice: Fields) -> Fields:
@@ -293,7 +294,7 @@ class Completion:
 
 
 class ChatCompletion(Completion):
-    """The same for a conversation."""
+    """The response objects of a chat."""
 
     prefix, whole_object, piece_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 

@@ -112,8 +112,8 @@ class _Reader:
 
 
 def _decode_item(body: Body, at: int, end: int | None = None) -> tuple[Item, int]:
-    """The item at `at` and its end; slices beyond the body's end are short, which the check at the end catches. `end`:
-    the body's, when the end of its last input isn't in `body`."""
+    """The item at `at` and its end; slices beyond the body's end are short, which the check at the end catches.
+    `end`: the body's end, if its last input extends beyond `body`."""
     job_id, deadline_s, id_size, headers_size, input_count = ITEM_HEAD.unpack_from(body, at)
     if deadline_s != deadline_s:
         raise FrameError("deadline is not a number")
@@ -138,7 +138,7 @@ def _decode_item(body: Body, at: int, end: int | None = None) -> tuple[Item, int
 
 def _decode_single(key: int, body: bytes) -> Message | None:
     """Decodes the usual batch, one small request with one input, by its two heads. None for any other batch, and for
-    bytes that are no batch at all: `_decode_any` says why."""
+    invalid bytes, which `_decode_any` reports."""
     count, job_id, deadline_s, id_size, headers_size, input_count = SINGLE.unpack_from(body)
     id_end = SINGLE.size + id_size
     headers_end = id_end + headers_size
@@ -302,8 +302,8 @@ _DECODERS: dict[int, Callable[[int, Body], Message]] = {
 
 
 def _decode_owned(kind: int, key: int, whole: bytearray) -> Message:
-    """The message of a body in a buffer of its own. A payload at its end is that buffer without what stands before,
-    which moves nothing in memory."""
+    """The message of a body in its own buffer. A payload at its end becomes that buffer without the bytes before it,
+    which are cut off without a copy."""
     if kind == PREDICT:
         return _decode_owned_single(key, whole) or _decode_predict(key, memoryview(whole))
     if kind == CHUNK and len(whole) >= CHUNK_HEAD.size:
@@ -315,7 +315,7 @@ def _decode_owned(kind: int, key: int, whole: bytearray) -> Message:
 
 
 def _decode_owned_single(key: int, whole: bytearray) -> Message | None:
-    """Decodes a batch of one request with one input; None for any other batch, and for bytes that are none."""
+    """Decodes a batch of one request with one input; None for any other batch, and for invalid bytes."""
     if len(whole) < SINGLE.size:
         return None
     count, _, _, id_size, headers_size, input_count = SINGLE.unpack_from(whole)
@@ -360,7 +360,7 @@ OPEN_BYTES_MIN = 32 * 1024
 
 
 class _Open:
-    """A large frame that has not come whole: the message it belongs to, and the room for the rest of it."""
+    """An incomplete large frame: its message, and the buffer for the rest."""
 
     __slots__ = ("flags", "key", "kind", "room", "whole")
 
@@ -373,7 +373,8 @@ class _Open:
         self.advance(len(data))
 
     def advance(self, size: int) -> None:
-        """`size` bytes of the room have been filled. Nobody may hold it any longer: the message becomes the buffer."""
+        """`size` bytes of the room have been filled. The caller must not keep a reference to it: it becomes the
+        message's buffer."""
         room, self.room = self.room, self.room[size:]
         room.release()
 
@@ -385,8 +386,8 @@ class Decoder:
     ones are copies: they stay valid for as long as they are referenced. `message_bytes_max` bounds a message that
     comes in several frames.
 
-    The bytes that follow may also be put into `room`, and `filled` says how many: the rest of a large frame isn't
-    copied then.
+    The following bytes may also be put into `room`, and their number given to `filled`; then the rest of a large frame
+    isn't copied.
     """
 
     def __init__(self, message_bytes_max: int) -> None:
@@ -398,11 +399,11 @@ class Decoder:
 
     @property
     def room(self) -> memoryview | None:
-        """Where the next bytes may be put; None where they are to be fed."""
+        """The buffer for the next bytes; None if they have to be fed."""
         return None if self._open is None else self._open.room
 
     def filled(self, size: int) -> list[Message]:
-        """The message that `size` bytes in `room` complete, as from `feed`."""
+        """The messages completed by `size` bytes in `room`, as from `feed`."""
         frame = self._open
         assert frame is not None
         frame.advance(size)
@@ -467,7 +468,7 @@ class Decoder:
         return messages + self.feed(data[size:]) if len(data) > size else messages
 
     def _begin_open(self, kind: int, key: int, flags: int, length: int, part: memoryview) -> None:
-        """Opens a frame of `length` bytes, of which `part` has come, at least the size of a U64."""
+        """Opens a frame of `length` bytes, of which `part` has arrived, at least the size of a U64."""
         if not flags:
             whole = bytearray(length)
             room = memoryview(whole)
@@ -492,7 +493,7 @@ class Decoder:
         return self._added(kind, key, flags)
 
     def _known(self, kind: int, key: int, size: int) -> tuple[bytearray, int]:
-        """The message that a frame with `size` bytes of it continues, and the bytes of it that have come."""
+        """The message that a frame of `size` bytes continues, and its bytes so far."""
         if (kind, key) not in self._partial:
             raise FrameError(f"continuation of kind {kind}, key {key} without a beginning")
         whole, filled = self._partial[kind, key]
@@ -501,7 +502,7 @@ class Decoder:
         return whole, filled
 
     def _added(self, kind: int, key: int, flags: int) -> bytearray | None:
-        """The whole body, when the frame that was added was its last."""
+        """The whole body, if the added frame was its last."""
         if flags & MORE:
             return None
         whole, filled = self._partial.pop((kind, key))

@@ -37,7 +37,7 @@ class MalformedForm(ValueError):
 
 @lru_cache(maxsize=CONTENT_TYPES_MAX)
 def is_form(content_type: str) -> bool:
-    """True for the two types whose bodies are fields (compared in any case, as RFC 9110 has it)."""
+    """True for the two content types of forms (compared case-insensitively, as in RFC 9110)."""
     return _base(content_type) in (URLENCODED, MULTIPART)
 
 
@@ -46,7 +46,7 @@ def _base(content_type: str) -> str:
 
 
 def check(content_type: str, body: bytes) -> None:
-    """Raises MalformedForm when `parts` couldn't read all of the body; a few searches at any size."""
+    """Raises MalformedForm if `parts` couldn't read all of the body; takes a few searches at any size."""
     if _base(content_type) != URLENCODED:
         _check_multipart(_delimiter(content_type), body)
     elif body.count(b"&") >= PARTS_MAX:
@@ -78,7 +78,7 @@ def parts(content_type: str, body: bytes) -> list[Part]:
 
 
 def _urlencoded(body: bytes) -> list[Part]:
-    """Bytes as they are: `urllib.parse.parse_qsl` takes and gives ASCII only."""
+    """Parses bytes: `urllib.parse.parse_qsl` handles ASCII only."""
     check(URLENCODED, body)
     pairs = [field.partition(b"=") for field in body.split(b"&") if field]
     return [Part(_unquoted(name).decode("utf-8", "replace"), "", _unquoted(value)) for name, _, value in pairs]

@@ -1,5 +1,5 @@
-"""Every message that crosses the socket between frontend and worker, and how it is written. No I/O: messages in, bytes
-out; `ts.protocol.decoder` reads them.
+"""The messages between frontend and worker, and their encoding. No I/O: messages in, bytes out; `ts.protocol.decoder`
+decodes them.
 
 A frame is a 16-byte header (`length u32, kind u8, flags u8, reserved u16, key u64`, little endian) and
 `length` bytes of body. A message larger than `FRAME_BYTES_MAX` travels as several frames with the same
@@ -57,11 +57,11 @@ PIECE_SIZES = tuple(struct.Struct(f"<{count}H") for count in range(PIECES_MAX + 
 
 
 class FrameError(ValueError):
-    """Bytes that are no frame: the peer is broken or not ours. The connection can't go on."""
+    """Bytes that aren't a frame: the peer is broken or foreign. The connection can't be used any more."""
 
 
 class Input(NamedTuple):
-    """One named input of a request, as it came: `content_type` is "" when the client gave none."""
+    """One named input of a request, unchanged; `content_type` is "" if the client gave none."""
 
     name: str
     content_type: str
@@ -79,7 +79,7 @@ class Item(NamedTuple):
 
 
 class Load(NamedTuple):
-    """First message to a worker: which model to load and how (a JSON object)."""
+    """The first message to a worker: the model to load and its settings (a JSON object)."""
 
     settings: dict[str, Any]
 
@@ -92,14 +92,14 @@ class Predict(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Nobody waits for this request any more. From a worker: for this call of its own."""
+    """The caller of this request has given up. From a worker: cancels its own call."""
 
     job_id: int
 
 
 class Feed(NamedTuple):
-    """Further inputs of a request whose handler takes them one after another; `last`: there won't be more. Sent only to
-    a worker that has given Credit for it, so that it never overtakes its request."""
+    """Further inputs of a request whose handler reads a stream; `last`: the end of the inputs. Sent only after the
+    worker's Credit, so that it never overtakes its request."""
 
     job_id: int
     inputs: Sequence[Input]
@@ -107,8 +107,8 @@ class Feed(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """The reader of this stream has taken so many bytes: its sender may send as many more. To a worker: pieces of an
-    answer. From a worker: inputs of the request, or of the answer to its call."""
+    """The reader of this stream has taken this many bytes, and its sender may send as many more. To a worker: pieces
+    of an answer. From a worker: inputs of the request, or pieces of the answer to its call."""
 
     job_id: int
     size_bytes: int
@@ -142,7 +142,7 @@ class Chunk(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Pieces of one answer that were ready together, the same as `chunks_of` gives one by one. `last`: the last of them
+    """Pieces of one answer that were ready together; `chunks_of` gives them one by one. `last`: the last of them
     ends the answer."""
 
     job_id: int
@@ -151,17 +151,16 @@ class Pieces(NamedTuple):
 
 
 def chunks_of(pieces: Pieces) -> Iterator[Chunk]:
-    """The same pieces one by one."""
+    """The pieces of a message one by one."""
     end = len(pieces.data) - 1
     for index, data in enumerate(pieces.data):
         yield Chunk(pieces.job_id, data, pieces.last and index == end)
 
 
 class Failed(NamedTuple):
-    """The end of a request that has no answer. `code`: HTTP status, as TorchServe's handlers name it. `by_handler`: the
-    handler itself is at fault, not its request; `traceback`: of its exception, where callers may know it; `whole`: the
-    handler raised for its whole batch, of several requests, or gave no result for each of them; `begun`: whether the
-    handler got the request."""
+    """The failure of a request. `code`: HTTP status, as set by TorchServe's handlers. `by_handler`: the handler
+    itself is at fault, not its request; `traceback`: of its exception, if callers may see it; `whole`: the handler
+    failed for a whole batch of several requests; `begun`: the handler got the request."""
 
     job_id: int
     code: int
@@ -174,7 +173,7 @@ class Failed(NamedTuple):
 
 class Call(NamedTuple):
     """From a worker: a call of its model to the server, for instance to another model. `what`: the call as a JSON
-    object, `data`: the message that goes with it. The answer comes as Chunks, or Failed, with the same id."""
+    object; `data`: its message. The answer comes as Chunks, or Failed, with the same id."""
 
     call_id: int
     what: dict[str, Any]
@@ -182,14 +181,14 @@ class Call(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """To a worker, before the request itself: somebody asks where its time goes."""
+    """To a worker, before the request itself: a request for its times."""
 
     job_id: int
 
 
 class Times(NamedTuple):
-    """From a worker, before the end of a request that was measured; `time.monotonic()` seconds. `begun_s`: the handler
-    was called for it; `ended_s`: it had returned, or given its last piece; `given_s`: the answer was encoded."""
+    """From a worker, before the end of a measured request; times in `time.monotonic()` seconds. `begun_s`: the call
+    of the handler; `ended_s`: its return or last piece; `given_s`: the end of encoding the answer."""
 
     job_id: int
     begun_s: float
@@ -227,7 +226,7 @@ def _pairs(out: list[Buffer], pairs: Pairs) -> None:
 
 
 class PackedPairs(Sequence["tuple[str, str]"]):
-    """Pairs of texts in the block of bytes that `packed` makes, read on first access: most handlers never ask for a
+    """Pairs of texts in a block of bytes made by `packed`, decoded at the first access: most handlers never read a
     request's headers. Access raises FrameError for an invalid block."""
 
     __slots__ = ("_found", "block")
@@ -303,7 +302,7 @@ REPEATED_MAX, REPEATED_BYTES_MAX = 512, 256
 
 
 class _PackedHeaders(dict[tuple[bytes, bytes], bytes]):
-    """Blocks of single headers, made when they are asked for; those that come again are kept, REPEATED_MAX at most."""
+    """Blocks of single headers, made on demand; repeated ones are kept, at most REPEATED_MAX."""
 
     def __missing__(self, header: tuple[bytes, bytes]) -> bytes:
         name, value = header
@@ -329,8 +328,8 @@ def packed_headers(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
 def request_frame(
     batch_id: int, job_id: int, request_id: str, deadline_s: float, headers: Pairs, inputs: Sequence[Input]
 ) -> bytes | None:
-    """The whole frame of a batch of one request with one input, the same as that of its `Predict`; None when it is no
-    small one. Raises ValueError as `encode`."""
+    """The whole frame of a batch of one request with one input, equal to that of its `Predict`; None if it isn't
+    small. Raises ValueError as `encode`."""
     if len(inputs) != 1:
         return None
     name, content_type, data = inputs[0]
@@ -484,7 +483,7 @@ def encode(message: Message) -> tuple[int, int, list[Buffer]]:
 
 
 def check(message: Message) -> None:
-    """Raises ValueError for a message that `encode` can't encode. For messages that are kept for later."""
+    """Raises ValueError for a message that `encode` can't encode, for messages that are encoded later."""
     encode(message)
 
 
@@ -514,7 +513,7 @@ def _fragments(kind: int, key: int, prefix: bytes, body: Sequence[Buffer]) -> It
 
 
 def small_frame(kind: int, key: int, body: Sequence[Buffer]) -> bytes | None:
-    """The one frame of a small message; None for a message that is better sent as `frames`."""
+    """The single frame of a small message; None for a larger message, which is sent as `frames`."""
     total = sum(map(len, body))
     if total >= JOINED_BYTES_MAX:
         return None

@@ -1,8 +1,8 @@
-"""What the C library does with memory that this process has freed: for the frontend and for workers.
+"""The C library's handling of freed memory, for the frontend and for workers.
 
-By default, glibc gives the free end of the heap back to the system as soon as it is larger than twice the largest block
-that was freed (from 256 KiB on). Each large body then gets new pages, which the kernel clears and maps one by one and
-takes away again: for a body of 1 MiB there and back more than five hundred, which take two fifths of its CPU time.
+By default, glibc returns the free end of the heap to the system as soon as it is larger than twice the largest freed
+block (from 256 KiB on). Each large body then gets new pages, which the kernel clears, maps one by one and unmaps again:
+more than five hundred for a body of 1 MiB there and back, with two fifths of its CPU time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ def _is_tuned(environment: Mapping[str, str]) -> bool:
 
 
 def give_back_freed() -> None:
-    """Returns all memory that was freed to the system, wherever it is in the heap. Other C libraries than glibc have no
-    such call."""
+    """Returns all freed memory of the heap to the system. It has no effect on C libraries other than glibc."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

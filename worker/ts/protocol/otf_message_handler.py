@@ -15,7 +15,7 @@ __all__ = ["create_predict_response", "send_intermediate_predict_response"]
 def send_intermediate_predict_response(
     ret: Sequence[Any], req_id_map: dict[int, str], message: str, code: int, context: Any = None
 ) -> None:
-    """Use `ts.handler_utils.utils.send_intermediate_predict_response`: the same."""
+    """The same as `ts.handler_utils.utils.send_intermediate_predict_response`."""
     warnings.warn(
         "import send_intermediate_predict_response from ts.handler_utils.utils",
         PendingDeprecationWarning,

@@ -38,11 +38,12 @@ _ANSWERS = frozenset({CHUNK, FAILED, PIECES})
 
 
 class Outbox:
-    """Messages in, buffers out: `buffers()` is the next thing to write, `sent(n)` says how much of it went.
+    """Messages in, buffers out: `buffers()` returns the next buffers to write, and `sent(n)` takes the number of
+    written bytes.
 
     Messages of one (kind, key) keep their order, and Failed keeps its place behind the Chunks of its key. Small
-    messages keep their order among each other; a message of several frames gives way to others after each frame.
-    Small pieces of one answer that wait together leave in one frame, at the place of the first.
+    messages keep their order among each other; after each frame of a larger message, others may follow. Small waiting
+    pieces of one answer share a frame, at the position of the first.
     """
 
     def __init__(self) -> None:
@@ -72,12 +73,12 @@ class Outbox:
             self._queue.append(frame)
 
     def push_frame(self, frame: bytes) -> None:
-        """Queues a small frame that is written already. Its key is one that nothing else waits with, and its kind one
-        that keeps its place."""
+        """Queues an encoded small frame. No other message with its key may be waiting, and its kind must keep its
+        order."""
         self._queue.append(frame)
 
     def push_piece(self, key: int, data: bytes) -> None:
-        """The same as `push(Chunk(key, data, last=False))`, in a frame with other pieces that wait."""
+        """The same as `push(Chunk(key, data, last=False))`, in a frame with other waiting pieces."""
         size = len(data)
         if size > PIECE_BYTES_MAX or (self._large and (CHUNK, key) in self._large):
             self.push(Chunk(key, data, False))
@@ -102,7 +103,7 @@ class Outbox:
         return large
 
     def _follows_large(self, kind: int, key: int, body: list[Buffer]) -> bool:
-        """Puts a message behind the large one of its key, if that is still on its way."""
+        """Puts a message behind the large one of its key, if that is still in progress."""
         before = self._large.get((CHUNK if kind in _ANSWERS else kind, key))
         if before is None:
             return False
@@ -110,7 +111,7 @@ class Outbox:
         return True
 
     def buffers(self) -> list[memoryview]:
-        """The next buffers to write, at most IOV_MAX of them; [] when there's nothing."""
+        """The next buffers to write, at most IOV_MAX of them; [] if there are none."""
         flight = self._flight
         size = sum(map(len, flight)) if flight else 0
         while size < WRITE_BYTES_MAX and len(flight) < IOV_MAX // 2:
@@ -138,7 +139,7 @@ class Outbox:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _closed(self, group: _Group) -> bytes:
-        """The frame of a group, which nothing joins any more."""
+        """The frame of a closed group."""
         if self._groups.get(group.key) is group:
             del self._groups[group.key]
         return group.frame()
@@ -184,7 +185,7 @@ class Outbox:
 
 
 class _Group:
-    """Pieces of one answer that leave together. `ends`: the last of them ends it."""
+    """Pieces of one answer that share a frame. `ends`: the last of them ends it."""
 
     __slots__ = ("ends", "key", "pieces", "size_bytes")
 
@@ -210,7 +211,7 @@ class _Group:
 
 
 class _Large:
-    """A message of several buffers or frames on its way, and the messages that follow it."""
+    """A message of several buffers or frames in progress, and the messages that follow it."""
 
     __slots__ = ("followers", "frames", "key")
 

@@ -1,7 +1,7 @@
-"""Path templates of models' own HTTP routes, as Starlette has them: `/greet/{name}`, `/files/{rest:path}`.
+"""Path templates of models' custom HTTP routes, in Starlette's form: `/greet/{name}`, `/files/{rest:path}`.
 
 A match always takes time in proportion to the path's length times the template's parts, since the server matches in its
-event loop. Regular expressions, which Starlette makes of templates, take exponential time for some.
+event loop. Starlette's regular expressions take exponential time for some templates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UUID_GROUPS = (8, 4, 4, 4, 12)
 
 
 class BadTemplate(ValueError):
-    """A template that no path can be matched with; the message names it."""
+    """An invalid template; the message names it."""
 
 
 class _Parameter(NamedTuple):
@@ -31,8 +31,8 @@ _Ends: TypeAlias = "Sequence[tuple[int, int]]"
 
 
 class PathTemplate:
-    """The template `text`. Raises BadTemplate for one without a slash at its beginning, with an unknown converter, or
-    with two parameters of one name. Braces around anything but a parameter are plain text."""
+    """The template `text`. Raises BadTemplate for one without a leading slash, with an unknown converter, or with
+    two parameters of the same name. Braces around anything but a parameter are plain text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -48,8 +48,8 @@ class PathTemplate:
         return bool(self._reached(path))
 
     def match(self, path: str) -> dict[str, str] | None:
-        """The texts of the parameters, None for another path. Where several splits fit, earlier parameters are as long
-        as they can be."""
+        """The texts of the parameters, None for another path. If several splits fit, earlier parameters are as long
+        as possible."""
         stages = self._reached(path)
         if not stages:
             return None
@@ -68,7 +68,7 @@ class PathTemplate:
         return found
 
     def _reached(self, path: str) -> list[Sequence[int]]:
-        """The positions that can be reached before each part and after the last, ascending; [] when the end can't."""
+        """The reachable positions before each part and after the last, ascending; [] if the end can't be reached."""
         stages: list[Sequence[int]] = [(0,)]
         for part in self._parts:
             if isinstance(part, str):
@@ -99,8 +99,8 @@ def _parts(text: str) -> Iterator[str | _Parameter]:
 def _ends(
     part: str | _Parameter, path: str, starts: Sequence[int], *, every: bool = True
 ) -> Iterator[tuple[int, _Ends]]:
-    """Each of the `starts`, ascending, from which the part fits, with its ends. Without `every`, some whose ends an
-    earlier one has are left out."""
+    """Each of the `starts`, ascending, at which the part fits, with its ends. Without `every`, starts with the same
+    ends as an earlier one may be left out."""
     if isinstance(part, str):
         yield from ((start, [(start + len(part),) * 2]) for start in _found(part, path, starts))
     elif part.converter == "uuid":
@@ -139,7 +139,7 @@ def _ends_of_runs(converter: str, path: str, starts: Sequence[int], *, every: bo
 
 
 def _run_end(converter: str, path: str, start: int) -> int:
-    """Where the characters that the converter takes end."""
+    """The end of the characters that the converter accepts."""
     if converter in ("str", "path"):
         end = path.find("/" if converter == "str" else "\n", start)
         return len(path) if end < 0 else end
@@ -174,7 +174,7 @@ def _union(found: Iterator[tuple[int, _Ends]]) -> Sequence[int]:
 
 
 def _last(good: Sequence[int], ends: _Ends) -> Iterator[int]:
-    """The last of the `good` positions, ascending, that is among the ends; nothing when none is."""
+    """The last of the `good` positions (ascending) that is among the ends; None without one."""
     best = -1
     for first, last in ends:
         index = bisect_right(good, last)

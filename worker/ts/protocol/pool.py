@@ -1,7 +1,7 @@
 """The descriptor pool that our messages live in.
 
-protobuf's default pool holds each file and message name once per process: two generated modules of one package,
-made from files that differ a little, can't both be imported there. Ours stay out of its way.
+protobuf's default pool holds each file and message name once per process: two generated modules of one package, made
+from files that differ a little, can't both be imported there. Ours use a pool of their own.
 """
 
 from __future__ import annotations

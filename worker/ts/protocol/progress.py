@@ -1,12 +1,12 @@
-"""A worker's note of its progress: the batches its handler was called for, and what tensors took of its time. No I/O.
+"""A worker's record of its progress: the begun batches, and the seconds spent on tensors. No I/O.
 
-The note stands in memory that the frontend shares, so that it outlives the process: a batch that isn't noted when the
-worker dies can run elsewhere without ever running twice. It is a table of `PLACES` ids (u64 of the machine); the id of
-a batch stands at its remainder by `PLACES`. Ids are given in ascending order, from 1. A batch counts as begun when its
-place has its id or a larger one: of two batches that share a place, the newer one's note covers the older one.
+The record is in memory shared with the frontend, so it outlives the process: an unrecorded batch of a dead worker can
+run elsewhere without running twice. It is a table of `PLACES` ids (u64 of the machine); the index of a batch's id is
+its remainder by `PLACES`. Ids ascend from 1. A batch counts as begun if its place has its id or a larger one: of two
+batches that share a place, the newer one's record covers the older one's.
 
-Behind the table stand, for each size of a batch from 0 to `SIZES_MAX`, two sums of seconds (doubles of the machine):
-of reading the requests' tensors, and of writing the answers'. Larger batches have none.
+After the table follow two sums of seconds (native doubles) for each size of a batch from 0 to `SIZES_MAX`: for reading
+the requests' tensors, and for writing the answers'. Larger batches have none.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Progress:
         self._ids = memoryview(memory)[:_TABLE_BYTES].cast("Q")
 
     def begin(self, batch_id: int) -> None:
-        """Notes that the handler is about to be called for the batch: only that call may follow. No function is called
-        after the note is written, since the interpreter may give other threads their turn at its end."""
+        """Records that the handler is about to be called for the batch: only that call may follow. No function is
+        called after the note is written, since the interpreter may give other threads their turn at its end."""
         place = batch_id % PLACES
         if self._ids[place] < batch_id:
             self._ids[place] = batch_id
@@ -48,13 +48,13 @@ class Progress:
 
 
 def has_begun(table: bytes, batch_id: int) -> bool:
-    """Whether a worker that left this table may have called its handler for the batch. A table that is cut short says
-    yes: a batch that may have run isn't repeated."""
+    """Whether the worker with this table may have called its handler for the batch. True for a truncated table, so
+    that a batch that may have run isn't repeated."""
     place = batch_id % PLACES * 8
     return len(table) < place + 8 or bool(_ID.unpack_from(table, place)[0] >= batch_id)
 
 
 def spent(table: bytes) -> dict[int, tuple[float, float]]:
-    """The seconds of reading and of writing, by the size of a batch; those of 0 are left out."""
+    """The seconds of reading and of writing, by the size of a batch; zeros are left out."""
     sums = _SUMS.iter_unpack(table[_TABLE_BYTES:PROGRESS_BYTES])
     return {size: (read_s, written_s) for size, (read_s, written_s) in enumerate(sums) if read_s or written_s}

@@ -1,5 +1,5 @@
-"""TLS between the frontend and workers on other machines: contexts of certificates in memory, and a socket with the
-face of a plain one that doesn't block."""
+"""TLS between the frontend and workers on other machines: contexts from certificates in memory, and a non-blocking
+socket with a plain socket's interface."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SILENCE_S_MAX = 10
 
 
 class PeerCertificate(NamedTuple):
-    """What one side shows, and the authority that signed both sides', as PEM."""
+    """One side's certificate and key, and the authority of both sides, as PEM."""
 
     authority: str
     certificate: str
@@ -28,7 +28,7 @@ class PeerCertificate(NamedTuple):
 
 
 def server_context(own: PeerCertificate) -> ssl.SSLContext:
-    """For a side that is connected to. Every client has to show a certificate of the same authority."""
+    """The context of a listening side. Every client needs a certificate of the same authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0
     context.verify_mode = ssl.CERT_REQUIRED
@@ -36,7 +36,8 @@ def server_context(own: PeerCertificate) -> ssl.SSLContext:
 
 
 def client_context(own: PeerCertificate) -> ssl.SSLContext:
-    """For a side that connects. The authority is made for one start of a server, so that its name says nothing."""
+    """The context of a connecting side. Host names aren't checked, because the authority belongs to a single start
+    of a server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
@@ -53,7 +54,7 @@ def _filled(context: ssl.SSLContext, own: PeerCertificate) -> ssl.SSLContext:
 
 @contextlib.contextmanager
 def _file(text: str) -> Iterator[str]:
-    """A file that only this process can read, in memory where the system can."""
+    """A file that only this process can read, in memory if the system supports it."""
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create("torchrelay-key", os.MFD_CLOEXEC)
         try:
@@ -69,7 +70,7 @@ def _file(text: str) -> Iterator[str]:
 
 
 def keep_watch(sock: socket.socket) -> None:
-    """Has the system notice a peer whose machine is gone, and send small messages at once."""
+    """Enables keep-alive, to notice a lost machine, and disables Nagle's algorithm."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     every_s = max(1, SILENCE_S_MAX // 5)
@@ -84,7 +85,7 @@ def keep_watch(sock: socket.socket) -> None:
 
 
 class SecureSocket:
-    """A connected socket of TLS that never blocks, with a plain socket's calls and errors. Two threads may use it."""
+    """A connected, non-blocking TLS socket with a plain socket's calls and errors. Two threads may use it."""
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         sock.setblocking(False)
@@ -96,10 +97,10 @@ class SecureSocket:
         return self._sock.fileno()
 
     def setblocking(self, flag: bool) -> None:
-        """Accepted like a plain socket's; it stays one that doesn't block."""
+        """Accepted for compatibility; the socket stays non-blocking."""
 
     def recv(self, size: int) -> bytes:
-        """At least RECORD_BYTES have to be asked for: what would be left of a record, no poll would tell of. Raises
+        """Reads at least RECORD_BYTES at a time, because poll doesn't report the rest of a decrypted record. Raises
         BlockingIOError, ConnectionError."""
         with self._using:
             try:
@@ -120,8 +121,8 @@ class SecureSocket:
         return (len(data),)
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
-        """The number of bytes written. After BlockingIOError the next call has to begin with the same bytes: they are
-        in a record already."""
+        """The number of bytes written. After BlockingIOError the next call has to begin with the same bytes, which
+        are already in a record."""
         with self._using:
             chunk = self._owed or _joined(buffers)
             try:

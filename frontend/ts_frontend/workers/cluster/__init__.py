@@ -1,1 +1,2 @@
-"""Workers on other machines, where Ray places them: their resources, the way to Ray, and the place they connect to."""
+"""Workers on other machines, placed by Ray: their resources, the connection to Ray, and the address that they
+connect to."""

@@ -1,8 +1,8 @@
 """The process between the server and Ray: `python -m ts_frontend.workers.cluster.bridge --fd N --address ADDRESS`.
 
 It alone imports Ray, whose threads, memory and faults stay out of the server. Orders come as lines of JSON on the
-socket N, events go back the same way. Actors are detached: they live as long as their connection to the server,
-whatever becomes of this process.
+socket N, events go back the same way. Actors are detached: they live as long as their connection to the server, even if
+this process ends.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ import ts.version
 from ts_frontend.workers.cluster import packing
 
 NAMESPACE = "torchrelay"
-#: Between two looks at the cluster, and at the ends of actors.
+#: Seconds between two checks of the cluster, and of the ends of actors.
 LOOK_S = 1.0
 ENDS_S = 0.25
 THREADS = 8
 VALID_DAYS = 3650
-#: Until an actor ends that nobody has given work; and one whose worker has ended.
+#: Seconds until an actor without orders ends; and one whose worker has ended.
 ORPHAN_S, LINGER_S = 120.0, 20.0
 METRICS_FILE = ".torchrelay-metrics.yaml"
 NODE_LABEL = "ray.io/node-id"
 
 
 def made_certificates() -> dict[str, str]:
-    """The authority of this start, and what the server and its workers show, as PEM. The authority's key is forgotten:
-    it signs nothing else."""
+    """The certificate of this start's authority, and the certificates and keys of the server and of its workers, as
+    PEM. The authority's key is discarded."""
     now = datetime.datetime.now(datetime.timezone.utc)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "torchrelay")])
 
@@ -107,14 +107,14 @@ def _end_in(seconds: float) -> threading.Timer:
 
 
 class WorkerActor:
-    """What Ray places: it unpacks the files that a worker needs, and looks after its process. Its code reaches nodes by
-    value: a node needs Ray and the packages of the handlers, and gets `ts` with the model."""
+    """The actor that Ray places: it unpacks a worker's files, and supervises its process. Ray sends its code to
+    nodes by value: a node needs Ray and the packages of the handlers, and gets `ts` with the model."""
 
     def __init__(self) -> None:
         self._end = _end_in(ORPHAN_S)
 
     def run(self, instructions: dict[str, Any], packages: list[dict[str, Any]]) -> int | None:
-        """The worker's exit status. The actor ends afterwards, also if nobody is left to end it."""
+        """Runs the worker and returns its exit status. The actor ends afterwards by itself."""
         self._end.cancel()
         try:
             return self._run(instructions, packages)
@@ -190,7 +190,7 @@ class _Packages:
 
 
 class _Groups:
-    """The placement groups of models, and the bundles of them that are free."""
+    """The placement groups of models, and their free bundles."""
 
     def __init__(self) -> None:
         self._groups: dict[str, list[tuple[Any, set[int]]]] = {}
@@ -246,7 +246,7 @@ class Bridge:
             self._sock.sendall(line)
 
     def obey(self) -> None:
-        """Follows orders until the server has left."""
+        """Executes orders until the server closes the socket."""
         rest = b""
         while data := self._sock.recv(1 << 20):
             *lines, rest = (rest + data).split(b"\n")
@@ -332,7 +332,7 @@ class Bridge:
     # --- Ray's news
 
     def watch_ends(self) -> None:
-        """Tells of the ends of actors, for ever."""
+        """Reports the ends of actors, forever."""
         while True:
             time.sleep(ENDS_S)
             with self._changing:
@@ -357,7 +357,7 @@ class Bridge:
             self.send("ended", id=number, reason=reason, lost=lost)
 
     def watch_cluster(self) -> None:
-        """Tells what the cluster has, for ever."""
+        """Reports the nodes and resources of the cluster, forever."""
         while True:
             free = available_resources_per_node()
             nodes = [
@@ -380,7 +380,7 @@ def _first_lines(text: str, chars_max: int = 600) -> str:
 
 
 def _fatal(watch: Callable[[], None]) -> Callable[[], None]:
-    """Ends the process with a thread that others rely on."""
+    """Ends the process when a necessary thread has failed."""
 
     def run() -> None:
         try:

@@ -1,5 +1,5 @@
-"""Where workers of other machines connect: an address with TLS that asks for certificates, and a word by which each
-connection is known."""
+"""The address that workers of other machines connect to: TLS with client certificates, and a token for each
+connection."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ GREETING_BYTES_MAX = 8192
 GREETING_S_MAX = 10.0
 GUESTS_MAX = 512
 
-#: Gets a process that has said who it is: its role (agent or worker), its socket, and its words.
+#: Called with a process that has sent its token: its role (agent or worker), its socket, and its greeting.
 Welcome: TypeAlias = Callable[[str, SecureSocket, dict[str, Any]], None]
 
 
 class Gate:
-    """The address. Processes are let in that `expect` has announced, by their tokens."""
+    """The listening address. It accepts processes with a token that `expect` has announced."""
 
     def __init__(self, certificate: PeerCertificate, host: str, port: int) -> None:
         """Begins to listen. Raises OSError."""
@@ -62,7 +62,7 @@ class Gate:
             self._guests.add(_Guest(self, sock, self._context, str(address[0])))
 
     def greeted(self, guest: _Guest, sock: ssl.SSLSocket, hello: dict[str, Any]) -> None:
-        """Lets a guest in that has said a token which is known. Raises ValueError, OSError."""
+        """Accepts a guest with a known token. Raises ValueError, OSError."""
         welcome = self._expected.get(str(hello.get("token")))
         if welcome is None:
             raise ValueError("nobody waits for it")
@@ -74,7 +74,7 @@ class Gate:
         self._guests.discard(guest)
 
     def close(self) -> None:
-        """Closes the address and everybody who waits there."""
+        """Closes the address and the connections that wait there."""
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for guest in list(self._guests):
@@ -82,7 +82,7 @@ class Gate:
 
 
 class _Guest:
-    """A connection that hasn't said yet whose it is."""
+    """A connection that hasn't sent its token yet."""
 
     def __init__(self, gate: Gate, sock: socket.socket, context: ssl.SSLContext, address: str) -> None:
         sock.setblocking(False)
@@ -137,8 +137,8 @@ class _Guest:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens at this address; where the machine hasn't got it (behind a translation), at all. Raises
-    OSError."""
+    """A socket that listens at this address; if it isn't an address of this machine (behind NAT), on all addresses.
+    Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

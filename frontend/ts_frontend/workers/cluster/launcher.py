@@ -23,18 +23,19 @@ from ts_frontend.workers.process import LineSink, ProcessSpec, WorkerProcess
 
 log = logging.getLogger(__name__)
 
-#: A worker that has no place after so many seconds says what it waits for.
+#: Seconds without a place after which a worker reports the reason of its waiting.
 PATIENCE_S = 1.5
-#: Ray takes some seconds to notice a dead node; until then it would go on to place workers there.
+#: Seconds for which a lost node is avoided: Ray takes some seconds to notice a dead node, and would place workers there
+#: until then.
 AVOID_S = 20.0
-#: A worker that loses its place before it has connected is placed again, so many times in all.
+#: The most placements of a worker that loses its place before it has connected.
 LOSSES_MAX = 20
-#: Between the connections of an agent and of its worker, which imports what it needs.
+#: The most seconds between the connections of an agent and of its worker, which has to import its packages.
 WORKER_S_MAX = 60.0
 
 
 class _Launch:
-    """A worker from the order to its connection, and after that as long as it lives."""
+    """A worker from its order to its end."""
 
     def __init__(self, number: int, spec: ProcessSpec, request: ClusterRequest, sink: LineSink) -> None:
         self.number, self.spec, self.request = number, spec, request
@@ -50,12 +51,12 @@ class _Launch:
         self.tail: list[str] = []
 
     async def turn(self, timeout_s: float | None) -> None:
-        """Returns when it has arrived, failed or lost its place, or after that time."""
+        """Returns when the worker has connected, failed or lost its place, or after that time in seconds."""
         ends: set[asyncio.Future[Any]] = {self.arrived, self.lost}
         await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
     def lose(self, reason: str) -> None:
-        """Its place is gone before it has connected: that says nothing about the model."""
+        """Notes that the worker lost its place before it connected, which is no failure of the model."""
         if self.line is not None:
             self.line.close()
             self.line = None
@@ -69,8 +70,8 @@ class _Launch:
 
 class ClusterLauncher:
     """Starts workers through Ray. `listen`: the host and the port that workers connect to; the host "" is this
-    machine's address in the cluster. `metrics_config`: a file that workers read, "" for none. `bridge`: another one
-    than the usual."""
+    machine's address in the cluster. `metrics_config`: a file for workers, "" for none. `bridge`: replaces the
+    default bridge."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class ClusterLauncher:
         self._suspects: dict[str, float] = {}
 
     async def start(self) -> None:
-        """Connects to Ray. Raises ClusterUnreachable; OSError when the workers' address can't be had."""
+        """Connects to Ray. Raises ClusterUnreachable; OSError if the workers' address can't be bound."""
         await self.bridge.start()
         host, port = self._listen
         self._gate = Gate(self.bridge.server_certificate(), host or self.bridge.host, port)
@@ -128,7 +129,7 @@ class ClusterLauncher:
             self._gate.forget(launch.token)
 
     def _renumber(self, launch: _Launch) -> None:
-        """Takes an order back that is to be given again."""
+        """Withdraws an order that will be given again."""
         self._launches.pop(launch.number)
         self.bridge.order("end", id=launch.number)
         launch.number = next(self._numbers)
@@ -159,7 +160,7 @@ class ClusterLauncher:
         return bool(avoided)
 
     def _avoided(self) -> list[str]:
-        """The nodes that workers were lost with lately, as long as there are others."""
+        """The nodes on which workers were lost recently; none if there are no other nodes."""
         now_s = time.monotonic()
         self._suspects = {node: until_s for node, until_s in self._suspects.items() if until_s > now_s}
         living = {node.id for node in self.bridge.state.nodes if node.alive}
@@ -174,7 +175,7 @@ class ClusterLauncher:
             launch.arrived.result().sock.close()
 
     def _welcome(self, launch: _Launch, role: str, sock: SecureSocket, hello: dict[str, Any]) -> None:
-        """A process of the launch has connected: first the agent, then the worker."""
+        """Handles the connection of a process of the launch: first the agent's, then the worker's."""
         if role == "agent" and launch.line is None:
             launch.node = WorkerNode.of(hello.get("node"))
             launch.line = AgentLine(sock, lambda what: self._told(launch, what), lambda: self._silent(launch))
@@ -245,7 +246,7 @@ class ClusterLauncher:
             launch.fail(f"Ray went away while the worker waited for a place: {reason}")
 
     def waiting(self, worker_id: int) -> str:
-        """What a worker that starts waits for; "" when it isn't waiting, or not for long."""
+        """The reason why a starting worker waits; "" if it isn't waiting, or not for long."""
         now_s = time.monotonic()
         for launch in self._launches.values():
             if launch.spec.worker_id == worker_id and launch.process is None and launch.line is None:
@@ -254,7 +255,7 @@ class ClusterLauncher:
         return ""
 
     def forget(self, spec: ProcessSpec) -> None:
-        """A model is gone: Ray's store may forget its files."""
+        """Releases the files of an unregistered model in Ray's store."""
         self.bridge.order("forget", root=spec.cwd)
 
     async def close(self) -> None:

@@ -31,7 +31,7 @@ from ts_frontend.workers.spawning import spawn
 log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
-#: Until the first connection, with the imports.
+#: The most seconds until the first connection, with the imports.
 CONNECT_S_MAX = 60.0
 RESTART_S, RESTART_S_MAX = 1.0, 30.0
 
@@ -43,9 +43,9 @@ class ClusterUnreachable(ServeError):
 
 
 class BridgeLink:
-    """The bridge from the server's side. `on_worker_ended` gets the numbers of actors that have ended or were refused,
-    with the reason, and whether their node or process was lost; `on_nodes_gone` the nodes that have died; `on_end` the
-    reason when the bridge has ended, and what waits for an answer gets none."""
+    """The server's side of the bridge. `on_worker_ended` gets the numbers of actors that have ended or were refused,
+    with the reason, and whether their node or process was lost; `on_nodes_gone` gets the nodes that have died;
+    `on_end` gets the reason of the bridge's end, after which open orders get no answer."""
 
     def __init__(self, address: str, env: Mapping[str, str]) -> None:
         self.on_worker_ended: Callable[[int, str, bool], None] = lambda number, reason, lost: None
@@ -148,7 +148,7 @@ class BridgeLink:
                 refusal = self._heard(json.loads(line)) or refusal
 
     def _heard(self, news: dict[str, Any]) -> str:
-        """Takes one piece of news; returns the reason when Ray refuses the connection."""
+        """Handles an event; returns the reason if Ray refuses the connection."""
         event = news.pop("event")
         if event == "certificates":
             self.certificates = self.certificates or news
@@ -173,7 +173,7 @@ class BridgeLink:
     # --- orders
 
     def order(self, order: str, **more: Any) -> None:
-        """Gives an order. Without a bridge it is lost: `on_end` has said so."""
+        """Gives an order. Without a bridge the order is lost, as `on_end` has reported."""
         if self._sock is None:
             return
         self._unsent += json.dumps({"order": order, **more}).encode() + b"\n"
@@ -223,6 +223,6 @@ class BridgeLink:
 
 
 def sentence(line: str) -> str:
-    """The first sentence of a line of Ray's log, without what stands before it: time, processes, file."""
+    """The first sentence of a line of Ray's log, without its prefix of time, processes and file."""
     text = re.sub(r"^\[[^\]]*\]\s*(\S+:\d+:\s*)?", "", line)
     return text.split(". ")[0].rstrip(".")

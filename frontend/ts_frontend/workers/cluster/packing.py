@@ -1,5 +1,5 @@
-"""The files of a model, or of the package `ts`, on their way to nodes: packed in pieces with a name made of their
-content, and unpacked there, once on each node.
+"""The transport of a model's files, or of the package `ts`, to nodes: packed in pieces that are named by their content,
+and unpacked once on each node.
 
 Its functions run on nodes too, which get their code by value: it uses nothing but Python's library.
 """
@@ -20,16 +20,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-#: Of one object in Ray's store.
+#: The bytes of one object in Ray's store.
 PIECE_BYTES = 64 * 1024 * 1024
 SKIPPED = frozenset({"__pycache__", ".git"})
-#: Unpacked packages that nobody uses and that stay on a node.
+#: The number of unused packages that stay unpacked on a node.
 KEPT_MAX = 8
 
 
 def files_of(root: str) -> list[tuple[str, str, os.stat_result]]:
-    """The files below a folder, sorted: their names there, with slashes, their paths, and what the system says. Links
-    to files count as what they lead to; links to folders aren't followed. Raises OSError."""
+    """The files below a folder, sorted: relative names with slashes, paths, and results of stat. Links to files
+    count as their targets; links to folders aren't followed. Raises OSError."""
     found: list[tuple[str, str, os.stat_result]] = []
     for folder, names, files in os.walk(root, onerror=_raised):
         names[:] = [name for name in names if name not in SKIPPED]
@@ -46,7 +46,7 @@ def _raised(error: OSError) -> None:
 
 
 def print_of(root: str, extra: Sequence[str] = ()) -> str:
-    """A word that changes with the files of a folder: a look at them is cheaper than packing them."""
+    """A fingerprint of the names, sizes and times of a folder's files, which is cheaper than packing them."""
     lines = [f"{name} {about.st_size} {about.st_mtime_ns}" for name, _, about in files_of(root)]
     for path in extra:
         about = os.stat(path)
@@ -111,7 +111,7 @@ class _Pieces(io.RawIOBase):
 
 
 def safe_path(root: Path, name: str) -> Path:
-    """Where a file of a package goes. Raises ValueError for a name that leads out of the folder."""
+    """The path for a file of a package. Raises ValueError for a name that leads out of the folder."""
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or "\0" in name or "\\" in name:
         raise ValueError(f"a package has a file with the name {name!r}")
@@ -150,8 +150,8 @@ def node_folder() -> Path:
 
 @contextlib.contextmanager
 def unpacked(digest: str, bytes_max: int, fetch: Callable[[], Iterable[bytes]]) -> Iterator[Path]:
-    """A package's files on this node, as long as the block runs: unpacked by the first who asks for them. `fetch` gets
-    its pieces. Raises ValueError, OSError."""
+    """A package's files on this node, for the time of the block. The first user unpacks them. `fetch` gets its
+    pieces. Raises ValueError, OSError."""
     folder = node_folder()
     place = folder / digest
     with open(folder / f"{digest}.lock", "a") as lock:
@@ -177,7 +177,7 @@ def _make(folder: Path, place: Path, bytes_max: int, fetch: Callable[[], Iterabl
 
 
 def _prune(folder: Path, but: str) -> None:
-    """Deletes the packages that were used longest ago, unless somebody uses them."""
+    """Deletes the least recently used packages, unless they are in use."""
     found = sorted((one for one in folder.iterdir() if one.is_dir() and one.name[0] != "."), key=_used_s, reverse=True)
     for place in found[KEPT_MAX:]:
         if place.name == but:

@@ -1,5 +1,5 @@
-"""A worker's process on another machine, as the frontend has it: its lines, its memory and its end come over a
-connection to the agent that looks after it there."""
+"""The frontend's view of a worker's process on another machine: its lines, its memory and its end come over a
+connection to its agent there."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 READ_BYTES = 64 * 1024
 READS_PER_TURN_MAX = 16
 TOLD_BYTES_MAX = 4 << 20
-#: How long Ray may take to say what became of a worker whose connection ended without a word.
+#: The most seconds to wait for Ray's reason, after a worker's connection ended without a report.
 REASON_S_MAX = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerNode:
-    """The machine of a worker. `gpus`: those that Ray gave it, by their names there."""
+    """The machine of a worker. `gpus`: the ids, on that machine, of the GPUs that Ray assigned."""
 
     id: str
     address: str
@@ -55,7 +55,7 @@ class WorkerNode:
 
 
 class AgentLine:
-    """The connection to an agent. `on_told` gets what it says, `on_end` is called once, when it ends."""
+    """The connection to an agent. `on_told` gets its messages; `on_end` is called once, at its end."""
 
     def __init__(
         self, sock: SecureSocket, on_told: Callable[[dict[str, Any]], None], on_end: Callable[[], None]
@@ -93,7 +93,7 @@ class AgentLine:
             self._end()
 
     def kill(self) -> None:
-        """Asks the agent to end its worker; it does so, too, when the connection ends."""
+        """Asks the agent to end its worker, which it also does when the connection ends."""
         if self._sock is not None:
             try:
                 self._sock.sendmsg([memoryview(b"kill\n")])
@@ -114,8 +114,8 @@ class AgentLine:
 
 
 class RemoteProcess(WorkerProcess):
-    """A worker process on a node. `on_end` is called when it has ended, `on_lost` when its agent ended without a
-    word."""
+    """A worker process on a node. `on_end` is called when it has ended, `on_lost` when its agent's connection ended
+    without a report."""
 
     def __init__(
         self,
@@ -166,7 +166,8 @@ class RemoteProcess(WorkerProcess):
             self.ended(ExitStatus(int(what["exit"])))
 
     def silent(self) -> None:
-        """Its agent has gone without telling an exit status: the node is lost, or the actor was ended."""
+        """Handles the end of the agent's connection without an exit status: the node is lost, or the actor was
+        ended."""
         if self.exited.done():
             return
         self._lost = f"The connection to its node {self.node.name} ended"
@@ -174,7 +175,7 @@ class RemoteProcess(WorkerProcess):
         asyncio.get_running_loop().call_later(REASON_S_MAX, self.ended, ExitStatus(None))
 
     def explained(self, reason: str) -> None:
-        """Ray says what became of it."""
+        """Takes Ray's reason of the end."""
         if not self.exited.done():
             self._lost = f"Its node {self.node.name} or its actor ended: {reason}" if reason else self._lost
             self.ended(ExitStatus(None))
@@ -189,7 +190,7 @@ class RemoteProcess(WorkerProcess):
         return {batch_id for batch_id in batch_ids if not has_begun(table, batch_id)}
 
     def spent(self) -> dict[int, tuple[float, float]]:
-        """Returns nothing: these seconds stand in memory of its machine."""
+        """Returns nothing: these figures are in the memory of its machine."""
         return {}
 
     def resident_bytes(self) -> int:
@@ -200,6 +201,6 @@ class RemoteProcess(WorkerProcess):
             self._line.kill()
 
     def release(self) -> None:
-        """The agent ends what the worker has started."""
+        """Does nothing: the agent ends the worker's child processes."""
         if self._line is not None:
             self._line.close()

@@ -1,4 +1,4 @@
-"""What a worker needs of a cluster, from its model's settings. Pure."""
+"""A worker's requirements of a cluster, from its model's settings. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-#: How a model's workers are spread over the nodes: Ray's strategies of placement groups.
+#: Ray's strategies of placement groups, by which a model's workers are spread over the nodes.
 STRATEGIES = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRequest:
-    """What each worker of a model is given. `labels`: those that its node has to have, as Ray's label selectors;
-    `group`: the strategy of its workers' placement group, "" without one, `bundles`: their number in it; `env`: further
-    variables; `packages`: what is installed for it (pip's requirements)."""
+    """The requirements of each worker of a model. `labels`: Ray's label selectors for its node; `group`: the
+    strategy of its workers' placement group, "" without one; `bundles`: the number of bundles in it; `env`: further
+    variables; `packages`: pip's requirements to install."""
 
     num_cpus: float = 1.0
     num_gpus: float = 0.0
@@ -31,7 +31,7 @@ class ClusterRequest:
 
     @property
     def amounts(self) -> dict[str, float]:
-        """By Ray's names."""
+        """The amounts by Ray's resource names."""
         plain = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory_bytes)}
         return {name: amount for name, amount in {**plain, **self.resources}.items() if amount}
 
@@ -50,8 +50,9 @@ class ClusterRequest:
 def read_request(
     section: Mapping[str, Any], device_type: str, devices: int, warn: Callable[[str], None]
 ) -> ClusterRequest:
-    """The request in the `ray` section of a model's configuration; what it doesn't say comes from `device_type` ("cpu",
-    "gpu" or "") and the number of `devices` of a worker. Misspelt keys and useless values are named by `warn`."""
+    """The request in the `ray` section of a model's configuration; the default number of GPUs comes from
+    `device_type` ("cpu", "gpu" or "") and the number of `devices` of a worker. `warn` gets a message for each
+    misspelt key and invalid value."""
     usual = ClusterRequest(num_gpus=max(1, devices) if device_type == "gpu" else devices)
     readers = {
         "num_cpus": _amount,
@@ -124,7 +125,7 @@ def _amounts(value: object) -> dict[str, float] | None:
 
 
 def _texts(value: object) -> dict[str, str] | None:
-    """Names with texts; a number or a truth value counts as written."""
+    """Texts by name; a number or boolean is taken as its YAML text."""
     if not isinstance(value, dict):
         return None
     whole = all(isinstance(name, str) and isinstance(text, (str, int, float)) for name, text in value.items())

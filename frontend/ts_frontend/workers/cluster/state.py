@@ -1,5 +1,5 @@
-"""What is known of the cluster: its nodes, whether Ray answers, and why a worker waits for a place. Pure: times are
-arguments."""
+"""The known state of the cluster: its nodes, whether Ray answers, and the reasons of waiting workers. Pure: times
+are arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ts_frontend.workers.cluster.resources import ClusterRequest
 
 NODE_ID_CHARS = 8
-#: Without news for so long, Ray counts as away: it tells every second.
+#: Seconds without an update after which Ray counts as unavailable; updates come every second.
 SILENCE_S = 6.0
 
 
@@ -41,7 +41,7 @@ def shown_amounts(amounts: Mapping[str, float]) -> str:
 
 
 def why_waiting(request: ClusterRequest, nodes: Sequence[ClusterNode]) -> str:
-    """Why a worker with this request has no place yet."""
+    """The reason why a worker with this request has no place yet."""
     wanted = request.amounts
     needs = f"waits for resources: {shown_amounts(wanted)}"
     living = [node for node in nodes if node.alive]
@@ -65,7 +65,7 @@ def why_waiting(request: ClusterRequest, nodes: Sequence[ClusterNode]) -> str:
 
 
 def _why_group_waits(request: ClusterRequest, nodes: Sequence[ClusterNode]) -> str:
-    """Why a worker has no place whose group of bundles is reserved as a whole."""
+    """The reason why a worker in a placement group, which is reserved as a whole, has no place yet."""
     count, each = request.bundles, request.amounts
     needs = f"waits for its placement group: {count} places ({request.group}) of {shown_amounts(each)}"
     where = " with its labels" if request.labels else ""
@@ -82,7 +82,7 @@ def _why_group_waits(request: ClusterRequest, nodes: Sequence[ClusterNode]) -> s
 
 
 def _missing(wanted: Mapping[str, float], nodes: Sequence[ClusterNode]) -> dict[str, float]:
-    """What the nodes together have left of each resource of which they have too little."""
+    """The free amount in the whole cluster of each resource that is insufficient."""
     left = {name: sum(node.free.get(name, 0.0) for node in nodes) for name in wanted}
     return {name: amount for name, amount in left.items() if amount < wanted[name]}
 
@@ -97,7 +97,8 @@ def _fits(wanted: Mapping[str, float], there: Mapping[str, float]) -> bool:
 
 
 def unmet(wanted: Mapping[str, str], labels: Mapping[str, str]) -> list[str]:
-    """The labels that a node doesn't meet, by name. Ray's selectors: a value, `in(a,b)`, or `!` before either."""
+    """The selectors that a node doesn't match, by label. Ray's selectors: a value, `in(a,b)`, or either with `!` in
+    front."""
     return [name for name, selector in wanted.items() if not _meets(selector, labels.get(name))]
 
 
@@ -110,7 +111,7 @@ def _meets(selector: str, value: str | None) -> bool:
 
 @dataclass(slots=True)
 class ClusterState:
-    """What is known of the cluster. Pure: times are arguments, in `time.monotonic()` seconds."""
+    """The known state of the cluster. Pure: times are arguments, in `time.monotonic()` seconds."""
 
     address: str
     connected: bool = False
@@ -120,7 +121,7 @@ class ClusterState:
     nodes: tuple[ClusterNode, ...] = ()
 
     def told(self, nodes: tuple[ClusterNode, ...], now_s: float) -> list[ClusterNode]:
-        """Takes news of the cluster; returns the nodes that were alive before and aren't any more."""
+        """Takes an update of the cluster's state; returns the nodes that have died since the last one."""
         living = {node.id for node in nodes if node.alive}
         gone = [node for node in self.nodes if node.alive and node.id not in living]
         self.nodes = nodes
@@ -133,7 +134,7 @@ class ClusterState:
         self.away_at = self.away_at or time.time()
 
     def away(self, now_s: float) -> str:
-        """Why nothing can be placed; "" while Ray answers."""
+        """The reason why no worker can be placed; "" while Ray answers."""
         if not self.connected:
             return self.reason
         silent_s = now_s - self.told_s
@@ -143,7 +144,7 @@ class ClusterState:
         return f"Ray's head at {self.address} hasn't answered for {silent_s:.0f} s"
 
     def why_waiting(self, request: ClusterRequest, now_s: float) -> str:
-        """Why a worker with this request hasn't been placed yet."""
+        """The reason why a worker with this request hasn't been placed yet."""
         away = self.away(now_s)
         return f"waits for Ray: {away}" if away else why_waiting(request, self.nodes)
 

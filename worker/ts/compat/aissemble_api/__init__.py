@@ -1,1 +1,1 @@
-"""The names that handlers of aiSSEMBLE's Open Inference Protocol packages import, for where those aren't installed."""
+"""The names that handlers import from aiSSEMBLE's Open Inference Protocol packages, for environments without these."""

@@ -16,7 +16,7 @@ from ts.compat.aissemble_api.types import (
 
 
 class ModelHandler(ABC):
-    """A model: how it is loaded, described and asked."""
+    """A model: its load, its metadata and its predictions."""
 
     @abstractmethod
     def infer(
@@ -35,7 +35,7 @@ class ModelHandler(ABC):
 
 
 class DefaultModelHandler(ModelHandler):
-    """The handler in the place of one that was not given."""
+    """The handler that stands in for a missing one."""
 
     def infer(self, payload: InferenceRequest, model_name: str, model_version: str | None = None) -> InferenceResponse:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Types that are made with keywords, check their values, and convert to plain values and back."""
+"""Record types with keyword arguments, checked values, and conversion to plain values and back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ R = TypeVar("R", bound="JsonRecord")
 
 @dataclass(kw_only=True)
 class JsonRecord:
-    """`KINDS` reads the values of fields; its TypeErrors and ValueErrors become ValueErrors naming type and field."""
+    """A record. `KINDS` converts the values of fields; its TypeErrors and ValueErrors become ValueErrors that name
+    type and field."""
 
     KINDS: ClassVar[Mapping[str, Kind]] = {}
 
@@ -28,7 +29,7 @@ class JsonRecord:
 
     @classmethod
     def model_validate(cls: type[R], value: Any) -> R:
-        """One of a mapping, or `value` itself when it is one. Other keys than the fields' are left out."""
+        """A record from a mapping, or `value` itself if it is a record. Unknown keys are left out."""
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):

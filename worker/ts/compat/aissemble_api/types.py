@@ -77,7 +77,7 @@ class TensorData:
         return self.root
 
     def validate_oip(self, shape: list[int], datatype: str) -> None:
-        """ValueError when the elements don't have that shape, TypeError when they aren't of that datatype."""
+        """Raises ValueError if the elements don't have that shape, TypeError if they aren't of that datatype."""
         _check_shape(shape, self.root)
         _check_elements(datatype, flatten(self.root))
 

@@ -1,1 +1,1 @@
-"""The names that predictors import of `kserve`, for where that isn't installed."""
+"""The names that predictors import from `kserve`, for environments without it."""

@@ -17,7 +17,7 @@ def _truth(text: str) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Makes the parser that programs take as a parent of their own; the server reads its options again itself."""
+    """Makes the parser that programs use as a parent; the server parses its options again itself."""
     made = argparse.ArgumentParser(add_help=False)
     for name, kind, default in (
         ("http_port", int, 8080),

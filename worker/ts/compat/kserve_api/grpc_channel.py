@@ -1,7 +1,7 @@
 """Unary gRPC calls of one event loop, over an HTTP/2 connection that stays open.
 
-grpcio's asyncio channel waits in a thread of its own for each answer, which costs a small call several times what the
-call itself does.
+grpcio's asyncio channel waits for each answer in a separate thread, which costs several times as much as a small call
+itself.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _CODES = {
 
 
 class Unanswered(Exception):
-    """A call without an answer. `unseen`: the server hasn't worked on it."""
+    """A call has no answer. `unseen`: the server hasn't processed it."""
 
     def __init__(self, code: Code, message: str, unseen: bool = False) -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ class Unanswered(Exception):
 
 
 class Channel:
-    """Calls to `target`, HOST:PORT. A connection that broke, or that the server wants to end, is replaced at the next
+    """Calls to `target`, HOST:PORT. A broken connection, or one that the server is closing, is replaced at the next
     call."""
 
     def __init__(self, target: str, tls: ssl.SSLContext | None = None) -> None:
@@ -100,14 +100,14 @@ class Channel:
         raise AssertionError("the last attempt returns or raises")
 
     async def close(self) -> None:
-        """Calls that are under way fail."""
+        """Closes the channel; running calls fail."""
         if self._connecting is not None:
             self._connecting.cancel()
         if self._connection is not None:
             await self._connection.close()
 
     def _head(self, path: str) -> bytes:
-        """The fields that all calls of a path have."""
+        """The common header fields of all calls of a path."""
         found = self._fields.get(path)
         if found is None:
             found = self._fields[path] = encoded(
@@ -123,7 +123,7 @@ class Channel:
         return found
 
     async def _connected(self, timeout_s: float) -> _Connection:
-        """A connection that is made now, for all who wait for one. Raises Unanswered."""
+        """Returns a new connection, shared by all calls that wait for one. Raises Unanswered."""
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
             self._connecting.add_done_callback(self._made)
@@ -212,7 +212,7 @@ class _Connection(asyncio.Protocol):
         await self._lost.wait()
 
     def _break(self, reason: str) -> None:
-        """Ends a connection whose other end doesn't keep to HTTP/2."""
+        """Ends a connection after a violation of HTTP/2."""
         self.usable, self._reason = False, reason
         self._fail_all(reason)
         self._transport.abort()
@@ -254,7 +254,7 @@ class _Connection(asyncio.Protocol):
             raise
 
     async def _turn(self, end_s: float) -> float:
-        """Waits until the server takes another call; the seconds that are left then."""
+        """Waits until the server accepts another call; returns the remaining seconds."""
         turn = self._loop.create_future()
         self._waiting.append(turn)
         try:
@@ -274,13 +274,13 @@ class _Connection(asyncio.Protocol):
         self._fail(number, Unanswered(Code.DEADLINE_EXCEEDED, "it didn't answer in time"))
 
     def _give_up(self, number: int) -> None:
-        """Nobody waits for the call any more."""
+        """Cancels a call whose caller has given up."""
         if number in self._calls:
             self._write(_frame(_RST_STREAM, 0, number, _CANCEL.to_bytes(4, "big")))
             self._ended(number)
 
     def _ended(self, number: int) -> _Call:
-        """Forgets a call, whose turn passes to one that waits."""
+        """Forgets a call and lets a waiting one begin."""
         call = self._calls.pop(number)
         if call.timer is not None:
             call.timer.cancel()
@@ -312,7 +312,7 @@ class _Connection(asyncio.Protocol):
         ]
 
     def _body_frames(self, number: int, call: _Call) -> list[bytes]:
-        """As much of the rest of a body as the server's windows let through."""
+        """As much of the rest of a body as the server's windows allow."""
         found = []
         while call.unsent and min(self._window, call.window) > 0:
             piece = call.unsent[: min(self._window, call.window, self._frame_max)]
@@ -426,7 +426,7 @@ class _Connection(asyncio.Protocol):
         self._send_rest()
 
     def _going(self, last: int) -> None:
-        """The server takes no more calls, and hasn't seen those after `last`."""
+        """Handles GOAWAY: the server accepts no more calls, and hasn't processed those after `last`."""
         self.usable = False
         for number in [one for one in self._calls if one > last]:
             self._fail(number, Unanswered(Code.UNAVAILABLE, self._reason, unseen=True))
@@ -442,7 +442,7 @@ class _Connection(asyncio.Protocol):
         self._send_rest()
 
     def _complete(self, number: int) -> None:
-        """The answer has ended."""
+        """Handles the end of an answer."""
         call = self._calls[number]
         if call.unsent:
             self._write(_frame(_RST_STREAM, 0, number, _CANCEL.to_bytes(4, "big")))
@@ -487,7 +487,7 @@ def _unpadded(content: bytes, flags: int) -> bytes:
 
 
 def _timeout(seconds: float) -> str:
-    """As gRPC writes it, with 8 digits at most."""
+    """A timeout (seconds) in gRPC's form, with at most 8 digits."""
     milliseconds = math.ceil(seconds * 1000)
     return f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(seconds)}S"
 

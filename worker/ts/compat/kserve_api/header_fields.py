@@ -33,7 +33,7 @@ _SHORTEST = 5
 
 
 class BadBlock(ValueError):
-    """A block that is no HPACK, or refers to a table that its reader doesn't keep."""
+    """A block that isn't HPACK, or that refers to a dynamic table."""
 
 
 def _codes() -> dict[tuple[int, int], int]:
@@ -51,7 +51,7 @@ _CODES = _codes()
 
 
 def encoded(fields: Iterable[tuple[str, str]]) -> bytes:
-    """A block with these fields, in lower case; no reader remembers them."""
+    """A block with these fields, in lower case, without indexing."""
     parts = []
     for name, value in fields:
         for text in (name, value):
@@ -74,7 +74,7 @@ def _number(value: int, bits: int) -> bytes:
 
 
 def decoded(block: bytes, wanted: Container[str]) -> dict[str, str]:
-    """The fields with these names; of equal ones the last one. Raises BadBlock."""
+    """The fields with these names; the last one if a name repeats. Raises BadBlock."""
     found, at = {}, 0
     try:
         while at < len(block):
@@ -104,7 +104,7 @@ def _name(index: int) -> str:
 
 
 def _read_number(block: bytes, at: int, bits: int) -> tuple[int, int]:
-    """A number whose first byte has it in so many bits, and the position behind it."""
+    """An integer with a prefix of this many bits, and the position after it."""
     most = (1 << bits) - 1
     value, at = block[at] & most, at + 1
     if value < most:
@@ -126,7 +126,7 @@ def _behind_text(block: bytes, at: int) -> int:
 
 @lru_cache(_TEXTS_KEPT)
 def _text(written: bytes) -> str:
-    """What a text with its length before it says."""
+    """A string literal, and the position after it."""
     _, at = _read_number(written, 0, 7)
     raw = written[at:]
     return (_unpacked(raw) if written[0] & 0x80 else raw).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Requests and answers of the V2 protocol, as predictors get and give them."""
+"""Requests and answers of the V2 protocol for predictors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Tensor:
 
     @property
     def data(self) -> Any:
-        """The elements as a flat list; without an array, the data as given."""
+        """The elements as a flat list, or the given data if there is no array."""
         return self._data if self._array is None else self._array.ravel().tolist()
 
     @data.setter
@@ -128,7 +128,7 @@ class InferResponse:
 
 
 def array_of(tensor: Any, label: str) -> tuple[str, Array]:
-    """A tensor's datatype and elements as this server sends them, also of a tensor of KServe's own package. Raises
+    """A tensor's datatype and elements in this server's form, also for a tensor of KServe's own package. Raises
     ValueError."""
     name = str(getattr(tensor.datatype, "value", tensor.datatype))
     array = np.asarray(tensor.as_numpy())

@@ -1,4 +1,4 @@
-"""The class that users derive their predictors from."""
+"""The base class of users' predictors."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Model:
     async def predict(
         self, payload: Any, headers: dict[str, str] | None = None, response_headers: dict[str, str] | None = None
     ) -> Any:
-        """Without one of its own, a model is a transformer: `--predictor_host` answers."""
+        """Calls the predictor at `--predictor_host`: a model that doesn't override this method is a transformer."""
         return await self._asked("predict").predict(self.name, payload, headers)
 
     @property
     def predictor_config(self) -> PredictorConfig | None:
-        """The predictor of the command line, or of the attributes that older programs set; None without one."""
+        """The predictor of the command line, or of older programs' attributes; None without one."""
         host, given = getattr(self, "predictor_host", None), predictor_config()
         if host and (given is None or host != given.predictor_host):
             return PredictorConfig(host, getattr(self, "protocol", None) or V1)
@@ -77,7 +77,7 @@ class Model:
         return result
 
     async def explain(self, payload: Any, headers: dict[str, str] | None = None) -> Any:
-        """Without one of its own: the answer of `explainer_host`, or of the predictor."""
+        """Calls `explainer_host`, or the predictor, unless it is overridden."""
         host = getattr(self, "explainer_host", None)
         if host is not None and self._explainer is None:
             self._explainer = Predictor(PredictorConfig(host))

@@ -1,4 +1,4 @@
-"""The server that KServe's programs start, and what they read of the command line."""
+"""The server that KServe's programs start, and the command line's options that they read."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ts.compat.start import serve
 
 
 def __getattr__(name: str) -> Any:
-    """`args`: the command line's, read on first access; KServe reads it when it is imported."""
+    """`args`: the command line's options, parsed at the first access; KServe parses them at the import."""
     if name == "args":
         return parser.parse_known_args()[0]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class ModelServer:
-    """Options given here apply where the command line sets none."""
+    """KServe's server. Options given here apply unless the command line sets them."""
 
     def __init__(self, **options: Any) -> None:
         self._options = {name: value for name, value in options.items() if value is not None}
 
     def start(self, models: Iterable[Model]) -> NoReturn:
-        """This process becomes the server; its workers run the program again, up to here."""
+        """Turns this process into the server, whose workers run the program again up to this call."""
         by_name = {}
         for model in models:
             model.start()

@@ -1,4 +1,4 @@
-"""Calls of a transformer to its predictor, a server of its own, by `--predictor_host` and its protocol."""
+"""Calls of a transformer to its predictor, a separate server, by `--predictor_host` and its protocol."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 @dataclass(frozen=True)
 class PredictorConfig:
-    """KServe's, with its older names for the same."""
+    """KServe's configuration of a predictor, with its older names."""
 
     predictor_host: str
     predictor_protocol: str = V1
@@ -92,14 +92,14 @@ class PredictorConfig:
 
 
 def forwarded(headers: Mapping[str, Any] | None) -> dict[str, str]:
-    """The headers that the predictor gets, too."""
+    """The headers that are forwarded to the predictor."""
     given = {name.lower(): value for name, value in (headers or {}).items() if isinstance(value, str)}
     return {name: given[name] for name in FORWARDED if name in given}
 
 
 class Predictor:
-    """One predictor, asked from one event loop over connections that stay open. A failure is a PredictionException with
-    the predictor's status and text; 503 when nobody answers, 504 after the time limit."""
+    """One predictor, called from one event loop over persistent connections. A failure is a PredictionException with
+    the predictor's status and text; 503 if it can't be reached, 504 after the time limit."""
 
     def __init__(self, config: PredictorConfig) -> None:
         self._config = config
@@ -145,7 +145,7 @@ class Predictor:
         return InferResponse(answer.id, answer.model_name, outputs, answer.model_version, parameters=answer.parameters)
 
     async def _called(self, message: bytes, metadata: Metadata) -> bytes:
-        """The answer to ModelInfer; attempts that found nobody are repeated as often as the configuration says."""
+        """The answer to ModelInfer; attempts without a connection are repeated as often as configured."""
         assert self._channel is not None
         end_s, attempts = time.monotonic() + self._left_s(), 0
         while True:
@@ -160,12 +160,12 @@ class Predictor:
 
     @staticmethod
     def _tls() -> ssl.SSLContext:
-        """Trusts the authorities of the file that KServe's controller names, else the system's."""
+        """A TLS context with the authorities of the file that KServe's controller names, otherwise the system's."""
         named = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
         return ssl.create_default_context(cafile=named or None)
 
     def _left_s(self) -> float:
-        """The time limit of a call: the configuration's, or what the client of the request has left."""
+        """The time limit of a call in seconds: the configured one, or the client's remaining time if it is less."""
         return max(min(float(self._config.timeout), WAITED_FOR_UNTIL_S.get() - time.monotonic()), 0.001)
 
     # --- HTTP
@@ -187,8 +187,8 @@ class Predictor:
         return found
 
     def _post(self, path: str, body: bytes, headers: dict[str, str], end_s: float) -> tuple[int, bytes]:
-        """Status and body. A connection that the server closed while it was idle is replaced; attempts that found
-        nobody are repeated as often as the configuration says."""
+        """Status and body of the answer to a POST. An idle connection that the server has closed is replaced;
+        attempts without a connection are repeated as often as configured."""
         attempts = 0
         while True:
             connection, fresh = self._connection(end_s)
@@ -211,7 +211,7 @@ class Predictor:
                 return found
 
     def _connection(self, end_s: float) -> tuple[http.client.HTTPConnection, bool]:
-        """One that is open, or a new one, and whether it is new."""
+        """An open connection or a new one, and whether it is new."""
         left_s = max(end_s - time.monotonic(), 0.001)
         try:
             found = self._idle.get_nowait()

@@ -17,18 +17,18 @@ from ts.tensors.types import BadTensor
 
 
 class InferenceRequest(messages.InferenceRequest):
-    """A request that a model gets, or makes for another model."""
+    """A request to this model, or one of its own to another model."""
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Returns the InferenceResponse of the model it names, or with `decoupled` an iterator of all of them. Failures
-        are returned as a response's error."""
+        """Calls the named model and returns its InferenceResponse, or with `decoupled` an iterator of all its
+        responses. Failures are returned as a response's error."""
         call = self._begun(decoupled)
         if decoupled:
             return ResponseIterator(call)
         return next(ResponseIterator(call), None) or _none()
 
     def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
-        """`exec` for coroutines: an awaitable of the same, under way from now on."""
+        """`exec` for coroutines: begins the call and returns an awaitable of its result."""
         if decoupled:
             found = asyncio.get_running_loop().create_future()
             found.set_result(ResponseIterator(self._begun(True)))
@@ -57,7 +57,7 @@ class InferenceRequest(messages.InferenceRequest):
         return here().begin(what, request_bytes(request))
 
     def _reserved(self) -> dict[str, Any]:
-        """The parameters that the server itself looks at."""
+        """The parameters that the server itself uses."""
         found: dict[str, Any] = {"timeout": self.timeout()} if self.timeout() else {}
         if sequence_id := self.correlation_id():
             found["sequence_id"] = sequence_id if isinstance(sequence_id, str) else int(sequence_id)
@@ -67,7 +67,7 @@ class InferenceRequest(messages.InferenceRequest):
 
 
 class ResponseIterator:
-    """The responses of a model that may give any number of them; the one that is an error is the last."""
+    """The responses of a decoupled model; an error is the last one."""
 
     def __init__(self, call: ServerCall) -> None:
         self._call = call
@@ -101,7 +101,7 @@ class ResponseIterator:
         return self._response(piece)
 
     def cancel(self) -> None:
-        """Ends the call: the model learns of it, and the last response is an error."""
+        """Cancels the call: the called model sees the cancellation, and the last response is an error."""
         self._call.cancel()
 
     def __del__(self) -> None:
@@ -127,7 +127,8 @@ def _none() -> InferenceResponse:
 
 
 def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
-    """Loads a model of the repository; `config`: a ModelConfig in JSON, instead of its own. TritonModelException."""
+    """Loads a model of the repository; `config`: a ModelConfig in JSON that replaces its own. Raises
+    TritonModelException."""
     if files:
         raise TritonModelException(
             "load_model: models aren't loaded from files in a call; put them into the repository"
@@ -136,12 +137,12 @@ def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Takes a model out. TritonModelException."""
+    """Unloads a model. Raises TritonModelException."""
     _done({"operation": "unload", "model": model_name})
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether a model can take requests; False also for an unknown one."""
+    """Returns whether a model can accept requests; False for an unknown one."""
     return bool(_done({"operation": "ready", "model": model_name, "version": model_version})["ready"])
 
 

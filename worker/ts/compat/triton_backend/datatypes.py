@@ -13,7 +13,7 @@ from ts.tensors.types import Array, Tensor, bytes_array, datatype_of, encode_raw
 
 
 def of_config(name: str) -> str:
-    """`TYPE_STRING` -> `BYTES`, `TYPE_FP32` -> `FP32`; a name that isn't known without its prefix."""
+    """`TYPE_STRING` -> `BYTES`, `TYPE_FP32` -> `FP32`; an unknown name loses its prefix."""
     row = OF_CONFIG_TYPE.get(name) or OF_CONFIG_TYPE.get(f"TYPE_{name}")
     return name.removeprefix("TYPE_") if row is None else row.name
 

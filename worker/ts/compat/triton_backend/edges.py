@@ -25,8 +25,8 @@ FITTING_MAX = 256
 
 
 class Edges:
-    """Made from a model's configuration, as JSON. `strict`: an answer that doesn't fit its declaration is an error;
-    otherwise, as with Triton's Python models, it is only logged, and undeclared outputs are left out."""
+    """The tensors of a model's configuration (JSON). `strict`: an answer that doesn't fit its declaration is an
+    error; otherwise, as with Triton's Python models, the deviation is logged, and undeclared outputs are left out."""
 
     def __init__(self, config: Fields, *, strict: bool = True) -> None:
         self._strict = strict
@@ -45,7 +45,7 @@ class Edges:
     # --- into the model
 
     def taken(self, request: InferenceRequest) -> list[Tensor]:
-        """The inputs as the model gets them. BadTensor for a sequence's id that the model can't take."""
+        """The inputs for the model. Raises BadTensor for an unusable sequence id."""
         if not (self._inner or self._controls):
             return request.inputs
         inputs = [self._reshaped(tensor) for tensor in request.inputs] if self._inner else list(request.inputs)
@@ -79,8 +79,8 @@ class Edges:
     # --- out of it
 
     def given(self, response: InferenceResponse) -> InferenceResponse:
-        """The answer as clients get it: the outputs that the configuration names. Deviations from the configuration are
-        each logged once, or raise TritonModelException if `strict`."""
+        """The answer for clients, with the configured outputs. Deviations from the configuration are each logged
+        once, or raise TritonModelException if `strict`."""
         if self._outputs:
             for tensor in response.outputs:
                 if (tensor.name, tensor.datatype, tensor.array.shape) not in self._fitting:
@@ -91,7 +91,7 @@ class Edges:
         return response
 
     def _object(self, text: str) -> None:
-        """Raises TritonModelException if `strict`, else logs the text once."""
+        """Raises TritonModelException if `strict`, otherwise logs the text once."""
         if self._strict:
             raise TritonModelException(text)
         if text not in self._said and len(self._said) < OBJECTIONS_MAX:
@@ -120,8 +120,8 @@ class Edges:
 
 
 class _Output(NamedTuple):
-    """An output as configured. `inner`: its whole shape as the model gives it, -1 for any size; `outer`: the dimensions
-    that clients get, where they differ."""
+    """A configured output. `inner`: its whole shape inside the model, -1 for any size; `outer`: the dimensions for
+    clients, if they differ."""
 
     datatype: str
     inner: list[int]
@@ -135,7 +135,7 @@ class _Output(NamedTuple):
 
 
 def _reshaped(tensor: Fields) -> list[int] | None:
-    """The shape inside the model, where it differs."""
+    """The shape inside the model, if it differs."""
     reshape = tensor.get("reshape")
     return None if reshape is None else [int(size) for size in reshape.get("shape") or ()]
 
@@ -154,7 +154,7 @@ def _correlation(name: str, datatype: str, sequence_id: Any, shape: list[int]) -
 
 
 def tensors_of(config: Fields, signature: Fields, labels: Mapping[str, Sequence[str]]) -> Fields:
-    """The declarations that requests are checked against and answers are made from, by name."""
+    """The declarations for checking requests and building answers, by name."""
     most = int(config.get("max_batch_size") or 0)
     inputs = {one["name"]: {**one, "batch_max": most} if most else one for one in signature["inputs"]}
     outputs = {

@@ -47,13 +47,13 @@ _CODES = {status: code for code, status in _HTTP.items()} | {
 
 
 def of_status(status: int, message: str) -> TritonError:
-    """The error that a model sees of a call that failed. `status`: an HTTP status."""
+    """The error of a failed call, for the calling model. `status`: an HTTP status."""
     return TritonError(message, _CODES.get(status, TritonError.INTERNAL))
 
 
 def as_failure(error: object) -> Exception:
-    """The exception that the runtime turns into an answer, with the HTTP status of the error. Its own exceptions pass
-    unchanged."""
+    """The exception with the error's HTTP status, which the runtime turns into an answer. The runtime's own
+    exceptions are returned unchanged."""
     if isinstance(error, TritonError):
         return PredictionException(error.message(), _HTTP.get(error.code(), 500))
     if isinstance(error, Exception) and not isinstance(error, TritonModelException):

@@ -15,8 +15,8 @@ from ts.tensors.types import Tensor
 
 
 def opened(file: Path, config: Fields, gpu_id: int | None) -> Exported:
-    """HandlerNotUsable for a package without a program's signature where the configuration doesn't declare its
-    tensors."""
+    """Opens the package. Raises HandlerNotUsable for one without a program's signature, unless the configuration
+    declares its tensors."""
     import torch
 
     from ts.torch_handler.model_files import is_compiled_package, load_exported
@@ -66,7 +66,7 @@ class Exported:
 
 
 def _declared(program: Any) -> tuple[list[Fields], list[Fields]]:
-    """The inputs and outputs of a program that are tensors, in order, with whole shapes."""
+    """The tensor inputs and outputs of a program, in order, with whole shapes."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     inputs = [_field(name, values[name]) for name in program.graph_signature.user_inputs if name in values]
     made = [values.get(name) for name in program.graph_signature.user_outputs]
@@ -83,5 +83,5 @@ def _field(name: str, value: Any) -> Fields:
 
 
 def _inner(tensors: Sequence[Fields], batched: bool) -> list[Fields]:
-    """Without the batch, which a configuration with max_batch_size leaves out."""
+    """A shape without the batch dimension, which a configuration with max_batch_size leaves out."""
     return [{**one, "dims": one["dims"][1:]} if batched else one for one in tensors]

@@ -76,7 +76,7 @@ class MetricFamily:
 
 
 class PreferredMemory:
-    """Where a model wants the answer of another model: everything is on the CPU here."""
+    """A model's preferred memory for another model's answer; here all answers are on the CPU."""
 
     def __init__(self, preferred_memory_type: Any, preferred_device_id: int = 0) -> None:
         self.type, self.device_id = preferred_memory_type, preferred_device_id

@@ -1,5 +1,5 @@
-"""Models that are a file and no code: TorchScript, torch.export, ONNX. Requests whose shapes agree share a run, as one
-batch."""
+"""Models that consist of a file without code: TorchScript, torch.export, ONNX. Requests with matching shapes share a
+run, as one batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TensorGraph(Protocol):
     config: Fields
 
     def run(self, inputs: Sequence[Tensor], wanted: Sequence[str]) -> list[Tensor]:
-        """The outputs for whole inputs; `wanted`: the names that count, all when empty."""
+        """The outputs for whole inputs; `wanted`: the names of the requested ones, all if empty."""
 
 
 def load(settings: Settings) -> Loaded:
@@ -58,7 +58,7 @@ def served(graph: TensorGraph, settings: Settings) -> Loaded:
 
 
 class GraphAdapter:
-    """A graph, and how batches reach it."""
+    """The adapter of a graph."""
 
     def __init__(self, graph: TensorGraph) -> None:
         self._graph = graph
@@ -75,7 +75,7 @@ class GraphAdapter:
         return found
 
     def _groups(self, inputs: Sequence[list[Tensor]]) -> list[list[int]]:
-        """Which requests share a run: as many rows as the model takes, all else alike."""
+        """The requests grouped by run: up to the model's number of rows, with equal shapes otherwise."""
         if not self._batch_max:
             return [[index] for index in range(len(inputs))]
         groups: list[list[int]] = []
@@ -120,7 +120,8 @@ def _joined(requests: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def _parts(outputs: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
-    """The rows of each request. TritonModelException when an output hasn't as many."""
+    """Splits outputs into the rows of each request. Raises TritonModelException if an output's number of rows
+    doesn't match."""
     for one in outputs:
         if not one.shape or one.shape[0] != sum(counts):
             raise TritonModelException(

@@ -1,4 +1,4 @@
-"""Requests, responses and tensors as a Triton Python model sees them."""
+"""Requests, responses and tensors of Triton Python models."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Tensor:
 
 
 class InferenceResponse:
-    """The outputs for one request, or why there are none."""
+    """The outputs for one request, or its error."""
 
     # What most responses have.
     _error: TritonError | None = None
@@ -128,7 +128,7 @@ class InferenceResponse:
         return json.dumps(dict(self._parameters))
 
     def neutral(self) -> types.InferenceResponse:
-        """The response as the runtime takes it."""
+        """The response in the runtime's form."""
         outputs = [tensor._tensor for tensor in self._output_tensors]
         return types.InferenceResponse(outputs, "", "", "", dict(self._parameters) if self._parameters else {})
 
@@ -160,7 +160,7 @@ def _never() -> bool:
 
 
 class InferenceRequest:
-    """One request. Those that `execute` gets also have a response sender."""
+    """One request. The requests of `execute` also have a response sender."""
 
     # What most requests have.
     _correlation_id: int | str = 0
@@ -201,7 +201,7 @@ class InferenceRequest:
         outputs: Sequence[str],
         is_cancelled: Callable[[], bool],
     ) -> R:
-        """The server's request, with the inputs as the model takes them; `outputs` are those that it declares."""
+        """A request of the server for the model, with its inputs; `outputs`: the declared ones."""
         found = cls.__new__(cls)
         found._inputs = [Tensor.wrapping(tensor) for tensor in inputs]
         found._request_id, found.model_name = request.id, request.model_name
@@ -212,7 +212,8 @@ class InferenceRequest:
         return found
 
     def _take_parameters(self, given: dict[str, Any]) -> None:
-        """Those that have a method of their own, and the others, which are written as JSON when the model asks."""
+        """Reads the parameters with a method of their own, and keeps the others, which are encoded as JSON on
+        request."""
         self._correlation_id = given.get("sequence_id") or 0
         self._flags = TRITONSERVER_REQUEST_FLAG_SEQUENCE_START * bool(given.get("sequence_start"))
         self._flags |= TRITONSERVER_REQUEST_FLAG_SEQUENCE_END * bool(given.get("sequence_end"))
@@ -263,7 +264,7 @@ class InferenceRequest:
 
 
 def _text(value: str | bytes) -> str:
-    """An element of a BYTES tensor may name a model, too."""
+    """Text from str, or from an element of a BYTES tensor."""
     return value.decode() if isinstance(value, bytes) else value
 
 

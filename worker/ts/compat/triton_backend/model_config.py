@@ -26,7 +26,7 @@ class ModelConfig:
         return self._config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """ValueError when the configuration has a larger one: the model can't take such batches."""
+        """Raises ValueError if the configuration has a larger one, which the model couldn't process."""
         known = self._config.get("max_batch_size") or 0
         if known > max_batch_size:
             raise ValueError(f"configuration specified max_batch_size {known}, but the model's is {max_batch_size}")
@@ -77,15 +77,15 @@ class ModelConfig:
 
 
 def _agree(name: str, known: Any, given: Any) -> bool:
-    """Whether a property may take the given value: it is the same, or the configuration leaves it out."""
+    """Whether a property may take the given value: the configuration has the same value or none."""
     if name == "dims":
         return not known or list(map(int, known)) == list(map(int, given))
     return known == given or (name == "data_type" and known in ("", "TYPE_INVALID"))
 
 
 def checked(config: Fields) -> Fields:
-    """Checks the completed configuration against Triton's messages, and returns it. Raises HandlerNotUsable when they
-    can't express it, or when a tensor lacks its data type or dims."""
+    """Checks the completed configuration against Triton's messages, and returns it. Raises HandlerNotUsable if they
+    can't express it, or if a tensor lacks its data type or dims."""
     try:
         message = json_format.ParseDict(config, messages.ModelConfig(), descriptor_pool=POOL)
     except json_format.ParseError as error:
@@ -99,7 +99,7 @@ def checked(config: Fields) -> Fields:
 
 
 def signature_of(config: Fields) -> Fields:
-    """The model's signature for its metadata: shapes have a leading -1 for the batch when it takes batches."""
+    """The model's signature for its metadata: shapes have a leading -1 for the batch if the model takes batches."""
     batch = [-1] if int(config.get("max_batch_size") or 0) > 0 else []
 
     def specs(kind: str) -> list[Fields]:

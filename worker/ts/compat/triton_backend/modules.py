@@ -1,4 +1,4 @@
-"""Modules of torch whose tensors nobody has declared: requests say the datatypes and shapes."""
+"""Modules of torch without declared tensors: requests determine the datatypes and shapes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ OUTPUT = "output__{}"
 
 
 class TorchModule:
-    """Inputs go to arguments of their names, `NAME__INDEX` to that argument, others in their order. Numbers that came
-    without a datatype get that of the module's weights; whole ones stay whole if it has an embedding. `tokenizer`:
-    makes the arguments of an input that is texts."""
+    """Inputs go to arguments of their names, `NAME__INDEX` to that argument, others in their order. Numbers without
+    a datatype get that of the module's weights; integers stay integers if it has an embedding. `tokenizer`: makes
+    the arguments from an input of texts."""
 
     def __init__(self, module: Any, arguments: Sequence[str], device: Any, tokenizer: Any = None) -> None:
         self.config: Fields = {"platform": "pytorch_libtorch"}
@@ -33,7 +33,7 @@ class TorchModule:
 
     @classmethod
     def of(cls, module: Any, device: Any, tokenizer: Any = None) -> TorchModule:
-        """Of a module in Python, whose `forward` names the arguments."""
+        """The adapter of a Python module, whose `forward` names the arguments."""
         return cls(module, list(inspect.signature(module.forward).parameters), device, tokenizer)
 
     def run(self, inputs: Sequence[Tensor], wanted: Sequence[str]) -> list[Tensor]:
@@ -46,7 +46,7 @@ class TorchModule:
             return list(_outputs(self._module(*found)))
 
     def _given(self, inputs: Sequence[Tensor]) -> dict[str, Any] | list[Any]:
-        """The arguments, by name where the inputs have arguments' names."""
+        """The arguments, by name if the inputs have arguments' names."""
         if len(inputs) == 1 and inputs[0].datatype == "BYTES":
             return self._tokens(inputs[0])
         names = [one.name for one in inputs]
@@ -77,7 +77,7 @@ class TorchModule:
 
 
 def _outputs(found: Any) -> Iterator[Tensor]:
-    """The tensors of a result by the names that it has for them: a mapping's keys, a named tuple's fields."""
+    """The tensors of a result by name: a mapping's keys, a named tuple's fields."""
     if hasattr(found, "detach"):
         yield _tensor(OUTPUT.format(0), found)
         return

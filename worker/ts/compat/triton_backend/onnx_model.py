@@ -25,7 +25,8 @@ _TYPES = {
 
 
 def opened(file: Path, config: Fields, gpu_id: int | None) -> Onnx:
-    """HandlerNotUsable without onnxruntime, and for a configuration that doesn't fit the graph."""
+    """Opens the graph. Raises HandlerNotUsable without onnxruntime, and for a configuration that doesn't fit the
+    graph."""
     try:
         import onnxruntime  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
@@ -37,7 +38,7 @@ def opened(file: Path, config: Fields, gpu_id: int | None) -> Onnx:
 
 
 class Onnx:
-    """An ONNX graph. Its own inputs and outputs stand in where the configuration has none."""
+    """An ONNX graph. The defaults of the configuration are its own inputs and outputs."""
 
     def __init__(self, session: Any, config: Fields) -> None:
         self._session = session

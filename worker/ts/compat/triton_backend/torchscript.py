@@ -58,7 +58,7 @@ class TorchScript:
             self._check_argument(one, arguments)
 
     def _check_argument(self, tensor: Fields, arguments: Sequence[Any]) -> None:
-        """HandlerNotUsable for BYTES where `forward` doesn't take texts: there are no tensors of them."""
+        """Raises HandlerNotUsable for BYTES if `forward` doesn't take texts, because tensors can't hold them."""
         if of_config(tensor["data_type"]) != "BYTES":
             return
         argument = arguments[0 if self._takes_dict else self._positions[tensor["name"]]]
@@ -97,7 +97,7 @@ class TorchScript:
         return [self._tensor(name, values[position]) for name, position in self._outputs.items()]
 
     def _is_texts(self, found: list[Any]) -> bool:
-        """Whether a list is one output. Without elements it is, if that one is of BYTES."""
+        """Whether a list is a single output of texts. An empty list is, if the output is declared as BYTES."""
         return isinstance(found[0], str) if found else len(self._outputs) == len(self._texts) == 1
 
     def _tensor(self, name: str, value: Any) -> Tensor:
@@ -111,7 +111,7 @@ class TorchScript:
 
 
 def _check_texts(kind: str, tensor: Fields, batched: bool) -> None:
-    """HandlerNotUsable for BYTES with several dimensions: TorchScript has lists of texts only."""
+    """Raises HandlerNotUsable for BYTES with several dimensions, because TorchScript has only lists of texts."""
     reshape = tensor.get("reshape")
     dims = tensor["dims"] if reshape is None else reshape.get("shape") or []
     if of_config(tensor["data_type"]) == "BYTES" and len(dims) + batched > 1:

@@ -33,7 +33,7 @@ class NobodyWaits:
 
 
 def samples(config: dict[str, Any], model_dir: Path) -> Iterator[WarmupSample]:
-    """Yields each sample `count` times. Raises HandlerNotUsable for one that can't be made, naming it."""
+    """Yields each sample `count` times. Raises HandlerNotUsable, naming the sample, for one that can't be made."""
     batched = int(config.get("max_batch_size") or 0) > 0
     for one in config.get("model_warmup") or ():
         name = str(one.get("name") or "")
@@ -48,7 +48,7 @@ def samples(config: dict[str, Any], model_dir: Path) -> Iterator[WarmupSample]:
 
 
 def check(sample: WarmupSample, answers: list[Any]) -> None:
-    """HandlerNotUsable when the model has failed the sample."""
+    """Raises HandlerNotUsable if the model failed the sample."""
     for answer in answers:
         if isinstance(answer, BaseException):
             raise HandlerNotUsable(f"model_warmup {sample.name!r} failed: {getattr(answer, 'message', answer)}")

@@ -1,1 +1,1 @@
-"""Models that are spread over several processes by other packages."""
+"""Models distributed over several processes by other packages."""

@@ -1,4 +1,4 @@
-"""A model in DeepSpeed's inference engine, as model-config.yaml says. Needs `deepspeed` when it is called."""
+"""A model in DeepSpeed's inference engine, configured by model-config.yaml. Calls need the package `deepspeed`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model cut in stages by PiPPy, one per process that torchrun started. Needs `pippy` when it is called."""
+"""A model cut into stages by PiPPy, one for each process of torchrun. Calls need the package `pippy`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PACKAGE = "torchpippy"
 
 
 def _section(ctx: Context, name: str, *keys: str) -> dict[str, Any]:
-    """A section of model-config.yaml that has these keys. Raises ValueError."""
+    """A section of model-config.yaml with these keys. Raises ValueError if one is missing."""
     section = ctx.model_yaml_config.get(name)
     missing = list(keys) if not isinstance(section, dict) else [key for key in keys if key not in section]
     if missing or not isinstance(section, dict):
@@ -26,8 +26,8 @@ def _section(ctx: Context, name: str, *keys: str) -> dict[str, Any]:
 
 
 def initialize_rpc_workers(local_rank: int, world_size: int, ctx: Context) -> None:
-    """Joins the RPC group of torchrun's processes, as `pippy: {rpc_timeout, num_worker_threads}` says; blocks until
-    all are there. Each process gets the GPU of its rank, where there are GPUs."""
+    """Joins the RPC group of torchrun's processes, configured by `pippy: {rpc_timeout, num_worker_threads}`; blocks
+    until all have joined. Each process gets the GPU of its rank, if there are GPUs."""
     section = _section(ctx, "pippy", "rpc_timeout", "num_worker_threads")
     rpc = torch.distributed.rpc
     options = rpc.TensorPipeRpcBackendOptions(
@@ -40,8 +40,8 @@ def initialize_rpc_workers(local_rank: int, world_size: int, ctx: Context) -> No
 
 
 def get_pipeline_driver(model: Any, world_size: int, ctx: Context) -> Any:
-    """The driver that runs `model` in `world_size` stages, as `pippy: {input_names, model_type, chunks}` and
-    `handler: {model_path, index_filename}` say. `model_type: HF`: the model itself, its `forward` replaced.
+    """The driver that runs `model` in `world_size` stages, as `pippy: {input_names, model_type, chunks}` and `handler:
+    {model_path, index_filename}` configure it. With `model_type: HF` it is the model itself with a replaced `forward`.
 
     Raises ValueError, PackageMissing.
     """

@@ -1,4 +1,4 @@
-"""Where TorchServe's DALI preprocessing was."""
+"""The place of TorchServe's DALI preprocessing, which is not supported."""
 
 from __future__ import annotations
 

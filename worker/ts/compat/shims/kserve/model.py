@@ -1,4 +1,4 @@
-"""The class that users derive their predictors from."""
+"""The base class of users' predictors."""
 
 from ts.compat.kserve_api.model import Model, PredictorProtocol
 
