@@ -172,7 +172,7 @@ def manage(served: Any, method: str, path: str, **query: Any) -> tuple[int, Any]
 def test_a_program_of_the_store_can_be_registered(served: Any) -> None:
     url = "two/program.py"
     status, said = manage(served, "POST", "/models", url=url)
-    assert status == 400 and "serves first, second: name the one that is meant" in said["message"]
+    assert status == 400 and "serves first, second: choose one" in said["message"]
     for name in ("first", "second"):
         assert (
             manage(served, "POST", "/models", url=url, model_name=name, initial_workers=1, synchronous=True)[0] == 200

@@ -100,13 +100,13 @@ class PackedFiles:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An opened archive. File names are relative to `dir`; `packed`: they come out of an archive, and are there when
-    they are needed; `manifest` and `config` are {} where there is none.
-    `adapter` names the module that runs a handler written for another server (`ts.compat.NAME`), which gets
-    `adapter_settings`; `signature` is the tensors' declaration in its files, apart from `config`; `completed` returns
-    the archive with the configuration that a loaded handler has completed; `priorities`: its requests have priorities,
-    or a limited time to wait; `remembered` is False for an archive that a restart finds again by itself, and that no
-    snapshot lists."""
+    """An opened archive. File names are relative to `dir`; `manifest` and `config` are {} when the file is missing.
+    `packed`: the files of a packed archive, unpacked when they are needed; None for a directory.
+
+    `adapter`: the module that runs a handler written for another server (`ts.compat.NAME`), with `adapter_settings`.
+    `signature`: the tensors that the model's files declare outside `config`. `completed`: returns the archive with the
+    configuration that the loaded handler has completed. `priorities`: the priority levels and queue timeouts of
+    requests. `remembered`: False for an archive that each start finds by itself, so that no snapshot lists it."""
 
     dir: Path
     packed: PackedFiles | None = None

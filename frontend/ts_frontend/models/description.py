@@ -81,15 +81,15 @@ def _sharing(model: Model) -> dict[str, Any]:
 
 
 def _cluster(model: Model) -> dict[str, Any]:
-    """The cluster's state, and what each worker asks it for."""
+    """The cluster's state, and the resources of each worker."""
     state, request = model.pool.resources.cluster, model.pool.plan.spec.cluster
     assert state is not None
     return {**state.described(time.monotonic()), **(request.described() if request is not None else {})}
 
 
 def _scaling(scaler: PoolScaler) -> dict[str, Any]:
-    """The rule, and the latest decision with its reason. Without room between the numbers of workers nothing is
-    scaled."""
+    """The scaling rule, and the latest decision with its reason; nothing is scaled when minWorkers equals
+    maxWorkers."""
     rule, last = scaler.rule, scaler.last
     found: dict[str, Any] = {
         "active": scaler.active,
@@ -109,7 +109,7 @@ def _scaling(scaler: PoolScaler) -> dict[str, Any]:
 
 
 def _residence(resident: Resident) -> dict[str, Any]:
-    """Whether a model on demand is loaded, and what it has needed."""
+    """The state of a model that is loaded on demand, its loading times and its memory."""
     rule = resident.rule
     return {
         "state": resident.status,

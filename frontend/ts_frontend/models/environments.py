@@ -54,15 +54,15 @@ class Held:
 
 
 class EnvironmentStore:
-    """The environments below `directory`. `kept_max`: the number of last used ones that stay; those in use stay
-    anyway."""
+    """The environments below `directory`. `kept_max`: how many of the last used ones are kept; an environment in use is
+    never deleted."""
 
     def __init__(self, directory: Path, kept_max: int) -> None:
         self._directory = directory
         self._kept_max = kept_max
 
     async def obtain(self, key: str, about: Mapping[str, str], build: Build, on_wait: Callable[[], None]) -> Held:
-        """The environment `key`, made now if it doesn't exist; `about` is written to a file beside it.
+        """The environment `key`, made now if it doesn't exist; `about` is written to a file next to it.
 
         `on_wait` is called once when another caller is making it. Raises OSError, and the errors of `build`.
         """
@@ -317,7 +317,7 @@ _GROUND = ("format", "python", "interpreter", "packages", "torch")
 
 
 def _ground() -> tuple[str, ...]:
-    """The base of an environment: another interpreter or torch needs another environment."""
+    """The interpreter and torch below the environments; part of every digest."""
     try:
         torch = version("torch")
     except PackageNotFoundError:
@@ -355,7 +355,7 @@ class _Maker:
             if not line.startswith("Requirement already satisfied"):
                 log.info("Model %s: %s", self._name, line)
 
-        # The lock stays with whoever writes there, should this process be killed before it.
+        # The installer inherits the lock: it still holds it if this process is killed first.
         status = await run_tool(argv, self._archive.dir, self._timeout_s, take, (lock,))
         if status is None:
             last.append(f"it took longer than {self._timeout_s:g} s (install_timeout_s) and was ended")

@@ -182,7 +182,7 @@ def _broken_archive(archive: Path) -> Iterator[None]:
         if error.errno is not None:
             raise
         raise refusal(archive, f"damaged: {error}") from error  # bz2's error has no errno; the disk's has one
-    except MemoryError as error:  # LZMA's dictionary has the size that the entry says, up to 4 GiB
+    except MemoryError as error:  # an entry declares the size of LZMA's dictionary, up to 4 GiB
         raise refusal(archive, "can't be read: it needs more memory than there is") from error
     except (NotImplementedError, RuntimeError, ValueError, OverflowError) as error:  # RecursionError is a RuntimeError
         raise refusal(archive, f"can't be read: {error}") from error
@@ -201,7 +201,7 @@ class _ZipSource(io.FileIO):
         return super().read(-1 if size is None else size) or b""
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        if whence == os.SEEK_SET and offset < 0:  # to the system an invalid argument, as if the disk were at fault
+        if whence == os.SEEK_SET and offset < 0:  # lseek would report EINVAL, which looks like a disk error
             raise zipfile.BadZipFile("an entry begins before the file does")
         return super().seek(offset, whence)
 
@@ -314,7 +314,7 @@ def _make_directory(archive: Path, target: Path, parts: tuple[str, ...], name: s
 
 
 def create_file(archive: Path, target: Path, parts: tuple[str, ...], name: str, mode: int) -> IO[bytes]:
-    """A new file. Its mode keeps only the owner's execute bit: no setuid, no setgid, nothing odd.
+    """A new file. Its mode keeps only the owner's execute bit: no setuid, no setgid.
 
     O_EXCL finds names that are the same file here, also those that differ in case or Unicode form only on a file
     system that folds them.

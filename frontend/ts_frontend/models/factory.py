@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Beside the payload, a message to a worker holds names, headers and ids.
+#: Room in a message to a worker for names, headers and ids, besides the payload.
 MESSAGE_OVERHEAD_BYTES = 1 << 20
 #: A debugger may halt a handler for any length of time.
 DEBUG_TIMEOUT_S = 1e8
 
 
 class ModelFactory:
-    """Makes `Model`s. `worker_env` is the environment workers get, `answer` answers the calls of their handlers."""
+    """Makes `Model`s. `worker_env`: the workers' environment; `answer`: answers calls of handlers."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class ModelFactory:
         )
 
     def _policy(self, settings: ModelSettings) -> Policy:
-        """In a continuous batch every request is sent by itself; the worker puts them together."""
+        """A continuous batch is formed in the worker: its requests are sent one by one."""
         continuous = settings.continuous_batching
         delay_s = settings.max_batch_delay_ms / 1000 if settings.max_batch_delay_set and not continuous else 0.0
         return Policy(
@@ -233,7 +233,7 @@ class ModelFactory:
         )
 
     def _sharing(self, name: str, archive: Archive, settings: ModelSettings) -> Sharing:
-        """How the model's workers come by its weights; a wish that can't be met is logged."""
+        """Whether the workers share the weights; `shareWeights` without effect is logged with its reason."""
         if not settings.share_weights and self._config.dev_model is None:
             return Sharing()
         refusal = ""
@@ -246,7 +246,7 @@ class ModelFactory:
         elif settings.torchrun is not None:
             refusal = "torchrun starts the processes of its workers"
         elif archive.adapter:
-            refusal = "it is for handlers of TorchServe's kind"
+            refusal = "only TorchServe handlers support it"
         elif self._supervisor.placement.usable(settings.device_type, settings.device_ids):
             refusal = "its workers are on GPUs, whose memory processes can't share by forking (deviceType: cpu)"
         if refusal and settings.share_weights:
@@ -297,8 +297,8 @@ class ModelFactory:
         return ProcessSpec(name, {**self._worker_env, **torchrun.env}, python, str(archive.dir), group)
 
     def _request(self, settings: ModelSettings, archive: Archive) -> ClusterRequest:
-        """What a worker asks Ray for, with the packages of the archive's requirements file if they are installed, and a
-        place for each worker."""
+        """The resources that a worker requests from Ray, with the installed packages of the archive's requirements file
+        and a placement for each worker."""
         assert settings.cluster is not None
         wanted = archive.requirements_file
         install = wanted and (settings.use_venv or self._config.install_py_dep_per_model)
@@ -351,7 +351,7 @@ class ModelFactory:
 
 
 def requirements_in(path: Path) -> tuple[str, ...]:
-    """The lines of a requirements file that ask for something. Raises InvalidArchive."""
+    """The lines of a requirements file that aren't blank or comments. Raises InvalidArchive."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:

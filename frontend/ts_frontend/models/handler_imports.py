@@ -1,7 +1,7 @@
-"""What a handler imports, read off its source: whether its workers have to wait for torch.
+"""The imports of a handler, read from its source, to decide whether its workers are forked with torch loaded.
 
-The answer is a guess that costs nothing but time when it is wrong: a worker forked without torch imports it by itself
-when its handler does. So torch counts as needed unless all that the handler imports is known to do without.
+A wrong guess only costs time: a worker forked without torch imports it when its handler does. Torch is assumed to be
+needed unless every import of the handler is known to work without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _IMPORT = re.compile(
     re.MULTILINE,
 )
 _NAME = re.compile(r"\s*(\w+(?:\.\w+)*)(?:\s+as\s+\w+)?\s*")
-#: Ways to import what the source doesn't name.
+#: Calls that import modules by a computed name.
 _HIDDEN = re.compile(r"\b(?:__import__|import_module|exec|eval)\b")
 _HIDDEN_IN = frozenset({"importlib", "pickle", "pkgutil", "runpy", "shelve", "zipimport"})
 #: Modules of others that import no torch, and of ours.
@@ -68,7 +68,7 @@ def _source(file: Path) -> str | None:
 
 
 def _imported(text: str) -> Iterator[str]:
-    """The modules that are imported anywhere in a source; "" for one that can't be told."""
+    """The modules that are imported anywhere in a source; "" for a name that is computed."""
     for found in _IMPORT.finditer(text):
         if found["module"] is not None:
             yield found["module"]

@@ -17,10 +17,10 @@ TROUBLES_SHOWN_MAX = 10
 
 class Health:
     """The health of the server and its models, derived from the workers at each call. Services of gRPC health: "" and
-    the names in `services` are the server's; `NAME` and `NAME/VERSION` are a model's readiness. Not `strict`: models
-    don't count for the server's. `troubles`: what isn't in step with other servers, which makes nothing unhealthy.
-    `cluster`: where workers are placed, if that isn't this machine; while it is away, what lives goes on, and the
-    answer to a ping says so."""
+    the names in `services` are the server's; `NAME` and `NAME/VERSION` are a model's readiness. Not `strict`: the
+    models don't affect the server's health. `troubles`: versions that differ from the shared snapshot; they don't
+    affect the health. `cluster`: Ray's cluster, None when all workers run on this machine; while it can't be reached,
+    running workers go on and the answer to a ping says so."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class Health:
 
     @property
     def healthy(self) -> bool:
-        """False while the server drains or, if `strict`, a model's default version has lost its workers; one that still
-        loads is healthy."""
+        """False while the server drains or, if `strict`, while a model's default version has lost its workers; a
+        version that is still loading is healthy."""
         return not self._draining and not (self._strict and any(_failing(one) for one in self._registry.defaults()))
 
     @property
@@ -61,7 +61,7 @@ class Health:
         return any(one.loaded_at_startup and one.loading and one.resident is None for one in models)
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
-        """The answer to a ping: whether all is well, and TorchServe's JSON, with what doesn't work although it is."""
+        """The answer to a ping: the health, and TorchServe's JSON with the problems that don't affect it."""
         healthy, troubles = self.healthy, list(self._troubles()[:TROUBLES_SHOWN_MAX])
         away = self._cluster.away(time.monotonic()) if self._cluster is not None else ""
         more: dict[str, Any] = {"sharedSnapshot": troubles} if troubles else {}
@@ -92,6 +92,5 @@ class Health:
 
 
 def _failing(model: Model) -> bool:
-    """Whether the server's health depends on the model, and it has lost its workers: one on demand has none of its
-    own."""
+    """Whether the model makes the server unhealthy: it has lost its workers, and isn't loaded on demand."""
     return model.resident is None and model.failing

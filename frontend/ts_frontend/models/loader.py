@@ -72,7 +72,7 @@ class ModelLoader:
         names = await self.names(archive)
         if len(names) > 1:
             raise InvalidArchive(
-                f"{archive.dir / (archive.handler or '')} serves {', '.join(names)}: name the one that is meant "
+                f"{archive.dir / (archive.handler or '')} serves {', '.join(names)}: choose one "
                 "(model_name, or NAME=URL)"
             )
         return replace(archive, name=names[0]) if names else archive
@@ -82,7 +82,7 @@ class ModelLoader:
         return await self.formats.running(archive.adapter).names(archive)
 
     async def names_in(self, url: str) -> list[str]:
-        """The same for an entry of the store, by its path there. [] for a URL."""
+        """The same for an entry of the store, given by its path in the store. [] for a URL."""
         if "://" in url:
             return []
         fetched = await self.store.fetch(url)
@@ -177,8 +177,8 @@ class ModelLoader:
         self._fetched[model] = fetched
 
     async def remove(self, model: Model) -> None:
-        """Ends a model's workers and removes its files, unless another call already does: the replacement of a model
-        that still starts and its start may both call this."""
+        """Ends a model's workers and removes its files. A second call at the same time does nothing: the replacement
+        of a model that is still starting and the start itself may both call this."""
         environment = self._environment_of.pop(model, None)
         if environment is None:
             return

@@ -42,8 +42,8 @@ LOADS_END_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a management call: the HTTP status and sentence TorchServe answers, and what of a registered
-    model's settings was ignored."""
+    """The result of a management call: the HTTP status and the sentence of TorchServe's answer, and a warning for each
+    ignored setting of a registered model."""
 
     http_status: int
     status: str
@@ -72,7 +72,7 @@ class ModelManager:
         self._on_change = on_change
         #: Models of register calls whose workers start for the first time: they are withdrawn if that fails.
         self.entering: set[Model] = set()
-        #: Why a model isn't what a shared snapshot says, "" if it is; None without one.
+        #: Returns why a model differs from the shared snapshot, "" if it doesn't; None without one.
         self.standing: Callable[[Model], str] | None = None
 
     def changed(self) -> None:
@@ -89,9 +89,9 @@ class ModelManager:
         s3_sse_kms: bool = False,
         **settings: str | int | None,
     ) -> Outcome:
-        """Adds a model version. A cancelled caller doesn't stop it: it is added whole or not at all. `s3_sse_kms`: an
-        http(s) `url` is one of S3 and requested with the server's AWS credentials. `settings`: a register call's
-        parameters for the model's settings (`config/parameters.py`), None for not given."""
+        """Registers a model version, entirely or not at all; it goes on if the caller is cancelled. `s3_sse_kms`: an
+        http(s) `url` is an S3 object's, requested with the server's AWS credentials. `settings`: the call's parameters
+        that are model settings (`config/parameters.py`), None if not given."""
         self.check_model_api()
         return await self.tasks.load(self._register(url, Requested.of(settings), synchronous, s3_sse_kms))
 
@@ -172,15 +172,15 @@ class ModelManager:
         await (removal if model.resident is None else self.demand.leave(model.resident, removal))
 
     async def start_and_replace(self, fetched: Fetched, archive: Archive, requested: Requested) -> Model:
-        """Serves an open archive, once its workers are ready, in place of the model with its name and version. That one
-        goes on if the new one can't be started. Raises ServeError."""
+        """Serves an open archive in place of the model with its name and version, once the new workers are ready. The
+        old model stays if the new one can't be started. Raises ServeError."""
         model = await self.start(fetched, archive, requested)
         self.replace(model)
         return model
 
     async def start(self, fetched: Fetched, archive: Archive, requested: Requested) -> Model:
-        """A model of an open archive, with its workers ready, which `replace` serves; a failure removes it. Raises
-        ServeError."""
+        """Makes a model of an open archive and waits for its workers; `replace` then serves it. A failure removes it.
+        Raises ServeError."""
         try:
             model = await self.loader.load(fetched, archive, requested, loaded_at_startup=False)
         except BaseException:
@@ -209,14 +209,14 @@ class ModelManager:
             self.tasks.background(self.retire(old))
 
     def choose_default(self, model: Model, versions: Sequence[Model] | None = None) -> None:
-        """Sets the default version to the one that the model's format chooses, if any, of `versions`, None for all."""
+        """Sets the default to the version that the model's format chooses among `versions` (None: all), if any."""
         archives = [one.archive for one in versions or self.registry.versions(model.name)]
         default = self.loader.formats.running(model.archive.adapter).default_version(archives)
         if default is not None:
             self.registry.set_default(model.name, default)
 
     def check_model_api(self) -> None:
-        """ModelApiDisabled unless models may be registered and unregistered while the server runs."""
+        """Raises ModelApiDisabled if models can't be registered and unregistered while the server runs."""
         if not self._model_api:
             raise ModelApiDisabled
 
@@ -340,7 +340,7 @@ class ModelManager:
             return {}
         return value if isinstance(value, dict) else {}
 
-    # --- the end
+    # --- shutdown
 
     async def close(self, drain_s: float) -> None:
         """Ends all models; their accepted requests are answered first, up to `drain_s`."""
@@ -362,6 +362,6 @@ def _start_error(model: Model, error: StartFailed) -> ServeError:
         f"Failed to start workers for model {model.name} version: {model.version}. {error.message}"
     )
     failed.http_status = error.code
-    if error.code == 503:  # it waits for a place
+    if error.code == 503:  # no free place for a worker yet
         failed.code = Code.UNAVAILABLE
     return failed

@@ -35,12 +35,12 @@ from ts_frontend.workers.worker import Worker
 
 log = logging.getLogger(__name__)
 
-#: nvidia-smi takes a second, where the driver isn't kept loaded some more.
+#: nvidia-smi takes a second, longer without the driver's persistence mode.
 SMI_S_MAX = 10.0
 #: Forks take tens of milliseconds, large weights minutes.
 COLD_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 GAUGE, COUNTER = MetricKind.GAUGE, MetricKind.COUNTER
-#: What has a series for every model version: name, kind, sentence, a label beside the model's.
+#: Metrics of every model version: name, kind, help text, and a label besides the model's.
 SERVED = (
     ("ts_queued_requests", GAUGE, "Requests that wait for a worker"),
     ("ts_queue_capacity", GAUGE, "Requests that the queue holds at most"),
@@ -63,7 +63,7 @@ SERVED = (
 
 
 class ServedModels:
-    """Reads what is known of the requests and workers of every model version."""
+    """Reads the counts of requests and workers of every model version."""
 
     def __init__(self, models: Iterable[Model], host: str) -> None:
         self._models, self._host = models, host
@@ -127,8 +127,7 @@ def _values(model: Model) -> Iterator[tuple[Any, ...]]:
 
 
 def examples_of(models: Iterable[Model]) -> dict[tuple[str, str], Examples]:
-    """The examples of each model version's requests. Those of a model are kept from the first time on that somebody
-    asks for them."""
+    """The examples of each model version's requests; a model keeps examples from its first scrape with examples on."""
     found = {}
     for model in models:
         if model.examples is None:
@@ -139,8 +138,7 @@ def examples_of(models: Iterable[Model]) -> dict[tuple[str, str], Examples]:
 
 
 class ServerState:
-    """Reads what is known of the server itself: its health, and its process by the names that Prometheus' client
-    libraries give them."""
+    """Reads the state of the server: its health, and its process under the names of Prometheus' client libraries."""
 
     def __init__(self, health: Health, host: str) -> None:
         self._health, self._host = health, host
@@ -185,7 +183,7 @@ class OnDemandMetrics:
         demand.on_loaded = self._seconds.add
 
     def families(self, models: Iterable[Model]) -> list[Family]:
-        """None as long as no model is on demand."""
+        """Returns [] as long as no model is loaded on demand."""
         demand, host = self._demand, (self._host,)
         residents = [(model, model.resident) for model in models if model.resident is not None]
         if not residents and not self._seconds.sum:
@@ -222,7 +220,7 @@ def refused_calls(counts: Mapping[str, int], host: str) -> Family:
 
 
 def shared_snapshot_family(troubles: int, host: str) -> Family:
-    """What of a shared snapshot this server can't follow."""
+    """The number of versions that differ from the shared snapshot."""
     sentence = "Versions that aren't what the shared snapshot says, and 1 more while it can't be read or written"
     family = _family_of(GAUGE, "ts_shared_snapshot_failures", sentence)
     family.samples[(host,)] = Gauge(troubles)
@@ -276,12 +274,14 @@ def _triton_families(models: Iterable[Model], sums: MetricsRegistry) -> list[Fam
         "nv_inference_compute_infer_duration_us", MetricKind.COUNTER, "Microseconds of answered requests in those"
     )
     read = _family(
-        "nv_inference_compute_input_duration_us", MetricKind.COUNTER, "Microseconds of reading their tensors, beside it"
+        "nv_inference_compute_input_duration_us",
+        MetricKind.COUNTER,
+        "Microseconds of reading their tensors, outside the handler",
     )
     written = _family(
         "nv_inference_compute_output_duration_us",
         MetricKind.COUNTER,
-        "Microseconds of writing their tensors, beside it",
+        "Microseconds of writing their tensors, outside the handler",
     )
     for model in models:
         labels, counts = (model.name, model.version), model.ledger.counts
@@ -314,7 +314,7 @@ def _family(name: str, kind: MetricKind, sentence: str, *more: str) -> Family:
 
 
 def gpus_of(inventory: Inventory) -> Gpus:
-    """The GPUs that workers may get, whose load can be told."""
+    """The GPUs that workers may get and whose load the driver reports."""
 
     async def run(command: Sequence[str]) -> str | None:
         return await tool_output(list(command), SMI_S_MAX)
@@ -323,8 +323,8 @@ def gpus_of(inventory: Inventory) -> Gpus:
 
 
 def measure_of(gpus: Gpus) -> Callable[[Sequence[Pool]], list[Memory]]:
-    """Returns a function that measures the memory of each pool's processes, what they have on GPUs included: the driver
-    is asked once for all of them. Its calls block."""
+    """Returns a function that measures the memory of each pool's processes, their GPU memory included. One query of the
+    driver serves all pools. Its calls block."""
     told = False
 
     def measure(pools: Sequence[Pool]) -> list[Memory]:
@@ -338,8 +338,8 @@ def measure_of(gpus: Gpus) -> Callable[[Sequence[Pool]], list[Memory]]:
         if pool.on_gpus and pool.ready_count and not own and not told:
             told = True
             log.warning(
-                "The GPUs' driver tells no memory of the workers of %s, so that model_gpu_memory_max counts what "
-                "modelGpuMemory in model-config.yaml says (it knows the processes %s)",
+                "The GPUs' driver reports no memory of the workers of %s, so that model_gpu_memory_max uses "
+                "modelGpuMemory in model-config.yaml (the driver reports the processes %s)",
                 pool.name,
                 ", ".join(map(str, sorted(found))) or "of nobody",
             )

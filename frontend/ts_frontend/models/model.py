@@ -36,7 +36,7 @@ NO_WORKER = (
 )
 
 
-#: Why a request for a model is never queued, in the words of the metrics.
+#: Why a request was never queued: the values of the metric's label `reason`.
 REFUSALS = {QueueFull: "queue_full", ModelNotLoaded: "not_loaded", NoWorker: "no_worker", Draining: "draining"}
 
 
@@ -51,9 +51,9 @@ class Route(NamedTuple):
 
 
 class OpenAIHandler(NamedTuple):
-    """A handler's support of OpenAI's API. `speaks`: it reads requests and writes answers itself; `names`: further
-    model names that it answers to; `honours`: supported parameters that ask for more than a text (None: it checks them
-    itself)."""
+    """A handler's support of OpenAI's API. `speaks`: the handler reads requests and writes answers itself; `names`:
+    further model names that it answers to; `honours`: the optional parameters that it supports besides those of a plain
+    text request (None: it checks them itself)."""
 
     speaks: bool = False
     names: tuple[str, ...] = ()
@@ -61,8 +61,9 @@ class OpenAIHandler(NamedTuple):
 
 
 class Model:
-    """One version of one model. `minimum` and `maximum` are the last requested worker counts, `workflow` the name of
-    the one it is a node of, "" for none. `new_job` makes its jobs, with the arguments of `Job`, `ledger` owns them."""
+    """One version of one model. `minimum` and `maximum`: the worker counts of the last scale call; `workflow`: the name
+    of the workflow that it is a node of, or ""; `new_job`: makes its jobs, with the arguments of `Job`; `ledger`: owns
+    them."""
 
     def __init__(
         self,
@@ -115,8 +116,8 @@ class Model:
         self.created_s = time.time()
 
     def scale_between(self, minimum: int, maximum: int) -> int:
-        """Sets the worker counts; returns how many to have now: the least, or a present number that autoscaling may
-        keep."""
+        """Sets the worker counts. Returns the number of workers to run now: `minimum`, or the present number if
+        autoscaling may keep it."""
         self.minimum, self.maximum = minimum, maximum
         return minimum if self.scaler is None else self.scaler.between(minimum, maximum)
 
@@ -131,7 +132,7 @@ class Model:
         self._metrics.close()
 
     def observe(self, latencies: LatencyCounts | None) -> None:
-        """The latencies of its requests count there, too, from now on; None: no longer."""
+        """Also counts its requests' latencies in `latencies` from now on; None stops that."""
         self._metrics.observe(latencies)
 
     def __str__(self) -> str:
@@ -152,9 +153,9 @@ class Model:
     ) -> Job:
         """Accepts a request; raises NoWorker, ModelNotLoaded, QueueFull or Draining when it can't.
 
-        `deadline_s`: `time.monotonic()` seconds, for its time in the queue and on a worker together. `alone`: it shares
-        no batch. `version_named`: the caller named this version, instead of meaning the default one. `counted`: it is
-        an inference, for the metrics. `new_job`: another kind of job than the model's.
+        `deadline_s`: `time.monotonic()` seconds, for the time in the queue and on a worker together. `alone`: it is
+        never batched with others. `version_named`: the caller named this version, not the default. `counted`: metrics
+        count it as an inference. `new_job`: makes its job in place of the model's `new_job`.
         """
         recorder = self._metrics.requests(version_named) if counted else None
         if recorder is not None:
@@ -193,8 +194,7 @@ class Model:
         return job
 
     def _infos(self) -> Iterator[Mapping[str, Any]]:
-        """What its workers have said of the handler when they were ready; of a model on demand that has none, what the
-        last one said."""
+        """The handler's `info` of each ready worker; of a model on demand without workers, that of the last one."""
         for slot in self.pool.slots:
             if slot.worker is not None and slot.worker.info:
                 yield slot.worker.info
@@ -203,7 +203,7 @@ class Model:
 
     @property
     def _fills_batches(self) -> bool:
-        """Whether its requests wait for others to share a batch."""
+        """Whether requests wait in the queue to fill a batch."""
         settings = self.settings
         return settings.batch_size > 1 and settings.max_batch_delay_set and settings.max_batch_delay_ms > 0
 
@@ -220,8 +220,8 @@ class Model:
     def open_stream(
         self, inputs: Sequence[Input], *, headers: Pairs, deadline_s: float, request_id: str, version_named: bool
     ) -> FedJob:
-        """Accepts the first request of a stream, whose others go into the same call of the handler (`takes_streams`).
-        As `submit`."""
+        """Accepts the first request of a stream; the others go into the same call of the handler (`takes_streams`).
+        Arguments and errors as of `submit`."""
         job = self.submit(
             inputs,
             headers=headers,
@@ -253,8 +253,7 @@ class Model:
         return self._routes or ()
 
     def _routes_of(self, info: Mapping[str, Any]) -> Iterator[Route]:
-        """The routes in a worker's `info`; an invalid path, which its handler may declare, is left out and affects no
-        other."""
+        """The routes in a worker's `info`; a route with an invalid path is logged and left out."""
         for one in info.get("routes") or ():
             try:
                 yield Route(one["method"], PathTemplate(one["path"]))
@@ -289,8 +288,8 @@ class Model:
 
     @property
     def streams(self) -> bool:
-        """True when answers to successive requests may mix: the model is decoupled, or its handler is a generator or
-        async."""
+        """True when answers to successive requests may interleave: the model is decoupled, or its handler is a
+        generator or async."""
         return self.signature.decoupled or any(
             info.get("handler_kind") in ("generator", "async") for info in self._infos()
         )
@@ -302,7 +301,7 @@ class Model:
 
     @property
     def has_priorities(self) -> bool:
-        """Whether its requests have priorities, or a limited time to wait."""
+        """Whether its requests have priorities or queue timeouts."""
         return self.archive.priorities is not None
 
     @property
@@ -317,27 +316,27 @@ class Model:
 
     @property
     def ready(self) -> bool:
-        """True when a worker can take a request now, or one that a request would start."""
+        """True when a worker can take a request, or a request would start one."""
         if self.resident is not None and self.resident.state in (ResidentState.KNOWN, ResidentState.UNLOADING):
             return not self._leaving
         return self.pool.ready_count > 0 and not self._leaving
 
     @property
     def loading(self) -> bool:
-        """True while none of the workers that it should have serves yet, and one loads for the first time."""
+        """True while a worker loads for the first time and none is ready yet."""
         return bool(self.pool.slots) and not self.pool.ready_count and not self.failing
 
     @property
     def failing(self) -> bool:
-        """True when it should have workers and has lost or never got them, or when one of them is given up. While one
-        loads for the first time, and while one serves, the failures of others are no failure of the model."""
+        """True when it should have workers but none is ready or loading for the first time, or when one of them was
+        given up."""
         slots = self.pool.slots
         if any(slot.gave_up for slot in slots):
             return True
         return bool(slots) and not self.pool.ready_count and all(slot.failures for slot in slots)
 
     def give_up_waiting(self, reason: str) -> None:
-        """Fails the requests that wait for a first worker."""
+        """Fails the requests that wait for its first worker. `reason` continues the sentence `Model "NAME" …`."""
         self.pool.on_demand = False
         if not self.pool.ready_count:
             self.queue.fail_all(Draining(f'Model "{self.name}" {reason} before a worker was ready'))

@@ -29,7 +29,7 @@ class Registry:
             yield from versions.all.values()
 
     def find(self, name: str, version: str | None = None) -> Model:
-        """The model, the default version without `version` (or ""); ModelNotFound, ModelVersionNotFound."""
+        """The model; its default version if `version` is None or "". Raises ModelNotFound, ModelVersionNotFound."""
         versions = self._names.get(name)
         if versions is None:
             raise ModelNotFound(name)
@@ -41,14 +41,14 @@ class Registry:
         return model
 
     def get(self, name: str, version: str = "") -> Model | None:
-        """The same, None when it isn't there."""
+        """The same as `find`, but None when there is no such model."""
         versions = self._names.get(name)
         if versions is None:
             return None
         return versions.all.get(version) if version else versions.default
 
     def versions(self, name: str) -> list[Model]:
-        """All versions of a name; ModelNotFound."""
+        """All versions of a name. Raises ModelNotFound."""
         versions = self._names.get(name)
         if versions is None:
             raise ModelNotFound(name)
@@ -63,7 +63,7 @@ class Registry:
         return versions is not None and versions.default is model
 
     def check_free(self, name: str, version: str) -> None:
-        """ModelExists when that version is there."""
+        """Raises ModelExists when that version is registered."""
         if name in self._names and version in self._names[name].all:
             raise ModelExists(name, version)
 

@@ -1,4 +1,4 @@
-"""The model that is being written (`torchserve dev`): served anew when its files are saved."""
+"""Hot reload for `torchserve dev`: the model is loaded again when its files are saved."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ts_frontend.workers.failures import StartFailed
 
 log = logging.getLogger(__name__)
 
-#: Between two looks, and in a large folder so many times as long as one takes.
+#: Seconds between two scans; in a large folder a multiple of the time that one scan takes.
 LOOK_S, SHARE = 0.1, 10
 FILES_MAX = 5000
 DEPTH_MAX = 8
-#: Python files, the configuration, and weights: what else lies there may be the handler's own to write.
+#: Watched files: Python, the configuration, weights. The handler may write other files itself.
 WATCHED = frozenset({".py", ".yaml", ".yml"}) | WEIGHTS
 MANIFEST = "MANIFEST.json"
 UNWATCHED = frozenset({"__pycache__", "node_modules", "venv", "site-packages", "logs"})
@@ -53,7 +53,7 @@ def _known(paths: Iterable[str]) -> Iterable[tuple[str, tuple[int, int]]]:
     for path in paths:
         try:
             found = os.stat(path)
-        except OSError:  # gone between two looks, as editors do when they save
+        except OSError:  # deleted and written again by an editor that saves
             continue
         yield path, (found.st_mtime_ns, found.st_size)
 
@@ -64,18 +64,18 @@ def changes(before: Seen, now: Seen) -> list[str]:
 
 
 class Reloading:
-    """Looks at the files of the model at `path`, and serves it anew after a save."""
+    """Watches the files of the model at `path` and reloads it after a save."""
 
     def __init__(self, manager: ModelManager, path: Path) -> None:
         self._manager, self._path = manager, path
 
     def _place(self) -> Path:
-        """The file or folder that is looked at: an archive, or the folder of a handler."""
+        """The watched file or folder: an archive, or the folder of a handler."""
         path = self._path
         return path.parent if path.is_file() and path.suffix == ".py" else path
 
     async def watch(self) -> None:
-        """For ever."""
+        """Watches until it is cancelled."""
         place = self._place()
         seen = await asyncio.to_thread(look, place)
         names = ", ".join(f"{model.name} {model.version}" for model in self._manager.registry)
@@ -112,7 +112,7 @@ class Reloading:
         return names + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
 
     async def _served_anew(self, changed: list[str]) -> str:
-        """Says what has become of the weights."""
+        """Reloads the model; returns for the log whether the weights were loaded again, and why."""
         models = [model for model in self._manager.registry if not model.workflow]
         opened = [path for path in changed if Path(path).name in (CONFIG_FILE, MANIFEST)]
         if packed(self._path) or opened:
@@ -125,7 +125,7 @@ class Reloading:
         return f"and loaded again: {reason}" if reason else "with the weights that were loaded"
 
     async def _opened_anew(self, models: list[Model]) -> None:
-        """Serves the archive as it is now, in place of the one before, which goes on if this one can't be loaded."""
+        """Serves the archive in place of the previous one, which stays if the new one can't be loaded."""
         loader = self._manager.loader
         for model in models:
             archive = await open_written(self._path, loader)

@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 
 
 class _RepositoryLoader:
-    """Loads a model with all of its versions, one at a time of each name. `config_text` replaces the configuration in
-    its directory; `workers`: the number for an archive, which sets none. All methods raise ServeError."""
+    """Loads models with all of their versions; calls for the same name run one after another. `config_text` replaces
+    the configuration in the model's directory; `workers`: the number for an archive without one. All methods raise
+    ServeError."""
 
     def __init__(self, manager: ModelManager, workers: int) -> None:
         self._manager = manager
@@ -37,8 +38,8 @@ class _RepositoryLoader:
         self._workers = workers
 
     async def versions(self, archives: Sequence[Archive], fetched: Fetched) -> None:
-        """Serves these versions of a model, and no others; if one can't be started, those from before. `fetched` is
-        their directory."""
+        """Serves these versions of a model and removes its others; if one can't be started, the former versions stay.
+        `fetched`: their directory."""
         started: list[Model] = []
         try:
             for archive in archives:
@@ -61,7 +62,7 @@ class _RepositoryLoader:
         await self._directory(name, fetched, config_text)
 
     async def url(self, name: str, url: str, config_text: str | None) -> None:
-        """Loads from `url`, a name of the model store or an allowed URL: a directory of versions, or else an archive,
+        """Loads from `url`, a name of the model store or an allowed URL: either a directory of versions, or an archive,
         which may hold such a directory."""
         fetched = await self._store.fetch_apart(url)
         if await asyncio.to_thread(self._formats.versioned, fetched.path) is not None:
@@ -143,7 +144,7 @@ FILES_MAX = 1000
 _NAME = re.compile(r"[^/\\\0]+")
 #: The reason in the index for a model that a call has unloaded.
 UNLOADED = "unloaded"
-#: Models of the index between which other work has its turn.
+#: The index yields to other tasks after this number of models.
 INDEX_STEP = 100
 
 
@@ -160,7 +161,7 @@ class ControlRefused(ServeError):
 
 
 class FilesRefused(ServeError):
-    """A client may choose among the operator's models, but not bring code of its own."""
+    """The control mode lets clients load models of the repository, but not upload files."""
 
     remedy = "Correct the model's files that the message names."
     code, http_status, type_name = Code.FAILED_PRECONDITION, 400, "BadRequestException"
@@ -174,8 +175,7 @@ class FilesRefused(ServeError):
 
 @dataclass(slots=True)
 class _Known:
-    """A model of a repository that was to be loaded: the stamp and versions read, and the reason why it isn't
-    served."""
+    """A model of a repository: its stamp and versions when it was last read, and the reason why it isn't served."""
 
     stamp: object = None
     reason: str = ""
@@ -196,10 +196,10 @@ class IndexEntry(NamedTuple):
 
 
 class Repository:
-    """`mode`: none (all models, at start), poll (and as the files change, every `poll_s`), explicit (those named, and
-    by calls). Without directories it serves calls for archives of the model store. `urls`: directories in S3, each
-    without a slash at its end; a model of theirs is downloaded when it is loaded. `workers`: of an archive that a call
-    loads."""
+    """`mode`: none (all models, at the start), poll (also when their files change, checked every `poll_s` seconds),
+    explicit (the named models at the start, others by load calls). Without directories, load calls name archives of the
+    model store. `urls`: directories in S3, without a slash at the end; their models are downloaded when they are
+    loaded. `workers`: the number for an archive that a load call names."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class Repository:
         return [failure for failure in said if failure]
 
     async def _start(self, name: str) -> str:
-        """Loads a model; returns the failure, or "". It doesn't affect other models."""
+        """Loads a model; returns the failure, or ""."""
         try:
             url = None if self._is_here(name) else await self._url_of(name)
             work = self._load(name) if url is None else self._load_remote(name, url, None)
@@ -247,7 +247,7 @@ class Repository:
         return failure
 
     async def watch(self) -> None:
-        """In poll mode: reloads models as their files change, until cancelled. Unreadable repositories are tried again
+        """In poll mode: reloads models when their files change, until cancelled. An unreadable repository is read again
         at the next poll."""
         while self._mode == "poll":
             await asyncio.sleep(self._poll_s)
@@ -265,8 +265,7 @@ class Repository:
         await side_by_side([self._follow_one(name) for name in sorted(names)], self._loads_at_once_max)
 
     async def _follow_one(self, name: str) -> None:
-        """Reloads a model whose files have changed; its failure is logged and doesn't keep the others from being
-        followed."""
+        """Reloads a model if its files have changed; a failure is logged."""
         known = self._known.get(name, _Known())
         before = known.reason
         if known.stamp is not None and known.stamp == await self._stamp(name):
@@ -300,9 +299,9 @@ class Repository:
         url: str | None = None,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Loads or reloads a model, and returns when it is ready: from a repository or an archive of the model store;
-        from an archive or a model's directory at `url` (a path or an allowed URL); or from `files`, by their paths in
-        the model's directory. The old one serves until the new one can, and goes on if that fails. Raises
+        """Loads or reloads a model and returns when it is ready. Its source is a repository or an archive of the model
+        store; or `url` (a path or an allowed URL) of an archive or a model's directory; or `files`, by their paths in
+        the model's directory. The previous model serves until the new one is ready, and stays if that fails. Raises
         ServeError."""
         self._check("load")
         if files is not None:
@@ -324,8 +323,8 @@ class Repository:
         await self._manager.tasks.load(self._one_at_a_time(name, work))
 
     async def unload(self, name: str) -> None:
-        """Removes all versions and returns at once; their accepted requests are still answered. A loadable model that
-        isn't served is no error. ModelNotFound for any other."""
+        """Removes all versions and returns at once; their accepted requests are still answered. A model that could be
+        loaded and isn't served is no error. Raises ModelNotFound for any other."""
         self._check("unload")
         here = self._is_here(name)
         try:
@@ -347,7 +346,7 @@ class Repository:
             return False
 
     async def _url_of(self, name: str) -> str | None:
-        """The model's URL in S3, None when it isn't there. InvalidArgument when several repositories have it."""
+        """The model's URL in S3, or None. Raises InvalidArgument when several repositories have it."""
         names = [(url, await self._manager.loader.store.folders(url)) for url in self._urls]
         found = [f"{url}/{name}" for url, there in names if name in there]
         if len(found) > 1:
@@ -355,7 +354,7 @@ class Repository:
         return found[0] if found else None
 
     def _archive_of(self, name: str) -> str:
-        """The archive of the model store with the model's name. ModelNotFound."""
+        """The archive of the model store with the model's name. Raises ModelNotFound."""
         for archive in self._manager.loader.store.names():
             if name in (archive, archive.removesuffix(".mar"), archive.removesuffix(".tar.gz")):
                 return archive
@@ -365,12 +364,12 @@ class Repository:
         """Every version that is or should be served, and the models that were never loaded."""
         names: list[str] = []
         if not only_ready:
-            with contextlib.suppress(OSError, ServeError):  # a directory that is away just now
+            with contextlib.suppress(OSError, ServeError):  # a directory that can't be read at the moment
                 names = await self._names()
         registry, found = self._manager.registry, []
         for number, model in enumerate(list(registry), 1):
             if not number % INDEX_STEP:
-                await asyncio.sleep(0)  # requests go on meanwhile
+                await asyncio.sleep(0)  # lets requests run
             if model.workflow:
                 continue
             reason = _residence(model) if model.ready else self._known.get(model.name, _NEVER).reason or _unready(model)
@@ -408,7 +407,7 @@ class Repository:
             raise
 
     def _read(self, path: Path, config_text: str | None) -> tuple[object, list[Archive]]:
-        """The directory's stamp and its versions. InvalidArgument, also when files can't be read. Blocking."""
+        """The directory's stamp and versions. Raises InvalidArgument, also when files can't be read. Blocking."""
         try:
             files = ModelFiles(path, path, config_text=config_text)
             return stamp_of(path), self._manager.loader.formats.open_versions(files)
@@ -429,7 +428,7 @@ class Repository:
             async with self._alone(name):
                 await work
         finally:
-            work.close()  # if its turn never came
+            work.close()  # never awaited
 
     def _alone(self, name: str) -> asyncio.Lock:
         """Held while a model is loaded or unloaded; the others need not wait for it."""
@@ -451,7 +450,7 @@ class Repository:
 
 
 def _residence(model: Model) -> str:
-    """Of a model on demand that is ready for a request: known, loading, ...; "" for one that is loaded."""
+    """The state of a model on demand that isn't loaded (known, loading, ...); "" for a loaded one."""
     resident = model.resident
     return "" if resident is None or resident.state is ResidentState.WARM else resident.status
 
@@ -467,7 +466,7 @@ def names_in(repository: Path) -> list[str]:
 
 
 def find(repositories: Sequence[Path], name: str) -> Path:
-    """The model's directory. ModelNotFound; InvalidArgument when several repositories have it, or for a bad name."""
+    """The model's directory. Raises ModelNotFound, InvalidArgument (bad name, or in several repositories)."""
     if not _NAME.fullmatch(name) or name in (".", ".."):
         raise InvalidArgument(f"{name!r} is not a valid model name")
     found = [path / name for path in repositories if (path / name).is_dir()]
@@ -479,8 +478,8 @@ def find(repositories: Sequence[Path], name: str) -> Path:
 
 
 def write_files(files: Mapping[str, bytes], directory: Path) -> None:
-    """Puts files into an empty directory, by their paths there. InvalidArgument, naming the path and the error;
-    OSError. Blocking."""
+    """Writes files into an empty directory; `files` are by relative path. Raises InvalidArgument, naming the path and
+    the error; OSError. Blocking."""
     if len(files) > FILES_MAX:
         raise InvalidArgument(f"a model may have {FILES_MAX} files in a request, not {len(files)}")
     for name, content in files.items():

@@ -23,15 +23,15 @@ from ts_frontend.workers.memory import Memory
 from ts_frontend.workers.scaling import ScalingRule
 
 INT_MAX = 2**31 - 1
-#: Of a key to a setting's, for it to count as a misspelt one (difflib's ratio).
+#: The least similarity (difflib's ratio) at which an unknown key counts as a misspelt setting.
 LIKENESS_MIN = 0.88
 _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Settings by TorchServe's keys. A value of the wrong kind is ignored, with a line in `warnings`. `asked`: the keys
-    that were looked up."""
+    """One source of settings, by TorchServe's keys. A value of the wrong type is ignored, with a line in `warnings`.
+    `asked`: the keys that were looked up."""
 
     values: Mapping[str, Any]
     name: str
@@ -86,8 +86,8 @@ class Source:
         self.warnings.append(f"{self.name}: {key} is {reprlib.repr(self.values.get(key))}: {problem}")
 
     def warn_misspelt(self) -> None:
-        """A line for each key that was not looked up and is written almost like one that was: `batch_size`. Handlers
-        have keys of their own, so that others are no mistake."""
+        """Warns of keys that nothing has looked up and that are almost a setting's: `batch_size`. Other unknown keys
+        may be the handler's own."""
         plain = {_plainly(key): key for key in sorted(self.asked)}
         for key in self.values:
             if isinstance(key, str) and key not in self.asked:
@@ -105,7 +105,7 @@ class Source:
 
 
 def _plainly(key: str) -> str:
-    """A key without what people write differently: batch_size, batchsize, batchSize."""
+    """A key without underscores, dashes and case: equal for batch_size, batchsize, batchSize."""
     return re.sub(r"[^a-z0-9]", "", key.lower())
 
 
@@ -187,8 +187,8 @@ class Torchrun:
         return {"OMP_NUM_THREADS": str(self.omp_threads), "LOGLEVEL": "INFO"}
 
     def words(self, log_dir: Path) -> tuple[str, ...]:
-        """torchrun's command line, without the program. torchrun doesn't restart a process that ends: the server
-        restarts the whole worker."""
+        """torchrun's command line, without the program. torchrun restarts no process: the server restarts the whole
+        worker."""
         return tuple(self._words(log_dir))
 
     def _words(self, log_dir: Path) -> Iterator[str]:
@@ -220,7 +220,7 @@ _PARALLEL_TYPES = ("", "pp", "tp", "pptp", "custom")
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """A register call's settings, by the fields that `config/parameters.py` names; None is unset. Raises
+    """A register call's settings, in the fields that `config/parameters.py` names; None is unset. Raises
     InvalidArgument for invalid values."""
 
     model_name: str | None = None
@@ -242,7 +242,7 @@ class Requested:
 
     @staticmethod
     def of(given: Mapping[str, Any]) -> Requested:
-        """From the parameters of a call, by their names there; None is unset, too."""
+        """From the parameters of a register call by their names; None is unset."""
         return Requested(**{row.setting: given.get(row.name) for row in SETTINGS})
 
 
@@ -337,9 +337,9 @@ def resolve(
 
 
 def model_name_for(requested: Requested, name: str | None, version: str, path: Path) -> str:
-    """The given name, else the archive's, else the file's name with all but word characters made `_`.
+    """The given name, else the archive's, else the file's name with `_` for all but word characters.
 
-    Raises InvalidArgument: a name or version that no URL and no log line could carry.
+    Raises InvalidArgument: a name or version that is not allowed (`check_name`).
     """
     found = requested.model_name or name or _name_of_file(path)
     check_name("model_name" if requested.model_name else "modelName of the archive", found)
@@ -357,7 +357,7 @@ def _name_of_file(path: Path) -> str:
 
 
 def check_name(what: str, name: str) -> None:
-    """Raises InvalidArgument for a name that no URL and no log line could carry."""
+    """Raises InvalidArgument for a name that can't stand in a URL and a log line; `what` begins the message."""
     if not name or len(name) > _NAME_CHARS_MAX:
         raise InvalidArgument(f"{what} must have 1 to {_NAME_CHARS_MAX} characters, not {len(name)}")
     if name in (".", "..") or not name.isprintable() or set("/\\") & set(name):
@@ -415,7 +415,7 @@ def _worker_range(source: Source) -> tuple[int, int] | None:
 
 
 def _plain(yaml: Source, server: Source, defaults: ServerConfig) -> dict[str, Any]:
-    """The settings that no register call has: model-config.yaml, else the `models` entry, else the default."""
+    """The settings without a register parameter: model-config.yaml, else the `models` entry, else the default."""
 
     def whole(key: str, default: int, least: int = 1) -> int:
         found: int | None = first(yaml.whole(key, least), lambda: server.whole(key, least))
@@ -478,7 +478,7 @@ def _stateless(yaml: Source, key: str, value: int, stateful: bool) -> int:
 
 
 def _autoscale(source: Source) -> ScalingRule | None:
-    """The source's rule, `autoscale: true` for the usual one; None without."""
+    """The source's scaling rule; the default rule for `autoscale: true`, None without `autoscale`."""
     usual = ScalingRule()
     given = source.values.get("autoscale")
     if isinstance(given, bool):
@@ -503,7 +503,7 @@ def _autoscale(source: Source) -> ScalingRule | None:
 
 
 def _demand(yaml: Source, server: Source, defaults: ServerConfig, stateful: bool) -> DemandRule | None:
-    """The rule of a model that is loaded on demand, None for one whose workers are started with it."""
+    """The rule for a model that is loaded on demand; None when workers start at registration."""
     keep_s = first(yaml.whole("keepAlive", 0), lambda: server.whole("keepAlive", 0))
     rule = DemandRule(
         keep_alive_s=defaults.model_keep_alive_s if keep_s is None else keep_s,
@@ -524,8 +524,9 @@ def _demand(yaml: Source, server: Source, defaults: ServerConfig, stateful: bool
 def _cluster(
     yaml: Source, server: Source, defaults: ServerConfig, devices: tuple[str, tuple[int, ...]], level: int, kind: str
 ) -> ClusterRequest | None:
-    """What the model's workers need of Ray's cluster; None for those of this machine: without a cluster, with
-    `ray: false`, and with torchrun, which starts its processes on one machine. `devices`: the model's type and ids."""
+    """The resources that the model's workers request from Ray. None when they run on this machine: without a cluster,
+    with `ray: false`, or with torchrun, which starts its processes on one machine. `devices`: the model's device type
+    and ids."""
     given = first(yaml.values.get("ray"), server.values.get("ray"))
     yaml.asked.add("ray")
     server.asked.add("ray")
@@ -534,7 +535,7 @@ def _cluster(
     section = given if isinstance(given, dict) else {}
     device_type, ids = devices
     if not defaults.ray_address or given is False:
-        read_request(section, device_type, 0, yaml.warnings.append)  # mistakes are told where there is no cluster, too
+        read_request(section, device_type, 0, yaml.warnings.append)  # warns of mistakes also without a cluster
         return None
     if kind not in ("", "custom"):
         yaml.warnings.append("torchrun's workers run on this machine: Ray doesn't place them (ray: false says so)")
@@ -546,7 +547,7 @@ def _cluster(
 
 
 def _parallel_level(kind: str, yaml: Source, server: Source) -> int:
-    """GPUs of one worker. With torchrun there is one for each of its processes, so that its setting decides."""
+    """GPUs of one worker; with torchrun, one for each of its processes (nproc-per-node)."""
     level = first(yaml.whole("parallelLevel"), lambda: server.whole("parallelLevel"))
     processes = yaml.section("torchrun").whole("nproc-per-node") if kind != "custom" or level is None else None
     if level is not None and processes is not None and level != processes:

@@ -58,8 +58,7 @@ def _for_worker(spec: TensorSpec) -> dict[str, Any]:
 
 
 def signature_of(config: Mapping[str, Any]) -> Signature:
-    """The signature under `openInference` in a model-config.yaml. InvalidArgument, naming the key, for an invalid
-    one."""
+    """The signature under `openInference` in a model-config.yaml. Raises InvalidArgument, naming the invalid key."""
     found = config.get(KEY)
     if found is None:
         return Signature()
@@ -126,7 +125,7 @@ def _spec(value: Any, label: str) -> TensorSpec:
 
 
 def made_config(name: str, signature: Signature, settings: ModelSettings, workers: int) -> dict[str, Any]:
-    """A config.pbtxt's content, as JSON, for a model that has none. Its shapes are whole: max_batch_size is 0."""
+    """A config.pbtxt as JSON for a model without one. max_batch_size is 0, so that shapes are complete."""
 
     def tensors(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
         return [

@@ -1,8 +1,7 @@
-"""Loading models when the server starts: those that were named, then those of the snapshot.
+"""Loading models when the server starts: the named models, then those of the snapshot.
 
-Models are made ready side by side and registered in the order in which they were named: the first version of a name is
-its default, and the first to have a name and version keeps it, however long each takes. One that can't be loaded stops
-no other.
+Models are loaded concurrently and registered in the order in which they were named: the first version of a name is its
+default, and the first model with a name and version keeps it. A model that can't be loaded doesn't stop the others.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ log = logging.getLogger(__name__)
 States = Mapping[str, Mapping[str, VersionState]]
 
 
-class Aside:
-    """Models and workflows of a snapshot that the start couldn't load: they stay remembered until others have their
-    names."""
+class Unrestored:
+    """Models and workflows of a snapshot that couldn't be loaded at the start. Later snapshots still list them, until
+    others are registered under their names."""
 
     def __init__(
         self,
@@ -44,18 +43,18 @@ class Aside:
     ) -> None:
         self._models = {name: dict(versions) for name, versions in (models or {}).items()}
         self._workflows = dict(workflows or {})
-        #: The versions that are the default while the snapshot's own can't be.
+        #: Served defaults of the names whose default in the snapshot couldn't be loaded.
         self._instead = {name: _default((served or {}).get(name, {})) for name in self._models}
 
     @staticmethod
-    def of(snapshot: Snapshot, models: States, workflows: Mapping[str, WorkflowState]) -> Aside:
+    def of(snapshot: Snapshot, models: States, workflows: Mapping[str, WorkflowState]) -> Unrestored:
         """The models and workflows of `snapshot` that aren't served."""
         missing = {
             name: {version: state for version, state in versions.items() if version not in models.get(name, {})}
             for name, versions in snapshot.models.items()
         }
         lost = {name: state for name, state in snapshot.workflows.items() if name not in workflows}
-        return Aside({name: versions for name, versions in missing.items() if versions}, lost, models)
+        return Unrestored({name: versions for name, versions in missing.items() if versions}, lost, models)
 
     def added(
         self, models: States, workflows: Mapping[str, WorkflowState]
@@ -82,14 +81,14 @@ def _default(versions: Mapping[str, VersionState]) -> str:
 
 
 class SnapshotRecorder:
-    """Writes a snapshot soon after `changed()`, one at a time, in a thread. `files` None: writes nothing."""
+    """Writes a snapshot soon after `changed()`, in a thread, one at a time. `files` None: writes nothing."""
 
     def __init__(self, files: SnapshotFiles | None, settings: Mapping[str, str]) -> None:
         self._files = files
         self._settings = settings
         self._manager: ModelManager | None = None
         self._workflows: Callable[[], Mapping[str, WorkflowState]] = dict
-        self._aside = Aside()
+        self._unrestored = Unrestored()
         self._pending = False
         self._failing = False
         self._task: asyncio.Task[None] | None = None
@@ -102,12 +101,11 @@ class SnapshotRecorder:
         restored: Snapshot | None = None,
     ) -> None:
         """Writes the models of `manager` and the `workflows` from now on; earlier changes are those of the start.
-        Models and workflows of `restored` that aren't served now were set aside, and are written too, until others take
-        their places."""
+        Models and workflows of `restored` that couldn't be loaded are written too, until others have their names."""
         self._manager = manager
         self._workflows = workflows
         if restored is not None:
-            self._aside = Aside.of(restored, states_of(manager), workflows())
+            self._unrestored = Unrestored.of(restored, states_of(manager), workflows())
 
     def changed(self) -> None:
         if self._files is None or self._manager is None:
@@ -122,15 +120,15 @@ class SnapshotRecorder:
             await self.write(SnapshotKind.SNAPSHOT)
 
     async def write(self, kind: SnapshotKind) -> None:
-        """Writes a snapshot now, after one being written. A failure is logged, once until a write succeeds: it must not
-        take the server down."""
+        """Writes a snapshot, after the one that is being written. Failures don't raise; the first of a series is
+        logged."""
         if self._files is None:
             return
         async with self._writing:
             if self._manager is None:
                 return
             try:
-                states, workflows = self._aside.added(states_of(self._manager), self._workflows())
+                states, workflows = self._unrestored.added(states_of(self._manager), self._workflows())
                 await asyncio.to_thread(self._files.write, kind, states, self._settings, workflows=workflows)
             except Exception as error:
                 self._failed(error, self._files.directory)
@@ -141,7 +139,7 @@ class SnapshotRecorder:
 
     def _failed(self, error: Exception, directory: Path) -> None:
         if not self._failing:
-            unexpected = None if isinstance(error, OSError) else error  # such as a value that JSON can't hold
+            unexpected = None if isinstance(error, OSError) else error  # such as a value that isn't JSON
             text = "Snapshot could not be written to %s: %s. A restart forgets what has changed since the last one."
             log.error(text, directory, error, exc_info=unexpected)
         self._failing = True
@@ -186,8 +184,8 @@ def state_of(model: Model, manager: ModelManager) -> VersionState:
 
 
 async def restore(snapshot: Snapshot, manager: ModelManager, store: ModelStore, at_once_max: int) -> list[str]:
-    """Loads every model of `snapshot` that isn't served yet, side by side, and its defaults; returns a sentence for
-    each that can't be loaded. Those are set aside, and tried again by the next start."""
+    """Loads every model of `snapshot` that isn't served yet, concurrently, and sets its defaults. Returns a sentence
+    for each model that can't be loaded; the next start tries these again."""
     registry = manager.registry
     served = {(model.name, model.version) for model in registry}
     missing: list[tuple[str, str, VersionState]] = []
@@ -209,12 +207,12 @@ async def restore(snapshot: Snapshot, manager: ModelManager, store: ModelStore, 
 
 
 async def _made(name: str, version: str, state: VersionState, manager: ModelManager, store: ModelStore) -> Model | str:
-    """The model, or the sentence for its failure."""
+    """The loaded model, or the sentence about its failure."""
     try:
         fetched = await store.recall(state.url or state.archive, state.archive)
-        model = await manager.load(left_there(fetched), requested_of(name, state), loaded_at_startup=True)
+        model = await manager.load(kept_in_store(fetched), requested_of(name, state), loaded_at_startup=True)
     except Exception as error:
-        return aside(f"Model {name}, version {version}", state.archive, "model store", error)
+        return snapshot_failure(f"Model {name}, version {version}", state.archive, "model store", error)
     manager.loader.set_fetched(model, fetched)
     return model
 
@@ -225,7 +223,7 @@ async def _enter(state: VersionState, made: Model | str, manager: ModelManager) 
     try:
         await manager.add(made)
     except Exception as error:
-        return aside(f"Model {made}", state.archive, "model store", error)
+        return snapshot_failure(f"Model {made}", state.archive, "model store", error)
     made.scale_between(state.min_workers, state.max_workers)
     return ""
 
@@ -243,13 +241,13 @@ def restored(snapshot: Snapshot | None, manager: ModelManager) -> list[str]:
     return [f"Models of the last snapshot: {', '.join(kept)} (--ncs starts without)"] if kept else []
 
 
-def left_there(fetched: Fetched) -> Fetched:
-    """The same, but files that were in the store before the start stay there when the start fails, or is given up."""
+def kept_in_store(fetched: Fetched) -> Fetched:
+    """The same without `downloaded`: files from before the start stay in the store if it fails."""
     return replace(fetched, downloaded=fetched.downloaded and fetched.folder is not None)
 
 
-def aside(what: str, archive: str, place: str, error: Exception) -> str:
-    """Logs and returns the sentence for a snapshot's model or workflow that can't be loaded."""
+def snapshot_failure(what: str, archive: str, place: str, error: Exception) -> str:
+    """Logs and returns the sentence about a model or workflow of the snapshot that can't be loaded."""
     text = error.message if isinstance(error, ServeError) else f"{type(error).__name__}: {error}"
     sentence = (
         f"{what} of the snapshot is set aside, it can't be loaded: {text}. Put {archive} back into the {place}: "
@@ -260,7 +258,7 @@ def aside(what: str, archive: str, place: str, error: Exception) -> str:
 
 
 def requested_of(name: str, state: VersionState) -> Requested:
-    """The register call's settings; for TorchServe's own snapshots, those that they hold."""
+    """The settings of the register call; of a TorchServe snapshot, the settings that it lists."""
     if state.requested:
         return replace(Requested(**state.requested), model_name=name)
     return Requested(
@@ -282,8 +280,8 @@ async def load_at_startup(
     gpus: int,
     progress: Callable[[str], None],
 ) -> list[str]:
-    """Registers all models of the start; workers start in the background. Failures are logged, as in TorchServe, and
-    returned. `progress` is called with each step's description. A cancelled caller ends all of it."""
+    """Registers all models of the start; their workers start in the background. Failures are logged, as in TorchServe,
+    and returned. `progress` is called with a description of each step. Cancelling the caller cancels all of it."""
     workers = config.default_workers_per_model or gpus or os.cpu_count() or 1
     loader = _StartupLoader(config, manager, store, workers, progress)
     failures = await loader.load()
@@ -308,7 +306,7 @@ def _message(error: Exception) -> str:
 
 
 class _StartupLoader:
-    """The models that were named, by lines of `program` and `load_models`."""
+    """Loads the named models: the lines of `program` and the entries of `load_models`."""
 
     def __init__(
         self,
@@ -321,7 +319,7 @@ class _StartupLoader:
         self._config, self._manager, self._store = config, manager, store
         self._workers, self._progress = workers, progress
         self._made: list[Model] = []
-        #: What the store has, looked up once: a store may have thousands.
+        #: The names in the store, listed once: there may be thousands.
         self._names: Sequence[str] = ()
         self._alone = False
 
@@ -343,7 +341,7 @@ class _StartupLoader:
                 were = "was" if len(failures) == 1 else "were"
                 failures.append(f"{len(failures)} of {len(lines)} {were} not loaded; --exit-on-error ends such a start")
         finally:
-            for model in self._made:  # the start is given up: models that aren't served yet
+            for model in self._made:  # after a cancelled start: models that aren't served yet
                 await self._manager.loader.remove(model)
         return failures
 
@@ -365,7 +363,7 @@ class _StartupLoader:
             else:
                 await self._entry(line, models)
         except Exception as error:
-            return models, said(f"Failed to load model: {line}", error)
+            return models, load_failure(f"Failed to load model: {line}", error)
         return models, ""
 
     async def _enter(self, line: ProgramLine | str | Path, model: Model) -> str:
@@ -373,7 +371,7 @@ class _StartupLoader:
         try:
             await self._manager.add(model)
         except Exception as error:
-            return said(f"Failed to load model: {line}", error)
+            return load_failure(f"Failed to load model: {line}", error)
         return ""
 
     async def _entry(self, entry: str, models: list[Model]) -> None:
@@ -383,7 +381,7 @@ class _StartupLoader:
             name, url = "", entry
         url = self._archive(url)
         if (self._config.model_dir is not None or self._alone) and url not in self._names:
-            name, url = name or entry, self._store.only()  # the store is, or has, the one model that is meant
+            name, url = name or entry, self._store.only()  # the store is itself the model, or has only one
         for given in [name] if name else await self._manager.loader.names_in(url) or [""]:
             fetched = await self._store.fetch(url)
             made = self._manager.load(fetched, self._requested(given), loaded_at_startup=True)
@@ -399,7 +397,7 @@ class _StartupLoader:
             models.append(self._kept(await made))
 
     async def _written(self, path: Path, models: list[Model]) -> None:
-        """Loads the model that is being written: packed, or from where it lies."""
+        """Loads the model of `torchserve dev`: an archive, or a folder in place."""
         found = await open_written(path, self._manager.loader)
         fetched = Fetched(path if found.packed is not None else found.dir, str(path), downloaded=False)
         made = self._manager.load_archive(fetched, found, self._requested(""), loaded_at_startup=True)
@@ -419,19 +417,19 @@ class _StartupLoader:
 
 
 def packed(path: Path) -> bool:
-    """Whether the model that is being written is an archive's file."""
+    """Whether the model of `torchserve dev` is an archive file."""
     return path.is_file() and path.suffix != ".py"
 
 
 async def open_written(path: Path, loader: ModelLoader) -> Archive:
-    """Opens the model that is being written. Raises ServeError."""
+    """Opens the model of `torchserve dev`. Raises ServeError."""
     if packed(path):
         return await loader.open(Fetched(path, str(path), downloaded=False), Requested())
     return await asyncio.to_thread(loader.formats.open_unpacked, path)
 
 
-def said(what: str, error: Exception) -> str:
-    """Logs and returns the sentence for a failed load; logged with a traceback unless the error is a ServeError."""
+def load_failure(what: str, error: Exception) -> str:
+    """Logs and returns the sentence about a failed load; with a traceback unless it is a ServeError."""
     ours = isinstance(error, ServeError)
     sentence = f"{what}: {error.message if isinstance(error, ServeError) else f'{type(error).__name__}: {error}'}"
     log.error("%s", sentence, exc_info=None if ours else error)

@@ -13,14 +13,14 @@ from ts_frontend.workers.in_flight import BatchRecorder, Spent
 _ANSWERED = JobState.ANSWERED
 
 
-#: The most responses of one request that are counted, each by its number.
+#: Responses of one request up to this number are counted, each under its number.
 RESPONSES_MAX = 1024
 _KINDS = ("success", "fail", "empty", "cancel")
 
 
 @dataclass(slots=True)
 class Kinds:
-    """Responses of one number: how many of each kind, and the seconds from the response before (or the request)."""
+    """Responses with one number: the count of each kind, and the seconds since the previous one (or the request)."""
 
     success: tuple[int, float] = (0, 0.0)
     fail: tuple[int, float] = (0, 0.0)
@@ -37,7 +37,7 @@ class CountedResponses:
         self._by_index: dict[int, Kinds] = {}
 
     def response(self, index: int, kind: str, seconds: float) -> None:
-        """As `ts_frontend.workers.in_flight.OnResponse`."""
+        """An `OnResponse` of `ts_frontend.workers.in_flight`."""
         if index >= RESPONSES_MAX or kind not in _KINDS:
             return
         entry = self._by_index.setdefault(index, Kinds())
@@ -49,8 +49,8 @@ class CountedResponses:
 
 
 class Batches(NamedTuple):
-    """The calls of the handler with batches of one size: how many, their seconds on the worker, and of these the ones
-    of reading and of writing tensors."""
+    """The handler calls with batches of one size: their count, their seconds on the worker, and the seconds of reading
+    and writing tensors in them."""
 
     calls: int
     seconds: float
@@ -60,10 +60,10 @@ class Batches(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Sums; times in seconds. `queue_s`: of all answered requests, until the handler's turn; `handler_s`: of their
-    handler calls, each counted for every request in it, `read_s` and `written_s`: of reading and writing their
-    tensors, beside it; `batches`: by size; `responses`: of a decoupled model, by their number from 0. `last_at_s`:
-    seconds since 1970, 0 for never."""
+    """Sums since the model was loaded; times in seconds. `queue_s`: from acceptance to the handler's turn, of all
+    answered requests; `handler_s`: of the handler calls, counted for each request of a batch; `read_s` and `written_s`:
+    of reading and writing tensors, not part of `handler_s`; `batches`: by size; `responses`: of a decoupled model, by
+    their number from 0. `last_at_s`: the time of the last request in seconds since 1970, 0 for none."""
 
     answered: int = 0
     answered_s: float = 0.0
@@ -84,7 +84,7 @@ class Statistics:
 
     @property
     def worked_s(self) -> float:
-        """The time on workers of answered requests."""
+        """The seconds that answered requests spent on workers."""
         return self.handler_s + self.read_s + self.written_s
 
 
@@ -120,9 +120,9 @@ class CountedBatches:
         self._spent = _added([self._spent, spent])
 
     def read(self, ledger: Ledger, working: Iterable[Spent] = ()) -> Statistics:
-        """The sums, together with those of the same model version's ledger and of the workers that it has. Clients
-        subtract the parts from the whole: the handler time, which is measured after its answers have gone, never makes
-        the parts exceed it, and neither do those of reading and writing."""
+        """The sums, with those of the model version's ledger and of its running workers. The parts never exceed the
+        whole, since clients subtract them: the handler's time is measured after its answers were sent, and is reduced
+        where necessary, as are the times of reading and writing."""
         queue_s = ledger.queued_s + self._waited_s
         last_at_s = time.time() - (time.monotonic() - ledger.last_s) if ledger.last_s else 0.0
         spent = _added([self._spent, *working])
@@ -161,7 +161,7 @@ def _added(sums: Iterable[Spent]) -> dict[int, tuple[float, float]]:
 
 
 def _at_most(parts: tuple[float, float], whole_s: float) -> tuple[float, float]:
-    """Both parts, made smaller by the same factor where together they are more than the whole."""
+    """Both parts, scaled by one factor when their sum exceeds the whole."""
     both_s = sum(parts)
     if both_s <= whole_s:
         return parts

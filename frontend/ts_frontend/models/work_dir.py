@@ -1,4 +1,4 @@
-"""The directory a server unpacks models to: its own, and gone with it, also when the server was killed."""
+"""The directory to which a server unpacks models; the next server removes that of a killed one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 PREFIX = "torchrelay-server-"
 #: The prefix of a directory's name until its server has locked it.
 NEW = "torchrelay-new-"
-#: A directory that keeps that name for longer was left by a server that was killed in that moment.
+#: Seconds after which a directory that still has this name belongs to a killed server.
 NEW_S_MAX = 60.0
 
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -24,8 +24,8 @@ _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 def work_dir(parent: Path) -> Iterator[Path]:
     """A new directory in `parent`, deleted at the end.
 
-    A server holds a lock on its directory as long as it lives, and the directory gets its name with the lock held: one
-    of that name without a lock is nobody's, however young (`remove_abandoned`). Raises OSError.
+    A server holds a lock on its directory for its whole life, and gives the directory its name after taking the lock: a
+    directory of that name without a lock is abandoned (`remove_abandoned`). Raises OSError.
     """
     new = Path(tempfile.mkdtemp(prefix=NEW, dir=parent))
     path = new.with_name(PREFIX + new.name.removeprefix(NEW))
@@ -40,8 +40,8 @@ def work_dir(parent: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Deletes this user's directories that no server holds any more: those of servers that were killed. Those that
-    can't be deleted stay. Blocking."""
+    """Deletes this user's directories that no server has locked: those of killed servers. Directories that can't be
+    deleted stay. Blocking."""
     for path in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             _remove_if_abandoned(path, 0.0)

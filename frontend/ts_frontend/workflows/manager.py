@@ -15,7 +15,7 @@ from ts_frontend.models.description import LIST_LIMIT_MAX, page
 from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.manager import ModelManager, Outcome
 from ts_frontend.models.settings import check_name
-from ts_frontend.models.startup import aside, left_there
+from ts_frontend.models.startup import kept_in_store, snapshot_failure
 from ts_frontend.models.store.http import in_thread
 from ts_frontend.models.store.store import Fetched, ModelStore
 from ts_frontend.tasks import side_by_side
@@ -227,7 +227,7 @@ async def _restored(name: str, state: WorkflowState, workflows: WorkflowManager)
     try:
         await _restore(name, state, workflows)
     except Exception as error:
-        return aside(f"Workflow {name}", state.archive, "workflow store", error)
+        return snapshot_failure(f"Workflow {name}", state.archive, "workflow store", error)
     return ""
 
 
@@ -239,12 +239,12 @@ async def _restore(name: str, state: WorkflowState, workflows: WorkflowManager) 
         if known is None:
             return await workflows.model_store.fetch(url)
         recalled.append(await workflows.model_store.recall(url, known.archive))
-        return left_there(recalled[-1])
+        return kept_in_store(recalled[-1])
 
     fetched = await workflows.workflow_store.recall(state.url, state.archive)
     loader = workflows.models.loader
     timeouts = Timeouts(state.response_timeout_s, state.startup_timeout_s)
-    workflow = await workflows.add(left_there(fetched), name, timeouts, fetch, start=False)
+    workflow = await workflows.add(kept_in_store(fetched), name, timeouts, fetch, start=False)
     workflow.fetched = fetched
     for each in recalled:
         first = next(one for one in models_of(workflow, workflows.models) if loader.fetched(one).path == each.path)

@@ -13,9 +13,9 @@ from ts_frontend.models.archive import Archive
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Files to be opened. `path`: as it was given, for errors; `directory`: where the files begin, unpacked for the
-    model if `owned`. `name` and `config_text` (a configuration in the format's own form) replace those in the files.
-    `argv` and `cwd`: a program's arguments and working directory, None for its own directory."""
+    """The files of one model to open. `path`: the given path, for errors; `directory`: the root of the files, a copy
+    unpacked for this model if `owned`. `name` and `config_text` (a configuration in the format's own form) replace
+    those in the files. `argv` and `cwd`: a program's arguments and working directory, None for its own directory."""
 
     path: Path
     directory: Path
@@ -36,27 +36,27 @@ class StoredModel(NamedTuple):
 
 class ModelFormat(ABC):
     """The layout of one system's models. The server makes one object of each (`formats.known_formats`). All methods but
-    `names` block, and are called in threads unless they only look at archives that are open."""
+    `names` block: they are called in threads, except those that only read opened archives."""
 
-    #: The module that runs the handlers: `ts.compat.NAME` in the worker, "" for TorchServe's handlers.
+    #: NAME of the worker's module `ts.compat.NAME` that runs the handlers, "" for TorchServe's handlers.
     adapter: ClassVar[str] = ""
     #: A directory holds several versions. Model repositories and load calls serve it, register calls don't.
     versioned: ClassVar[bool] = False
     #: Models may lie in any subfolder of a model store, or be the store itself.
     nested: ClassVar[bool] = False
-    #: A model store may be such a model, which then is served from the start when no models are named.
+    #: A model store may itself be one model, served from the start when no models are named.
     alone: ClassVar[bool] = False
     #: Files without a name of their own may serve several models: `names` says which.
     several: ClassVar[bool] = False
 
     @property
     def assumed(self) -> bool:
-        """Whether a directory that shows no format's sign, and wasn't unpacked from an archive, is in this one."""
+        """Whether this is the format of a directory without any format's sign that didn't come out of an archive."""
         return False
 
     @property
     def exclusive(self) -> bool:
-        """Whether a store's folders that show no sign are ignored."""
+        """Whether folders of a store without any format's sign are ignored."""
         return False
 
     @abstractmethod
@@ -73,7 +73,7 @@ class ModelFormat(ABC):
         InvalidArchive, InvalidArgument, OSError."""
 
     def stored(self, root: Path, path: str) -> StoredModel | None:
-        """Of a `nested` format: the model at `root/path`, None when its files can't be read."""
+        """The model at `root/path` (only for a `nested` format), None when its files can't be read."""
         return None
 
     def default_version(self, archives: Sequence[Archive]) -> str | None:

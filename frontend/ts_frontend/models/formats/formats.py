@@ -19,13 +19,13 @@ from ts_frontend.models.formats.triton import TritonFormat
 from ts_frontend.models.formats.weights import WeightsFormat
 from ts_frontend.models.store.http import Stop
 
-#: The depth to which a store's folders are searched for models that may lie at any depth.
+#: The depth to which a store's folders are searched for models of `nested` formats.
 DEPTH_MAX = 8
 
 
 def known_formats(config: ServerConfig, *, env: Mapping[str, str], work_dir: Path, gpus: int) -> Formats:
-    """The formats of a server; a new one has its line here. `env`: of workers; `work_dir`: for scratch files; `gpus`:
-    the number of GPUs to place workers on."""
+    """The formats of a server; a new format is added here. `env`: the workers' environment; `work_dir`: for scratch
+    files; `gpus`: the number of GPUs to place workers on."""
     return Formats(
         (
             MLServerFormat(config.mlserver, config.model_store, Path.cwd() if config.mlserver.only else None),
@@ -65,8 +65,8 @@ class Formats:
         return path.suffix == ".py" and path.is_file() and not any(one.claims(path) for one in self._all)
 
     def running(self, adapter: str) -> ModelFormat:
-        """The format whose handlers that adapter runs, even where another format's archive names it; TorchServe's for
-        others."""
+        """The format whose handlers that adapter runs, whatever format the archive has; TorchServe's for an unknown
+        adapter."""
         return next((one for one in self._all if one.adapter == adapter), self._torchserve)
 
     # --- opening
@@ -104,8 +104,8 @@ class Formats:
             raise
 
     def open_in_place(self, path: Path, argv: Sequence[str], cwd: Path) -> Archive:
-        """Opens a path that the operator names: a program, or a folder with one, run with `argv` in `cwd`; or a model's
-        folder, which uses neither. No snapshot lists it. Raises ArchiveNotFound, InvalidArchive."""
+        """Opens a path given by the operator, and not listed in snapshots: a program or a folder with one, run with
+        `argv` in `cwd`; or a model's folder, without these. Raises ArchiveNotFound, InvalidArchive."""
         found, whole = self.of(path), path.absolute()
         if found.several:
             directory = whole if path.is_dir() else whole.parent
@@ -140,8 +140,8 @@ class Formats:
     # --- stores
 
     def in_store(self, root: Path, names: Iterable[str]) -> list[str]:
-        """The loadable models of a store, as paths from `root`: its archives and folders (`names`) or, in place of a
-        folder, the models inside it; "." is the store itself."""
+        """The loadable models of a store, as paths from `root`: its archives and folders (`names`), or the models
+        inside a folder instead of it; "." is the store itself."""
         nested = [one for one in self._all if one.nested]
         inside = {name: self._inside(root, name, nested) for name in names}
         found = [path for paths in inside.values() for path in paths]
@@ -169,8 +169,8 @@ class Formats:
         return not marked_only or self._torchserve.matches(path) or path.suffix == ".mar"
 
     def stored(self, root: Path, folders: Iterable[str]) -> list[StoredModel]:
-        """The models in those of a store's folders, and of the store itself, whose names are known without opening
-        them."""
+        """The models whose names are known without opening them, in these folders of a store and in the store
+        itself."""
         nested = [one for one in self._all if one.nested]
         paths = sorted(path for name in folders for path in self._inside(root, name, nested))
         found = []
@@ -184,7 +184,7 @@ class Formats:
         return found
 
     def is_alone(self, root: Path) -> bool:
-        """Whether a store is itself a model without anybody's saying so."""
+        """Whether a store is itself one model that is served although no models are named."""
         return (found := self.shown(root)) is not None and found.alone
 
     def is_model(self, folder: Path) -> bool:

@@ -21,7 +21,7 @@ from ts_frontend.models.signature import Signature, specs_of
 log = logging.getLogger(__name__)
 
 FILE = "model-settings.json"
-#: Of a key to a known one, for it to count as misspelt (difflib's ratio).
+#: The least similarity (difflib's ratio) at which an unknown key counts as a misspelt one.
 LIKENESS_MIN = 0.85
 #: The version of a model that declares none.
 NO_VERSION = "1.0"
@@ -31,8 +31,8 @@ _NUMBER_MAX = 2**31 - 1
 
 class MLServerFormat(ModelFormat):
     """`defaults`: values for the keys that a model-settings.json leaves out; with an `implementation` among them, a
-    directory needs no such file. `store`: an import path of the models inside it; `start_dir`: one of all models, the
-    directory in which MLServer's command was run."""
+    directory needs no such file. `store`: an import path for the models inside it; `start_dir`: an import path for all
+    models, the directory in which MLServer's command was run."""
 
     adapter = "mlserver_runtime"
     nested = True
@@ -117,8 +117,8 @@ class MLServerFormat(ModelFormat):
 
 
 def newest(versions: Iterable[tuple[str, bool]]) -> str:
-    """The default version: one without a version before all others, then the highest number or, where they aren't all
-    numbers, text. Each comes with whether the model itself declares it."""
+    """The default version: the highest number or, if they aren't all numbers, the last in alphabetical order; one
+    without a version comes first of all. Each is given with whether the model itself declares it."""
 
     def compare(one: tuple[str, bool], other: tuple[str, bool]) -> int:
         if not (one[1] and other[1]):
@@ -141,7 +141,7 @@ def with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> d
 
 
 def _misspelt(settings: Mapping[str, Any], known: Iterable[str]) -> list[tuple[str, str]]:
-    """The unknown keys that are written almost like a known one, each with what was meant; others are the runtime's."""
+    """The unknown keys that resemble a known one, each with that one; other keys may be the runtime's."""
     names = frozenset(known)
     found = [(key, nearest(key, names, LIKENESS_MIN)) for key in settings if key not in names]
     return [(key, meant) for key, meant in found if meant]
@@ -166,8 +166,7 @@ def _mapping(path: Path, settings: Mapping[str, Any], key: str) -> dict[str, Any
 
 
 def _config(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in the keys of a model-config.yaml. Batches are made when there is both a size and a time, as in
-    MLServer."""
+    """The settings as keys of a model-config.yaml. As in MLServer, batches need both a size and a time."""
     found: dict[str, Any] = {}
     size = _number(path, settings, "max_batch_size")
     delay_s = _number(path, settings, "max_batch_time")

@@ -1,5 +1,5 @@
-"""Programs that start an aiSSEMBLE or KServe server (docs/aissemble.md): their models become known by running them up
-to the server's start.
+"""Programs that start an aiSSEMBLE or KServe server (docs/aissemble.md). A program is run up to the start of its server
+to learn its models.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ProgramFormat(ModelFormat):
         return [archive]
 
     def prepared(self, archive: Archive) -> Archive:
-        """The archive with its options', the environment's or oip.properties' choice of a log line for each request."""
+        """The archive with the setting of the request log: from its options, the environment or oip.properties."""
         settings = archive.adapter_settings
         if "latency_logging" in settings:
             return archive
@@ -110,7 +110,7 @@ class ProgramFormat(ModelFormat):
             elif found := await asyncio.to_thread(_read, result):
                 return _checked(json.loads(found), settings["program"])
         text = "\n".join(last)[-SHOWN_CHARS_MAX:]
-        raise InvalidArchive(f"{settings['program']} didn't come to its server's start: {text or f'status {status}'}")
+        raise InvalidArchive(f"{settings['program']} ended before it started its server: {text or f'status {status}'}")
 
 
 def _read(file: Path) -> str:

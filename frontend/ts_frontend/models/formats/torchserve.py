@@ -1,4 +1,4 @@
-"""TorchServe's archives, packed or as a folder: everything at the root, and MAR-INF/MANIFEST.json. As in 0.12."""
+"""TorchServe's archives as of 0.12, packed or as a folder: all files at the root, and MAR-INF/MANIFEST.json."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ts_frontend.models.formats.format import ModelFiles, ModelFormat
 _log = logging.getLogger(__name__)
 _MANIFEST = Path("MAR-INF", "MANIFEST.json")
 _ADAPTER = re.compile(r"[a-z_]*")
-#: What a folder without a manifest has.
+#: Defaults for a folder without a manifest.
 HANDLER_FILE, MODEL_FILE = "handler.py", "model.py"
 _HANDLE = re.compile(r"^\s*(async\s+)?def handle\(", re.MULTILINE)
 _RUNTIMES = ("python", "python3")
 
 
 class TorchServeFormat(ModelFormat):
-    """An archive without a manifest has this format, too, with default name, version and handler."""
+    """Also the format of archives without a manifest, which get a default name, version and handler."""
 
     def matches(self, path: Path) -> bool:
         return (path / _MANIFEST).exists()
@@ -62,8 +62,8 @@ class TorchServeFormat(ModelFormat):
 
 
 def bare(path: Path) -> Archive:
-    """The model of a handler's file, or of a folder with one, that no archiver has seen. The archiver's options are
-    guessed: model-config.yaml, model.py, and the only file of weights. Raises InvalidArchive."""
+    """The model of a handler's file, or of a folder with one, that was not made by the archiver. Its parts are found by
+    name: model-config.yaml, model.py, and the only file of weights. Raises InvalidArchive."""
     folder = path if path.is_dir() else path.parent
     handler = path.name if path.is_file() else _handler_in(folder)
     stem = handler.removesuffix(".py")
@@ -113,7 +113,7 @@ def _adapter(path: Path, model: dict[str, Any]) -> str:
 
 
 def _version(path: Path, model: dict[str, Any]) -> str:
-    """The version as text: hand-written manifests have numbers there."""
+    """The version as text; a hand-written manifest may have a number."""
     value = model.get("modelVersion")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)

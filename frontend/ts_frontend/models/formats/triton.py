@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 ADAPTER = "triton"
 #: The backends that are served, and the file that each looks for in a version's directory.
 MODEL_FILES = {"python": "model.py", "pytorch": "model.pt", "onnxruntime": "model.onnx"}
-#: Of backend `pytorch` as well: a program of torch.export.
+#: Also a file of backend `pytorch`: a program of torch.export.
 PROGRAM_FILE = "model.pt2"
 _BACKENDS_OF_PLATFORMS = {"pytorch_libtorch": "pytorch", "onnxruntime_onnx": "onnxruntime"}
 _PLATFORMS = {backend: platform for platform, backend in _BACKENDS_OF_PLATFORMS.items()}
@@ -105,7 +105,7 @@ class TritonFormat(ModelFormat):
 
 
 def parse(text: str, source: str) -> ModelConfig:
-    """The configuration in the text of a config.pbtxt. InvalidArgument, naming `source`, line and column."""
+    """The configuration in the text of a config.pbtxt. Raises InvalidArgument, naming `source`, line and column."""
     try:
         config: ModelConfig = text_format.Parse(text, ModelConfig(), descriptor_pool=POOL)
     except (text_format.ParseError, ValueError) as error:  # a ValueError: a number too large for its field
@@ -114,7 +114,7 @@ def parse(text: str, source: str) -> ModelConfig:
 
 
 def from_json(found: dict[str, Any], source: str) -> ModelConfig:
-    """The configuration from the JSON of `as_json`. InvalidArgument, naming `source`."""
+    """The configuration from the JSON of `as_json`. Raises InvalidArgument, naming `source`."""
     try:
         config: ModelConfig = json_format.ParseDict(found, ModelConfig(), descriptor_pool=POOL)
     except json_format.ParseError as error:
@@ -123,8 +123,8 @@ def from_json(found: dict[str, Any], source: str) -> ModelConfig:
 
 
 def checked(config: ModelConfig, name: str, source: str) -> ModelConfig:
-    """Returns the checked configuration of the model in the directory `name`. InvalidArgument for one that can't be
-    served."""
+    """Returns the configuration of the model in the directory `name`, after checks. Raises InvalidArgument for one that
+    can't be served."""
     if config.name and config.name != name:
         raise InvalidArgument(f"{source}: name is {config.name!r}, but the model's directory is {name!r}")
     if config.max_batch_size < 0:
@@ -160,7 +160,7 @@ def _check_tensors(kind: str, tensors: Iterable[Any], source: str, *, whole: boo
 
 
 def _check_type(number: int, what: str) -> None:
-    """A number that has no name is what protobuf's text form keeps, whatever it is."""
+    """Raises InvalidArgument for an unknown number, which protobuf's text format accepts; `what` begins it."""
     if number and number not in OF_NUMBER:
         first, last = min(OF_NUMBER), max(OF_NUMBER)
         names = f"{OF_NUMBER[first].config_type} to {OF_NUMBER[last].config_type}"
@@ -181,7 +181,7 @@ def _check_sequences(config: ModelConfig, source: str) -> None:
 
 
 def backend_of(config: ModelConfig, source: str) -> str:
-    """The model's backend, "" when the configuration names none. InvalidArgument for an unsupported one."""
+    """The model's backend, "" when the configuration names none. Raises InvalidArgument for an unsupported one."""
     found = config.backend or _BACKENDS_OF_PLATFORMS.get(config.platform, config.platform)
     if found and found not in MODEL_FILES:
         raise InvalidArgument(f"{source}: backend {found!r} is not served; one of {', '.join(MODEL_FILES)}")
@@ -262,8 +262,8 @@ def worker_settings(config: ModelConfig, gpus: int) -> dict[str, Any]:
 
 
 def priorities(config: ModelConfig) -> Priorities | None:
-    """The priorities and time limits of waiting requests, None when they wait in order of arrival and without a
-    limit."""
+    """The priority levels and queue timeouts of requests, None when requests wait in order of arrival and without a
+    timeout."""
     dynamic = config.dynamic_batching
     policy = _wait_policy(dynamic.default_queue_policy)
     if not dynamic.priority_levels and policy.timeout_s == math.inf:
@@ -384,7 +384,7 @@ class ModelDirectory:
         }
 
     def _labels(self) -> dict[str, list[str]]:
-        """The texts of classes, by output: a line each. InvalidArgument for a file that isn't there."""
+        """The class labels by output, one for each line of its file. Raises InvalidArgument for a missing file."""
         files = {one.name: self.path / one.label_filename for one in self.config.output if one.label_filename}
         for file in files.values():
             if not file.resolve().is_relative_to(self.path.resolve()) or not file.is_file():
@@ -393,7 +393,7 @@ class ModelDirectory:
 
 
 def _completed(gpus: int, archive: Archive, found: dict[str, Any]) -> Archive:
-    """The archive with the configuration `found` in place of its own. InvalidArgument."""
+    """The archive with the configuration `found` in place of its own. Raises InvalidArgument."""
     config = from_json(found, f"the configuration that model {archive.name!r} has completed")
     return replace(
         archive,
@@ -404,13 +404,13 @@ def _completed(gpus: int, archive: Archive, found: dict[str, Any]) -> Archive:
 
 
 def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDirectory:
-    """The model in the directory `path`, whose name it has unless `name` is given; `config_text` instead of its
-    config.pbtxt. InvalidArgument, naming the file and the error."""
+    """The model in the directory `path`. `config_text` replaces its config.pbtxt, `name` the directory's name. Raises
+    InvalidArgument, naming the file and the error."""
     source = f"{path.name}/{CONFIG_FILE}" if config_text is None else "load parameter 'config'"
     text = _text(path / CONFIG_FILE) if config_text is None else config_text
     config = parse(text, source)
     if name:
-        config.name = ""  # of a directory from elsewhere the caller's name counts
+        config.name = ""  # the caller's name replaces it
     name = name or path.name
     config = checked(config, name, source)
     versions = _versions(path)
@@ -419,7 +419,7 @@ def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDir
     wanted = chosen(config, versions)
     if not wanted:
         have = ", ".join(map(str, versions))
-        raise InvalidArgument(f"model {name!r}: its version_policy takes none of the versions that are there: {have}")
+        raise InvalidArgument(f"model {name!r}: its version_policy selects none of its versions: {have}")
     backend = backend_of(config, source) or _backend(path / str(wanted[-1]))
     full = completed(config, name, backend)
     if not config.default_model_filename and backend == "pytorch" and _is_program(path / str(wanted[-1])):
@@ -430,7 +430,7 @@ def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDir
 
 
 def _text(file: Path) -> str:
-    """The file's text, "" when there is no such file: the model's directory is enough then."""
+    """The file's text, "" when there is no such file."""
     try:
         if file.stat().st_size > CONFIG_BYTES_MAX:
             raise InvalidArgument(f"{file} is larger than {CONFIG_BYTES_MAX} bytes")
@@ -457,7 +457,7 @@ def _backend(directory: Path) -> str:
 
 
 def _is_program(directory: Path) -> bool:
-    """Whether a version is of torch.export, and not of TorchScript."""
+    """Whether a version's file was made by torch.export, not TorchScript."""
     return (directory / PROGRAM_FILE).is_file() and not (directory / MODEL_FILES["pytorch"]).is_file()
 
 
@@ -477,7 +477,7 @@ def notes_without_effect(config: ModelConfig, source: str) -> Iterator[str]:
 
 
 def _is_given(message: Message, names: Sequence[str]) -> bool:
-    """Whether the field at the path is set, in any of the messages on its way, to something else than its default."""
+    """Whether the field at the path has another value than its default, in any of the repeated messages."""
     found: Any = getattr(message, names[0])
     if len(names) == 1:
         return bool(found.ByteSize()) if isinstance(found, Message) else bool(found)

@@ -12,14 +12,14 @@ from ts_frontend.models.extraction import refusal
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
 
 ADAPTER = "weights"
-#: What runs a file, by its ending. Files of the last kinds have no graph: something beside them must say the class.
+#: The runtime of a file, by its suffix. The last ones have no graph: another file must name the class.
 GRAPHS = {".onnx": "onnx", ".pt2": "exported", ".pt": "torchscript", ".pth": "torchscript"}
 STATES = (".safetensors", ".bin")
-#: The class of a folder's weights: a file that defines it, or its name in Hugging Face's configuration.
+#: Files that name the class of weights: a Python file with it, or Hugging Face's configuration.
 CLASS_FILE, TRANSFORMERS_FILE = "model.py", "config.json"
 #: Of weights in several files: model-00002-of-00003.safetensors.
 _PART = re.compile(r"(.+)-(\d{1,9})-of-(\d{1,9})(\.\w+)", re.ASCII)
-#: Of weights that change another model's.
+#: Of adapter weights (LoRA), which need another model's weights.
 ADAPTER_FILE = "adapter_config.json"
 _PACKED = (".mar", ".model", ".tgz", ".gz", ".zip")
 
@@ -74,8 +74,8 @@ def _settings(kind: str, directory: Path, chosen: list[Path]) -> dict[str, Any]:
 
 
 def _weights(files: list[Path], named: bool) -> list[Path]:
-    """The files of the one model among these, [] when there is none, or several. `named`: Hugging Face's configuration
-    is among them, so that other forms of the same weights count less."""
+    """The files of the one model among these, [] when there is none, or several. `named`: they include Hugging Face's
+    configuration, so that only the preferred form of the same weights counts."""
     states = [one for one in files if one.suffix == ".safetensors"]
     if named:
         return states or [one for one in files if one.suffix == ".bin" and one.name.startswith("pytorch_model")]
@@ -84,7 +84,7 @@ def _weights(files: list[Path], named: bool) -> list[Path]:
 
 
 def _kind(directory: Path, weights: Path, beside: set[str]) -> str:
-    """What makes a model of the weights. InvalidArchive when they have no graph, and nothing says their class."""
+    """The runtime for the weights. Raises InvalidArchive when they have no graph and no file names their class."""
     found = GRAPHS.get(weights.suffix, "")
     if CLASS_FILE in beside and found in ("", "torchscript"):
         return "class"
@@ -97,18 +97,18 @@ def _kind(directory: Path, weights: Path, beside: set[str]) -> str:
     if ADAPTER_FILE in beside:
         raise refusal(
             directory,
-            f"{weights.name} changes the weights of another model: merge it into that one (merge_and_unload of the "
+            f"{weights.name} is an adapter for another model: merge it into that model (merge_and_unload of the "
             "package peft), and save the whole",
         )
     raise refusal(
         directory,
-        f"{weights.name} has weights and no model: put a {CLASS_FILE} with their torch.nn.Module next to it, or "
+        f"{weights.name} has weights but no model: put a {CLASS_FILE} with their torch.nn.Module next to it, or "
         f"Hugging Face's {TRANSFORMERS_FILE}; or export the model (torch.export, TorchScript, ONNX)",
     )
 
 
 def _check_parts(directory: Path, names: list[str]) -> None:
-    """InvalidArchive when a part of the weights isn't there: a download that didn't end."""
+    """Raises InvalidArchive when a part of the weights is missing, as after an interrupted download."""
     for name in names:
         if found := _PART.fullmatch(name):
             stem, _, last, suffix = found.groups()

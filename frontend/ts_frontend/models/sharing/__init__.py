@@ -1,1 +1,1 @@
-"""Several servers with the same models: the document that they share, where it lies, and what follows from it."""
+"""Several servers with the same models: the shared document, its storage, and its synchronization."""

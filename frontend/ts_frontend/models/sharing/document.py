@@ -1,7 +1,7 @@
-"""The document that several servers share: every version of their models, the defaults, and what was unregistered.
+"""The document that several servers share: every version of their models, the defaults, and the unregistered versions.
 
-Pure. A server's changes are `Edits` since it last was in step; `merged` puts them into whatever document is there now,
-so that what others have changed meanwhile stays: the last writer counts for each version and each default.
+No I/O. `Edits` are a server's changes since it was last in step. `merged` applies them to the current document, so that
+changes of other servers stay; for each version and each default the last writer wins.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ from typing import Any, TypeAlias
 
 from ts_frontend.config.snapshot import VersionState, version_state, version_tree
 
-#: Name and version of a model.
+#: A model's name and version.
 Key: TypeAlias = tuple[str, str]
 
 FORMAT = 1
-#: Versions that were unregistered and are remembered as such; the oldest are forgotten first.
+#: The most unregistered versions that the document lists; the oldest are dropped first.
 REMOVED_MAX = 1000
 DOCUMENT_BYTES_MAX = 16 << 20
 
 
 class BadDocument(ValueError):
-    """The bytes are no such document; the message gives the reason."""
+    """The bytes are not a shared document; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedVersion:
-    """A version of a model. `stamp`: another one for each registration, also of the same files."""
+    """A version of a model. `stamp`: unique for each registration, also of the same files."""
 
     state: VersionState
     stamp: str
 
     def same_source(self, state: VersionState) -> bool:
-        """Whether a server that loaded `state` by itself has what the document says, up to the number of workers."""
+        """Whether `state`, loaded by a server itself, equals this version in all but the number of workers."""
         mine, other = self.state, state
         return (mine.url or mine.archive) == (other.url or other.archive) and _wishes(mine) == _wishes(other)
 
 
 def _wishes(state: VersionState) -> dict[str, Any]:
-    """The register call's parameters, without the number of workers, which is kept apart."""
+    """The register call's parameters, without the number of workers."""
     return {name: value for name, value in state.requested.items() if name != "initial_workers" and value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class SharedModels:
-    """The document. `defaults`: the default version by name; `removed`: stamps of what was unregistered, the oldest
+    """The document. `defaults`: the default version by name; `removed`: stamps of unregistered versions, the oldest
     first."""
 
     versions: Mapping[Key, SharedVersion] = field(default_factory=dict)
@@ -56,8 +56,8 @@ class SharedModels:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What a server has changed. `scaled`: the least and the most workers; `gone`: the stamps that were unregistered;
-    `defaults`: those that were chosen, `first_defaults`: those of names that are new here."""
+    """The changes of one server. `scaled`: the new (minimum, maximum) of workers; `gone`: stamps of unregistered
+    versions; `defaults`: new default versions, `first_defaults`: those of names that are new in the document."""
 
     registered: Mapping[Key, SharedVersion] = field(default_factory=dict)
     scaled: Mapping[Key, tuple[int, int]] = field(default_factory=dict)
@@ -70,8 +70,8 @@ class Edits:
 
 
 def merged(document: SharedModels, edits: Edits) -> SharedModels:
-    """The document with the edits. A version that was unregistered elsewhere is not scaled; one that was registered
-    anew elsewhere is not unregistered."""
+    """The document with the edits. A version that another server unregistered is not scaled; one that another server
+    registered again is not unregistered."""
     versions = {**document.versions, **edits.registered}
     removed = {key: stamp for key, stamp in document.removed.items() if key not in edits.registered}
     for key, (least, most) in edits.scaled.items():
@@ -91,7 +91,7 @@ def merged(document: SharedModels, edits: Edits) -> SharedModels:
 
 
 def encode_models(document: SharedModels, by: str, when: str) -> bytes:
-    """The document's bytes. `by`, `when`: who wrote it, for people, and so that no two writes are the same."""
+    """The document's bytes. `by`, `when`: the writer and the time, which also make every write's bytes unique."""
     models: dict[str, Any] = {}
     for (name, version), one in document.versions.items():
         model = models.setdefault(name, {"default": document.defaults.get(name, version), "versions": {}})

@@ -1,6 +1,6 @@
-"""Where the shared document lies: a file of a directory, or an object in S3. Blocking.
+"""The storage of the shared document: a file in a directory, or an object in S3. Blocking.
 
-Both are read whole or not at all, and written only over the content that the writer has seen.
+Reads are atomic; a write succeeds only if the content is still the one that the writer has read.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ts_frontend.models.store import s3
 from ts_frontend.models.store.http import DownloadLimits, Stop
 
 NAME = "torchrelay-models.json"
-#: For the lock of a directory, which is held for milliseconds.
+#: The longest wait for a directory's lock, which is held for milliseconds.
 LOCK_S_MAX = 10.0
-#: For each wait on S3.
+#: The timeout of each read from S3.
 S3_S_MAX = 10.0
 _ABSENT, _UNCHANGED = ("NoSuchKey", "404"), ("304", "NotModified")
 _OVERTAKEN = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409")
@@ -37,14 +37,14 @@ class SharedSnapshotFailed(ServeError):
 
 
 class Content(NamedTuple):
-    """The document's bytes, and the tag that stands for them: both empty when there is none."""
+    """The document's bytes and their tag; both are empty when there is no document."""
 
     data: bytes
     tag: str
 
 
 class SharedFile:
-    """A file in a directory that all servers mount. Writers take turns by a lock of the file system."""
+    """A file in a directory that all servers mount. A file lock serializes the writers."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -53,14 +53,14 @@ class SharedFile:
         return str(self.directory / NAME)
 
     def read(self, tag: str, stop: Stop) -> Content | None:
-        """The content; None if it is still the one that `tag` stands for. Raises SharedSnapshotFailed."""
+        """The content; None if its tag is still `tag`. Raises SharedSnapshotFailed."""
         with self._explained():
             found = stop.waited(self._content)
         return None if tag and found.tag == tag else found
 
     def write(self, data: bytes, tag: str, stop: Stop) -> str | None:
-        """Writes over the content of `tag` and returns the new tag; None when another content is there. Raises
-        SharedSnapshotFailed."""
+        """Replaces the content with the tag `tag` and returns the new tag; None when the content has another tag.
+        Raises SharedSnapshotFailed."""
         with self._explained():
             return stop.waited(partial(self._write, data, tag))
 
@@ -69,7 +69,7 @@ class SharedFile:
             with open(self.directory / NAME, "rb") as file:
                 data = file.read(DOCUMENT_BYTES_MAX + 1)
         except FileNotFoundError:
-            self.directory.stat()  # a directory that is away is no empty one
+            self.directory.stat()  # a directory that isn't mounted must not look empty
             return Content(b"", "")
         return Content(data, _tag(data))
 
@@ -112,7 +112,7 @@ class SharedFile:
 
 
 class SharedObject:
-    """An object in S3, or a compatible store that knows conditional writes. Its methods are those of a file."""
+    """An object in S3, or a compatible store with conditional writes. Methods as of `SharedFile`."""
 
     def __init__(self, url: str) -> None:
         place = s3.parse(url)
@@ -172,7 +172,7 @@ class SharedObject:
             raise SharedSnapshotFailed(f"{self}: {s3.reason_of(error)}") from error
 
 
-#: A place for the document.
+#: A storage of the document.
 SharedPlace: TypeAlias = SharedFile | SharedObject
 
 

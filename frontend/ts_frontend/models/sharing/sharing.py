@@ -1,8 +1,8 @@
-"""Several servers with the same models: what one registers, scales, sets as the default or unregisters, all do.
+"""Keeps several servers on the same models: one server's register, scale, default and unregister calls apply to all.
 
-Each server looks at the shared document every few seconds, and after each change of its own. Its changes since the last
-look are merged into the document; then it does what others have written. What it can't do is logged, told in health
-and describe, and tried again with growing pauses.
+Each server reads the shared document every few seconds, and after each change of its own. It merges its changes since
+the last read into the document, and then applies the changes of the others. A change that fails is logged, listed by
+health and describe, and tried again with growing pauses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ts_frontend.models.sharing.document import (
     merged,
 )
 from ts_frontend.models.sharing.places import Content, SharedPlace, SharedSnapshotFailed
-from ts_frontend.models.startup import left_there, requested_of, state_of
+from ts_frontend.models.startup import kept_in_store, requested_of, state_of
 from ts_frontend.models.store.http import Stop, Stopped, in_thread
 from ts_frontend.models.store.store import SCHEME, Fetched
 from ts_frontend.tasks import side_by_side
@@ -41,18 +41,18 @@ from ts_frontend.workers.pool import Clock
 
 log = logging.getLogger(__name__)
 
-#: For one reading or writing.
+#: The timeout of one read or write.
 PLACE_S_MAX = 30.0
-#: Between two tries of what fails, at most.
+#: The longest pause between two attempts of a failing change.
 PAUSE_S_MAX = 60.0
-#: Writers that may be quicker in a row.
+#: Attempts to write after which other servers were faster each time.
 OVERTAKEN_MAX = 20
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class _InStep:
-    """A version as it was when this server and the document agreed on it."""
+    """A version as it was when this server and the document last agreed."""
 
     model: Model
     stamp: str
@@ -62,7 +62,7 @@ class _InStep:
 
 @dataclass(slots=True)
 class _Failure:
-    """A version that can't be brought in step: why, and when to try again."""
+    """A version that can't be synchronized: the reason, and the time of the next attempt."""
 
     stamp: str
     text: str
@@ -71,7 +71,7 @@ class _Failure:
 
 
 class SharedSnapshot:
-    """The models of `manager`, in step with the document at `place`, which is looked at every `poll_s`."""
+    """Keeps the models of `manager` in step with the document at `place`, which is read every `poll_s`."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class SharedSnapshot:
         clock: Clock | None = None,
     ) -> None:
         self.place = place
-        #: Why the document can't be read or written just now, or "".
+        #: Why the last read or write of the document failed, or "".
         self.failure = ""
         self._manager = manager
         self._poll_s = poll_s
@@ -103,15 +103,15 @@ class SharedSnapshot:
 
     @property
     def failures(self) -> Sequence[str]:
-        """A sentence for everything that isn't in step because it fails."""
+        """A sentence for each version, default or document that can't be synchronized."""
         return [*([self.failure] if self.failure else []), *(one.text for one in self._failures.values())]
 
     def standing(self, model: Model) -> str:
-        """Why the model isn't what the document says, "" if it is."""
+        """Why the model differs from the document, "" if it doesn't."""
         failure = self._failures.get((model.name, model.version))
         return failure.text if failure is not None else self.failure
 
-    # --- its life
+    # --- lifecycle
 
     async def join(self) -> Sequence[str]:
         """Takes the models of the document when the server starts; returns a sentence for each failure."""
@@ -119,7 +119,7 @@ class SharedSnapshot:
         return self.failures
 
     async def watch(self) -> None:
-        """Stays in step for ever."""
+        """Synchronizes until it is cancelled."""
         pause_s = self._poll_s
         while True:
             await self._clock.pause(pause_s, self._changed)
@@ -128,15 +128,15 @@ class SharedSnapshot:
             pause_s = min(2 * pause_s, PAUSE_S_MAX) if self.failure else self._poll_s
 
     async def close(self) -> None:
-        """Writes what this server has changed last. Its own end is no change."""
+        """Writes this server's last changes. The shutdown unregisters nothing."""
         try:
             async with self._turn:
                 await self._push()
         except (SharedSnapshotFailed, BadDocument) as error:
-            log.error("What this server changed last may not be in the shared snapshot: %s", _text(error))
+            log.error("The last changes of this server may be missing from the shared snapshot: %s", _text(error))
 
     async def look(self, *, loaded_at_startup: bool = False) -> None:
-        """Writes this server's changes, and follows those of others. A failure is logged, once until it is mended."""
+        """Writes this server's changes, and follows those of others. Of a series of failures, the first is logged."""
         async with self._turn:
             try:
                 await self._push()
@@ -165,7 +165,9 @@ class SharedSnapshot:
                 self._agreed(edits, local)
                 return
             await self._read()
-        raise SharedSnapshotFailed(f"{self.place}: others have written it {OVERTAKEN_MAX} times in a row")
+        raise SharedSnapshotFailed(
+            f"{self.place}: other servers were faster to write it {OVERTAKEN_MAX} times in a row"
+        )
 
     async def _read(self) -> None:
         content = await self._at_the_place(partial(self.place.read, self._tag), _none)
@@ -197,8 +199,8 @@ class SharedSnapshot:
         return await in_thread(limited, unwanted)
 
     def _meet(self, document: SharedModels) -> None:
-        """Before the first look: models that this server has loaded at its start are those of the document, where it
-        has them; where they were unregistered, they are here, too; all others are new."""
+        """Before the first read: models that this server loaded at its start become those of the document if it has
+        them; they are unregistered here if they were unregistered there; all others are new."""
         self._seen, self._defaults = {}, {name: self._default(name) for name in document.defaults}
         for key, model in self._shareable().items():
             shared, stamp = document.versions.get(key), document.removed.get(key, "")
@@ -249,7 +251,7 @@ class SharedSnapshot:
         return Edits(registered, scaled, gone, chosen, first)
 
     def _agreed(self, edits: Edits, local: Mapping[Key, Model]) -> None:
-        """The document has the edits of `local`: they are no changes any more."""
+        """Remembers that the document now has the edits of `local`."""
         for key in edits.registered:
             model, state = local[key], edits.registered[key].state
             self._seen[key] = _InStep(model, self._stamp(model), state.min_workers, state.max_workers)
@@ -293,7 +295,7 @@ class SharedSnapshot:
             self._defaults[key[0]] = self._default(key[0])
 
     def _is_new(self, key: Key, shared: SharedVersion) -> bool:
-        """Whether the version is to be registered now: it is another one than here, whose own change is written."""
+        """Whether to register the version now: it differs from the local one, whose own changes are written."""
         local, seen, failure = self._here(key), self._seen.get(key), self._failures.get(key)
         if seen is None and local is not None:
             return False
@@ -302,7 +304,7 @@ class SharedSnapshot:
         return failure is None or failure.stamp != shared.stamp or self._clock.now_s() >= failure.next_s
 
     def _chosen(self, name: str) -> bool:
-        """Whether this server's default of the name is its own choice, which the document hasn't got yet."""
+        """Whether this server's default of the name was set by a call that the document doesn't have yet."""
         return self._defaults.get(name, self._default(name)) != self._default(name)
 
     def _here(self, key: Key) -> Model | None:
@@ -323,10 +325,10 @@ class SharedSnapshot:
         log.info("Model %s is registered, as at another server.", model)
 
     async def _made(self, key: Key, shared: SharedVersion, loaded_at_startup: bool) -> Model:
-        """The version as it is served now: in place of the one that is here, once that of the document can be."""
+        """Registers the document's version and returns its model; it replaces the local one once it is ready."""
         manager, state = self._manager, shared.state
         fetched = await self._fetched(state.url or state.archive, state.archive)
-        requested, kept = requested_of(key[0], state), left_there(fetched)
+        requested, kept = requested_of(key[0], state), kept_in_store(fetched)
         if self._here(key) is None:
             model = await manager.load(kept, requested, loaded_at_startup=loaded_at_startup)
             await manager.add(model)
@@ -339,7 +341,7 @@ class SharedSnapshot:
         return model
 
     async def _fetched(self, url: str, name: str) -> Fetched:
-        """The archive: from the store, which the servers may share, else from where the other server got it."""
+        """The archive: from the model store, which the servers may share, else from the other server's URL."""
         store = self._manager.loader.store
         try:
             return await store.recall(url, name)
@@ -381,4 +383,4 @@ def _text(error: Exception) -> str:
 
 
 def _none(_: Content | str | None) -> None:
-    """What a caller that has left doesn't want needs no removal."""
+    """Nothing to remove when the caller of a read or write was cancelled."""

@@ -1,1 +1,1 @@
-"""Where archives come from: the model store, web servers, S3."""
+"""Sources of archives: the model store, web servers, S3."""

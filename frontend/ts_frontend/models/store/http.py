@@ -1,7 +1,7 @@
-"""Answers of web servers: connections to checked addresses, redirects followed by hand. Blocking.
+"""Downloads from web servers: connections to checked addresses, redirects followed by this module. Blocking.
 
-Each hop must be allowed anew, and the address that was checked is the one that's connected to: a name that resolves
-differently the second time gains nothing.
+Every redirect's target is checked like the first URL, and the connection goes to the very address that was checked, so
+that a second DNS answer (DNS rebinding) has no effect.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Ends a download early: a thread that waits for the network wakes up at once. The first `reason` counts."""
+    """Cancels a download: a thread that waits for the network wakes up at once. The first `reason` counts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,13 +60,13 @@ class Stop:
         return self._reason
 
     def check(self) -> None:
-        """Raises Stopped once it was ended."""
+        """Raises Stopped if it was set."""
         if self._reason:
             raise Stopped(self._reason)
 
     def watch(self, wake: Callable[[], None]) -> None:
-        """Sets the `wake()` that interrupts the download's wait; calls it at once when the download was ended
-        before."""
+        """Sets the function that interrupts the download's wait; calls it at once if the download was already
+        cancelled."""
         with self._lock:
             self._wake = wake
             ended = bool(self._reason)
@@ -85,9 +85,8 @@ class Stop:
             timer.cancel()
 
     def waited(self, work: Callable[[], _T]) -> _T:
-        """Returns the result of `work` or raises its error. It runs in a thread of its own. When this is set first, the
-        caller gets Stopped and the thread is left to itself, also at the process's end. For libraries whose waits can't
-        be interrupted."""
+        """Returns the result of `work` or raises its error, for libraries whose waits can't be interrupted. It runs in
+        a daemon thread of its own: when this is set first, the caller gets Stopped and the thread goes on alone."""
         outcome: Future[_T] = Future()
 
         def run() -> None:
@@ -104,8 +103,8 @@ class Stop:
 
 
 async def in_thread(work: Callable[[Stop], _T], unwanted: Callable[[_T], None]) -> _T:
-    """Returns the result of `work`, run in a thread. A cancelled caller stops it and leaves when it has ended; a result
-    that it still returned goes to `unwanted`. `work` checks its Stop as often as it can."""
+    """Returns the result of `work`, run in a thread. If the caller is cancelled, `work` is stopped and awaited, and a
+    result that it still returns goes to `unwanted`. `work` should check its Stop often."""
     stop = Stop()
     running = owned(asyncio.to_thread(work, stop))
     try:
@@ -133,14 +132,14 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _HEADERS = MappingProxyType({"User-Agent": "torchrelay", "Accept-Encoding": "identity"})
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
-#: Raises ServeError for a URL that may not be used; True: an address that isn't public is fine too.
+#: Raises ServeError for a forbidden URL; returns True if its address needn't be public.
 Allow: TypeAlias = Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadLimits:
-    """`timeout_s` is the longest silence, also while connecting (then at most `connect_timeout_s`); `total_s`: all that
-    a download may take. `files_max`: of a folder."""
+    """`timeout_s`: the longest wait for data, and for a connection (there at most `connect_timeout_s`); `total_s`: the
+    longest download. `files_max`: of a folder."""
 
     bytes_max: int = BYTES_MAX
     timeout_s: float = TIMEOUT_S
@@ -157,8 +156,8 @@ def failure(url: str, reason: str) -> DownloadFailed:
 def open_remote(
     url: str, allow: Allow, limits: DownloadLimits, stop: Stop, headers: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[http.client.HTTPResponse]:
-    """The first answer that's no redirect; it has status 200. `headers` are for `url` alone, not for where it leads.
-    Raises DownloadFailed, OSError, HTTPException."""
+    """The first response that isn't a redirect; its status is 200. `headers` are sent to `url`, not to the targets of
+    redirects. Raises DownloadFailed, OSError, HTTPException."""
     first = url
     for _ in range(_REDIRECTS_MAX + 1):
         with _answer(url, allow(url), limits, stop, headers if url is first else {}) as response:
@@ -220,7 +219,7 @@ def _connection(parts: SplitResult, private: bool, limits: DownloadLimits, stop:
 def _wake(sock: socket.socket) -> None:
     """Wakes a thread that waits for `sock`."""
     with suppress(OSError):
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not TLS's own: that isn't for two threads
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not the TLS socket's shutdown, which isn't thread-safe
 
 
 def _secured(raw: socket.socket, host: str) -> socket.socket:
@@ -315,8 +314,7 @@ class Transfer:
         self._check_size(total_bytes or 0)
 
     def copy(self, source: Readable, file: IO[bytes], size: int | None) -> str:
-        """Copies to the end, which is after `size` bytes when that is known; returns the data's SHA-256,
-        hexadecimal."""
+        """Copies `size` bytes, or to the end if it is None; returns the SHA-256 of the data, hexadecimal."""
         digest, first = hashlib.sha256(), self._done_bytes
         while data := source.read(_CHUNK_BYTES):
             self._stop.check()
@@ -354,8 +352,8 @@ def download(
 ) -> None:
     """Downloads `url` (http, https, file) to `target`, which must not exist.
 
-    `allow(url)` is asked for every hop: it raises ServeError, or returns True where an address that isn't public is
-    fine too. `stop` ends it early. `sha256`: the digest it must have, hexadecimal. `headers`: for the first hop. Raises
+    `allow(url)` is called for every hop: it raises ServeError, or returns True if its address needn't be public.
+    `stop` ends it early. `sha256`: the digest it must have, hexadecimal. `headers`: for the first hop. Raises
     ArchiveExists, DownloadFailed, and the errors of `allow`; nothing stays behind then.
     """
     with (
@@ -370,7 +368,7 @@ def download(
 
 @contextmanager
 def bounded(url: str, limits: DownloadLimits, stop: Stop) -> Iterator[None]:
-    """Limits the block to `limits.total_s`; Stopped, OSError, HTTPException and ValueError in it become
+    """Limits the block to `limits.total_s`; turns Stopped, OSError, HTTPException and ValueError in it into
     DownloadFailed."""
     late = f"it took more than {limits.total_s:g} s; download_total_timeout_s raises the limit"
     try:
@@ -412,7 +410,7 @@ def check_digest(url: str, digest: str, expected: str | None) -> None:
 
 
 def check_file_digest(url: str, path: Path, expected: str, stop: Stop) -> None:
-    """Raises DownloadFailed when the file's SHA-256 is another one; Stopped."""
+    """Raises DownloadFailed when the file's SHA-256 differs; Stopped."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while data := file.read(_CHUNK_BYTES):
@@ -423,7 +421,7 @@ def check_file_digest(url: str, path: Path, expected: str, stop: Stop) -> None:
 
 @contextmanager
 def new_file(target: Path) -> Iterator[IO[bytes]]:
-    """A file that gets the name `target` when the block is done, and is gone when that fails."""
+    """A new file: it is named `target` after the block, and deleted if the block fails."""
     partial = _partial(target)
     try:
         with partial.open("xb") as file:
@@ -445,7 +443,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         if os.path.lexists(target):
             raise exists(target)
         try:
-            os.rename(partial, target)  # fails on a folder that another filled meanwhile
+            os.rename(partial, target)  # fails if another call filled the folder
         except OSError:
             if target.exists():
                 raise exists(target) from None
@@ -460,7 +458,7 @@ def _partial(target: Path) -> Path:
 
 
 def _publish(partial: Path, target: Path) -> None:
-    """Gives the finished file its name, unless another has it: a link is atomic and never overwrites."""
+    """Gives the finished file its name, unless the name is taken: link() is atomic and never overwrites."""
     try:
         os.link(partial, target)
     except FileExistsError:

@@ -1,7 +1,7 @@
 """Models from S3 or a compatible store: an object is an archive, all objects below a prefix are a folder. Blocking.
 
-Endpoint, region and credentials are set as for Amazon's own tools: AWS_ENDPOINT_URL, AWS_DEFAULT_REGION,
-AWS_ACCESS_KEY_ID, AWS_PROFILE, a machine's role. boto3 is imported when it is first needed.
+Endpoint, region and credentials come from the environment, as for the AWS command line: AWS_ENDPOINT_URL,
+AWS_DEFAULT_REGION, AWS_ACCESS_KEY_ID, AWS_PROFILE, or the machine's role. boto3 is imported on first use.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The name of its copies."""
+        """The file name of a downloaded copy."""
         return self.key.rstrip("/").rpartition("/")[2] or self.bucket
 
     @property
@@ -58,7 +58,7 @@ class Place:
 
 
 def parse(url: str) -> Place:
-    """The place of an s3:// URL. InvalidArgument for one that names no bucket."""
+    """The place of an s3:// URL. Raises InvalidArgument for one without a bucket."""
     bucket, _, key = url.partition("://")[2].partition("/")
     if not _BUCKET.fullmatch(bucket):
         raise InvalidArgument(f"url {url!a}: {bucket!a} is not a bucket name; write s3://BUCKET/PREFIX")
@@ -125,7 +125,7 @@ class _Object:
 
 
 class _Body:
-    """An object's bytes; waiting for them ends with `stop`."""
+    """An object's bytes; `stop` interrupts a read."""
 
     def __init__(self, body: Any, size: int, stop: Stop) -> None:
         self._body, self.size, self._stop = body, size, stop
@@ -145,8 +145,8 @@ class _Bucket:
         self._place, self._client, self._stop = place, client, stop
 
     def archive(self) -> tuple[_Body | None, Exception | None]:
-        """The object that the place names; or None, and the error when access was denied: S3 denies missing objects,
-        too, to callers that may not list the bucket."""
+        """The object at the place, or None and the error if access was denied: without the right to list the bucket, S3
+        denies missing objects, too."""
         place = self._place
         if not place.key or place.key.endswith("/"):
             return None, None
@@ -164,7 +164,7 @@ class _Bucket:
         return _Body(answer["Body"], answer["ContentLength"], self._stop)
 
     def below(self, files_max: int, url: str) -> list[_Object]:
-        """The objects of the folder; DownloadFailed for more than `files_max`."""
+        """The objects of the folder; Raises DownloadFailed for more than `files_max`."""
         found: list[_Object] = []
         for page in self._pages():
             found += [one for one in map(self._object, page.get("Contents", ())) if one.name]
@@ -173,7 +173,7 @@ class _Bucket:
         return found
 
     def folders(self, files_max: int, url: str) -> list[str]:
-        """The names of the folders in this one; DownloadFailed for more than `files_max`."""
+        """The names of the folders in this one; Raises DownloadFailed for more than `files_max`."""
         found: list[str] = []
         for page in self._pages(Delimiter="/"):
             found += [one["Prefix"][len(self._place.prefix) :].rstrip("/") for one in page.get("CommonPrefixes", ())]
@@ -188,7 +188,7 @@ class _Bucket:
             yield page
 
     def _object(self, one: dict[str, Any]) -> _Object:
-        """Objects that only stand for a folder have no name."""
+        """An object of the folder; its name is "" if it only marks a folder."""
         key = one["Key"]
         name = "" if key.endswith("/") else key[len(self._place.prefix) :]
         return _Object(key, name, one["Size"], one.get("ETag", ""))
@@ -244,7 +244,7 @@ def is_of_s3(error: Exception) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """Such an error in words."""
+    """The text of an error of botocore, boto3 or urllib3."""
     if type(error).__name__ in _WITHOUT_CREDENTIALS:
         return NO_CREDENTIALS
     if code_of(error) in _DENIED:
@@ -253,13 +253,13 @@ def reason_of(error: Exception) -> str:
 
 
 def code_of(error: Exception) -> str:
-    """The code of S3's answer, "" when there was none."""
+    """The code of S3's answer, "" when it has none."""
     response: dict[str, Any] = getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
 
 
 def signed(url: str, stop: Stop) -> dict[str, str]:
-    """Headers that sign a GET of an object's http(s) URL with this server's AWS credentials. DownloadFailed."""
+    """Headers that sign a GET of an object's http(s) URL with the server's AWS credentials. Raises DownloadFailed."""
     with _explained(url, Place("", "")):
         work: Callable[[], dict[str, str]] = partial(_signed, url)
         return stop.waited(work)

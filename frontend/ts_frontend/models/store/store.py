@@ -1,7 +1,7 @@
 """The model store: from the `url` of a register call to a file or directory on this machine.
 
-A name is looked up inside the store: whoever may put a link there may put a model there. Anything else has to be
-allowed. By default only TorchServe's own model zoo is; `allowed_urls` replaces that.
+A name is looked up inside the store, where links are followed: who may write to the store decides what is loaded. Other
+sources must be allowed: by default only TorchServe's model zoo, else the URLs of `allowed_urls`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _ODD = re.compile(r"[ \\]")
 
 
 def check_text(url: str, plain: str) -> None:
-    """Refuses URLs that no honest caller sends: with paths that climb, blanks, backslashes, credentials or an invalid
-    #sha256= pin."""
+    """Raises InvalidArgument or ArchiveNotFound for a malformed URL: with `..` in its path, blanks, backslashes,
+    credentials or an invalid #sha256= pin."""
     if not plain:
         raise ArchiveNotFound("empty url")
     if len(url) > _URL_CHARS_MAX:
@@ -96,16 +96,16 @@ def is_s3(url: str) -> bool:
 
 _log = logging.getLogger(__name__)
 _ARCHIVE_SUFFIXES = (".mar", ".model", ".tar.gz", ".tgz")
-#: TorchServe's model zoo under both of its names: its own examples and clients use the second as well.
+#: TorchServe's model zoo under both of its host names, which its examples and clients use.
 _ZOO = r"https://torchserve\.(?:pytorch\.org|s3\.amazonaws\.com)/mar_files/[\w.-]+"
-#: Where a copy of a URL goes: its path, and the new folder that has nothing else, if it is in one.
+#: Returns the path for a copy of a URL, and the new folder made for it, if any.
 _Place = Callable[[str], "tuple[Path, Path | None]"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """An archive file or model directory. `url` is as it was given; `downloaded`: `path` is a copy made for it, and
-    `folder`, outside the store, has nothing else."""
+    """An archive file or model directory. `url`: as it was given; `downloaded`: `path` is a copy made for this model;
+    `folder`: the folder outside the store that holds only this copy."""
 
     path: Path
     url: str
@@ -114,17 +114,17 @@ class Fetched:
 
     @property
     def recorded(self) -> str:
-        """The name that `ModelStore.recall` needs besides the URL."""
+        """The name to give to `ModelStore.recall` with the URL."""
         return self.url if self.folder is not None else self.path.name
 
 
 class ModelStore:
-    """`model_store`: the directory, None without one. `allowed_urls`: regular expressions for whole URLs, regardless of
-    case; None: only the model zoo. Files inside the store are always allowed, too. `trusted`: prefixes of further
-    allowed URLs. `copies`: the directory of `fetch_apart`'s downloads, None: there is none. `formats`: those of the
-    models in it. `missing`, `place`: the beginning of errors about a missing archive, and their word for the store.
+    """`model_store`: the directory, or None. `allowed_urls`: regular expressions for whole URLs, ignoring case; None:
+    only the model zoo. Files inside the store are always allowed. `trusted`: prefixes of further allowed URLs.
+    `copies`: the directory for downloads of `fetch_apart`, or None. `formats`: the formats of its models. `missing`,
+    `place`: the beginning of errors about a missing archive, and the name of the store in them.
 
-    Raises InvalidArgument for an expression that isn't one.
+    Raises InvalidArgument for an invalid regular expression.
     """
 
     def __init__(
@@ -157,18 +157,18 @@ class ModelStore:
         """The archive at `url`, copied into the store if it comes from elsewhere. `signed`: an http(s) URL is one of S3
         and requested with the server's AWS credentials.
 
-        A caller who is cancelled stops the download and leaves nothing behind. Raises ArchiveNotFound (not there, or
-        not allowed), ArchiveExists, DownloadFailed, InvalidArgument.
+        Cancelling the caller stops the download and leaves nothing behind. Raises ArchiveNotFound (missing or not
+        allowed), ArchiveExists, DownloadFailed, InvalidArgument.
         """
         return await self._fetched(url, self._in_store, signed)
 
     async def fetch_apart(self, url: str) -> Fetched:
-        """The same, but a copy is made outside the store, in a folder of its own: any number of one URL. Never raises
+        """The same, but a copy gets a new folder outside the store, so that a URL may have several copies. Never raises
         ArchiveExists."""
         return await self._fetched(url, self._apart, False)
 
     async def folders(self, url: str) -> list[str]:
-        """The names of the folders in one of S3. Raises ServeError."""
+        """The names of the folders in the S3 folder `url`. Raises ServeError."""
         stop = Stop()
         try:
             return await asyncio.to_thread(s3.folders, url, self._limits, stop)
@@ -199,8 +199,8 @@ class ModelStore:
             raise
 
     async def recall(self, url: str, name: str) -> Fetched:
-        """The result of `fetch(url)` or `fetch_apart(url)` in an earlier run of the server; `name` was its `recorded`:
-        a copy in the store is still there, one outside it is made again.
+        """Fetches again what `fetch(url)` or `fetch_apart(url)` fetched in an earlier run of the server; `name`: its
+        `recorded`. A copy in the store is still there; one outside is downloaded again.
 
         Raises as `fetch`.
         """
@@ -217,7 +217,7 @@ class ModelStore:
 
     def _discard_unwanted(self, work: asyncio.Future[Fetched]) -> None:
         if not work.cancelled() and work.exception() is None:
-            work.get_loop().run_in_executor(None, self.discard, work.result())  # never fails, and outlives the loop
+            work.get_loop().run_in_executor(None, self.discard, work.result())  # never raises
 
     def discard(self, fetched: Fetched) -> None:
         """Deletes the copy that a download made; files from before stay. Blocking, never fails."""
@@ -233,8 +233,8 @@ class ModelStore:
             _log.warning("Could not delete %s: %s", fetched.path, error.strerror)
 
     def names(self) -> list[str]:
-        """The models that ALL stands for: every archive and directory of the store that isn't hidden, by name; in place
-        of a directory, the models inside it, where their format allows that. "." is the store itself. Blocking."""
+        """The names of the models that ALL loads: every archive and directory of the store that isn't hidden; for some
+        formats, the models inside a directory instead of it. "." is the store itself. Blocking."""
         if self._root is None:
             return []
         with os.scandir(self._root) as entries:
@@ -242,8 +242,8 @@ class ModelStore:
         return self._formats.in_store(self._root, names)
 
     def models(self) -> list[StoredModel]:
-        """The store's models whose names are known without opening them: they are in folders, so that archives cost
-        nothing, however many there are. Blocking."""
+        """The store's models whose names are known without opening them. They are in folders: archives are never
+        opened. Blocking."""
         if self._root is None:
             return []
         with os.scandir(self._root) as entries:
@@ -252,12 +252,12 @@ class ModelStore:
 
     @property
     def alone(self) -> bool:
-        """Whether the store is itself a model without anybody's saying so: weights. Blocking."""
+        """Whether the store is itself one model (weights) that is served although no models are named. Blocking."""
         return self._root is not None and self._root.is_dir() and self._formats.is_alone(self._root)
 
     def only(self) -> str:
-        """The path of the store itself where it is a model, else of its only model. ArchiveNotFound without one, or
-        with several."""
+        """The path of the store itself if it is a model, else of its only model. Raises ArchiveNotFound if it has none,
+        or several."""
         if self._root is None or self._formats.is_model(self._root):
             return "."
         names = self.names()
@@ -295,8 +295,8 @@ class ModelStore:
         return Fetched(path, url, downloaded=True, folder=folder)
 
     def _inside(self, url: str, plain: str, pin: re.Match[str] | None, stop: Stop) -> Path:
-        """A name in the store (a link there leads where its operator wanted), or an absolute path: inside it, or
-        elsewhere if its file:// URL is allowed."""
+        """The path for a name in the store (links are followed) or an absolute path, which must be inside the store
+        unless its file:// URL is allowed."""
         if self._root is None:
             raise ArchiveNotFound(f"{self._missing}: {url} (there is no {self._place})")
         path = self._root / plain
@@ -310,7 +310,7 @@ class ModelStore:
         return self._used_in_place(url, path, pin, stop)
 
     def _known(self, url: str) -> str:
-        """The end of an error about a name that isn't in the store: a similar name, and the names in the store."""
+        """The end of an error about a missing name: a similar name, and the names in the store."""
         if Path(url).is_absolute():
             return ""
         names = sorted(self.names())
@@ -319,10 +319,10 @@ class ModelStore:
         return f"{nearest(url, names, 0.75) or '.'} The {self._place} {self._root} has {there}"
 
     def _lies_inside(self, path: Path) -> bool:
-        """True when the path, links followed, is in the store; a missing path counts by its name."""
+        """True when the path is in the store, after following links; a missing path need not exist."""
         try:
             real = path.resolve()
-        except (OSError, RuntimeError):  # a ring of links
+        except (OSError, RuntimeError):  # a cycle of links
             return False
         return self._root is not None and self._root in real.parents
 
@@ -364,7 +364,7 @@ class ModelStore:
         download(url, target, self._allow_hop, self._limits, stop, sha256, headers)
 
     def allows(self, url: str) -> bool:
-        """Whether archives may come from a URL with a scheme; files inside the store always may, by their names."""
+        """Whether archives may be loaded from a URL with a scheme. Names in the store need no permission."""
         try:
             self._allow(url)
         except ArchiveNotFound:
