@@ -35,18 +35,18 @@ from ts_frontend.telemetry.timing import ANSWER, ASK, RequestTimes, asking
 
 logger = logging.getLogger(__name__)
 REQUEST_ID = b"x-request-id"
-#: What the server's own headers begin with; those of usual requests come before it.
+#: Prefix of the server's own headers; header names of ordinary requests sort before it.
 _OWN = b"x-"
 REQUEST_ID_BYTES_MAX = 128
 _ID = re.compile(rb"[\x21-\x7e]{1,%d}" % REQUEST_ID_BYTES_MAX)
-#: Before the headers that every answer ends with; a handler can't set any of these.
+#: Headers of every answer; a handler can't set them.
 NO_CACHE: tuple[Header, ...] = (
     (b"pragma", b"no-cache"),
     (b"cache-control", b"no-cache; no-store, must-revalidate, private"),
     (b"expires", b"Thu, 01 Jan 1970 00:00:00 UTC"),
 )
 CLIENT_LEFT = 499
-#: Of pieces that are sent as one.
+#: The most bytes of pieces that are sent as one.
 JOINED_BYTES_MAX = 64 * 1024
 VERSIONS = {"2": "2.0"}
 ASKS: Header = (ASK.encode(), b"1")
@@ -54,7 +54,7 @@ _ANSWER = ANSWER.encode()
 _TRAILERS = "http.response.trailers"
 UNEXPECTED = "The server failed unexpectedly; its log says why"
 
-#: the request's scope (`request_line`), status, milliseconds, request id, where the time went
+#: the request's scope (`request_line`), status, milliseconds, request id, the request's times
 Log = Callable[[Scope, int, float, str, "RequestTimes | None"], None]
 
 
@@ -67,8 +67,7 @@ class Cors:
     headers: str | None = None
 
     def is_preflight(self, request: HttpRequest) -> bool:
-        """Returns True for a CORS preflight request, which needs no other answer than the headers that every answer
-        has."""
+        """Returns True for a CORS preflight request; the headers of every answer are all that it needs."""
         if request.method != "OPTIONS" or not self.origin:
             return False
         return bool(request.header(b"access-control-request-method") and request.header(b"origin"))
@@ -83,11 +82,10 @@ class Cors:
 
 
 class HttpApp:
-    """The ASGI application of an HTTP listener: finds a request's route in `routes`, lets the `guard` and then the
-    `keys` (None: there are none) check it, and answers it. `of_a_model` finds the paths that models declare. `log`
-    None: no access log. `times_all`: all requests are timed, for the log. `elsewhere`: what
-    is said of paths that aren't there, in place of TorchServe's sentence. Raises ClientGone when the client has
-    disconnected."""
+    """The ASGI application of an HTTP listener. It finds a request's route in `routes`, lets the `guard` and then the
+    `keys` (None: no keys are needed) check it, and answers it. `of_a_model` finds the paths that models declare. `log`
+    None: no access log. `times_all`: all requests are timed, for the log. `elsewhere`: the message for unknown paths
+    in place of TorchServe's. Raises ClientGone when the client has disconnected."""
 
     def __init__(
         self,
@@ -128,7 +126,7 @@ class HttpApp:
             answer = await self._answer(request)
             await self._send(request, answer, send, scope["http_version"])
             status = answer.status
-        except OSError as error:  # ASGI servers raise it once the client has gone
+        except OSError as error:  # raised by ASGI servers after the client has disconnected
             raise ClientGone from error
         finally:
             request.close()
@@ -138,8 +136,8 @@ class HttpApp:
                 self._log(scope, status, (time.perf_counter() - begun_s) * 1000, request.request_id, times)
 
     def _asked(self, headers: Sequence[Header]) -> tuple[str, Header | bool]:
-        """Returns the request's id, the client's if it sent a valid one; and ASKS if the client asks where the time
-        goes, else whether the log does."""
+        """Returns the request's id, the client's if it sent a valid one; and whether to time the request: ASKS if the
+        client asks for its times, True for the log."""
         own = ""
         asks: Header | bool = self._times_all
         for name, value in headers:
@@ -198,15 +196,15 @@ def _unanswered(request: HttpRequest, match: Match, elsewhere: str) -> ServeErro
 
 async def _send_pieces(pieces: AsyncIterator[Sequence[Body]], send: Send, *, apart: bool) -> None:
     """Sends the pieces as soon as they are ready; waits while the client doesn't read. `apart`: each is a chunk of its
-    own, which clients of HTTP/1.1 can tell from the next; else those that are ready together are sent together."""
+    own, which HTTP/1.1 clients can rely on; else pieces that are ready together are sent together."""
     try:
         async for ready in pieces:
             for piece in ready if apart or len(ready) == 1 else joined(ready):
                 if len(piece):
                     await send({"type": "http.response.body", "body": _bytes(piece), "more_body": True})
     except ServeError as error:
-        # The status line is gone: leaving the body unfinished is the only way to say that it failed.
-        logger.info("An answer ended unfinished: %s", error.message)
+        # The status line has been sent: only an unfinished body can report the failure.
+        logger.info("An answer failed before its end: %s", error.message)
         raise ClientGone from error
     finally:
         close = getattr(pieces, "aclose", None)
@@ -216,12 +214,12 @@ async def _send_pieces(pieces: AsyncIterator[Sequence[Body]], send: Send, *, apa
 
 
 def _has_events(headers: Sequence[Header]) -> bool:
-    """Whether an answer is a stream of server-sent events, which show themselves where each of them ends."""
+    """Whether an answer is a stream of server-sent events, whose format marks the end of each event."""
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
 def joined(pieces: Sequence[Body]) -> Iterator[bytes]:
-    """The pieces in parts of about JOINED_BYTES_MAX; a larger one isn't cut."""
+    """The pieces joined to parts of about JOINED_BYTES_MAX bytes; a larger piece isn't split."""
     part: list[Body] = []
     size = 0
     for piece in pieces:
@@ -234,7 +232,7 @@ def joined(pieces: Sequence[Body]) -> Iterator[bytes]:
 
 
 def _bytes(body: Body) -> bytes | bytearray:
-    """Returns a body as h2corn takes it: no memoryview."""
+    """Returns a body without memoryview, which h2corn doesn't accept."""
     return body.tobytes() if isinstance(body, memoryview) else body
 
 
@@ -249,9 +247,9 @@ def request_line(scope: Scope) -> tuple[str, str]:
 
 
 def telling(send: Send, times: RequestTimes, scope: Scope) -> Send:
-    """Wraps `send` for an answer whose client asked where the time went. The header Server-Timing of a stream has what
-    is known at its first piece, the trailer of that name all of it; engines and clients of HTTP without trailers get
-    the header alone."""
+    """Wraps `send` for an answer whose client asked for its times. The header Server-Timing of a stream has the times
+    known at its first piece, the trailer of that name all of them; without trailers (HTTP/1.1, and clients that don't
+    accept them), there is only the header."""
     can_trail = _TRAILERS in (scope.get("extensions") or {})
     trails = False
 

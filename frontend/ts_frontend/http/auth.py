@@ -12,19 +12,19 @@ from ts_frontend.http.request import JSON, HttpAnswer, HttpRequest, Parameters, 
 from ts_frontend.http.routing import Match
 
 AUTHORIZATION = b"authorization"
-#: The kinds of keys that /token renews, by the word for each.
+#: The kinds of keys that /token renews, by the value of `type`.
 _RENEWED = {"management": KeyKind.MANAGEMENT, "inference": KeyKind.INFERENCE}
 
 
 class HttpKeys:
-    """Checks keys before any of a request's body is read."""
+    """Checks the key of a request before its body is read."""
 
     def __init__(self, authorization: Authorization) -> None:
         self._authorization = authorization
 
     def check(self, request: HttpRequest, match: Match) -> None:
-        """Returns if one of the keys that the match asks for is valid; handlers don't get to see it. Raises
-        PermissionDenied where the form of errors is TorchServe's, Unauthorized elsewhere. /token asks for its key
+        """Returns if one of the keys that the match asks for is valid, and removes it from the headers for handlers.
+        Raises PermissionDenied for routes with TorchServe's errors, Unauthorized for others. /token checks its key
         itself."""
         if not match.keys or KeyKind.API in match.keys:
             return

@@ -23,13 +23,13 @@ CONSOLE_PATH = "/console"
 
 
 class HttpConsole:
-    """What the console's page asks for. `stored` names the models of the store, and blocks."""
+    """The requests of the console's page. `stored` returns the names in the model store; blocking."""
 
     def __init__(self, collector: Collector, models: Registry, stored: Callable[[], Sequence[str]]) -> None:
         self._collector, self._models, self._stored = collector, models, stored
 
     async def events(self, request: HttpRequest) -> HttpAnswer:
-        """Answers with the collector's events, until the reader leaves or has to come again."""
+        """Answers with the collector's events, until the client disconnects or must reconnect."""
         await request.body()
         events = self._collector.events()
         first = await anext(events)
@@ -62,8 +62,8 @@ async def _all(first: list[bytes], rest: AsyncIterator[list[bytes]]) -> AsyncIte
 
 
 class HttpPages:
-    """The files, and `/` of one listener, which serves `apis`. `about` is what is told of the server there; `console`
-    is the address of the listener with the console, "" where it isn't told or isn't served."""
+    """The files, and `/` of one listener, which serves `apis`. `about`: the facts about the server shown there;
+    `console`: the address of the listener with the console, "" if it isn't shown or isn't served."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class HttpPages:
         self._console, self._docs = console, docs
 
     async def root(self, request: HttpRequest) -> HttpAnswer:
-        """Answers at `/`: the console, or on other listeners a page with links, for who prefers HTML; JSON else."""
+        """Answers at `/`: the console, or a page with links on other listeners; JSON unless HTML is preferred."""
         if not prefers_html(request.header(b"accept")):
             return json_answer(200, self._told())
         if HTTP_MANAGEMENT in self._apis:
@@ -106,7 +106,7 @@ class HttpPages:
 
 
 def prefers_html(accept: str) -> bool:
-    """Returns whether a client asks for HTML by name, and for JSON not before it: browsers do, programs don't."""
+    """Returns whether a client accepts HTML by name and doesn't prefer JSON, as browsers do."""
     kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
     wanted = [kind for kind in kinds if kind in ("text/html", "application/json")]
     return wanted[:1] == ["text/html"]
@@ -114,12 +114,12 @@ def prefers_html(accept: str) -> bool:
 
 _LINKS = {
     "console": "The console: models, workers, queues, a playground",
-    "docs": "The HTTP APIs of this address, to be tried out",
-    "description": "Their description in OpenAPI",
+    "docs": "The HTTP APIs of this address, with forms to try them",
+    "description": "The OpenAPI description of these APIs",
 }
 
 
-#: What each API is called on that page.
+#: The name of each API on that page.
 _APIS = {
     HTTP_INFERENCE: "predictions over HTTP",
     HTTP_MANAGEMENT: "the management of models over HTTP",

@@ -1,4 +1,4 @@
-"""HTTP paths of models' own: `@custom_handler` of MLServer's runtimes (docs/mlserver.md)."""
+"""HTTP paths that models declare: `@custom_handler` of MLServer's runtimes (docs/mlserver.md)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ts_frontend.http.torchserve import answer_of
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 
-#: Where no model's path begins: these are the server's, also for models that aren't there.
+#: Prefixes of the server's own paths; a model can't declare a path below them.
 RESERVED = frozenset({"predictions", "explanations", "ping", "models", "v1", "workflows", "wfpredict", "metrics"})
-#: In which a body came; it is decoded when the model gets it.
+#: Headers about the body's encoding; the model gets the body decoded.
 _ENCODING = b"content-encoding"
-#: Whoever may infer may call a model by its own paths.
+#: The keys for models' paths: those for inference.
 _MATCH = Match(Effect.RUNS, False, False, ErrorDialect.OPEN_INFERENCE, (KeyKind.INFERENCE,))
 
 

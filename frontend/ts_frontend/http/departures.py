@@ -1,10 +1,9 @@
-"""Clients of HTTP/1.1 that leave while they wait for an answer: h2corn tells that only of HTTP/2.
+"""Detects HTTP/1.1 clients that disconnect while they wait for an answer; h2corn reports it only for HTTP/2.
 
-Linux knows, and tells whoever asks (epoll's EPOLLRDHUP), without a byte being taken from the engine that reads the
-connection. The engine runs in this process: a look through the descriptors finds the connections of the requests that
-are watched, once for each connection. A client that closes only its own half of the connection counts as gone, as it
-does with most servers. One that resets its connection before the first look isn't found, and counts as there.
-"""
+Linux reports it to epoll (EPOLLRDHUP) without taking bytes from the engine that reads the connection. The engine runs
+in this process: a scan of its descriptors finds the connections of the watched requests, once for each connection. As
+in most servers, a client that shuts down only its sending side counts as gone. A client that resets its connection
+before the first scan isn't found, and counts as connected."""
 
 from __future__ import annotations
 
@@ -23,20 +22,20 @@ from ts_frontend.tasks import kept
 
 DESCRIPTORS = Path("/proc/self/fd")
 LOOK_EVERY_S = 0.01
-#: An answer that takes no longer isn't watched: it costs something to find out whether its client is still there. The
-#: watch begins after twice as long at the latest.
+#: Seconds before a request is watched, since watching costs more than a short answer. The watch begins after at most
+#: twice as long.
 WATCH_AFTER_S = 0.0075
-#: After a look come so many times its own length without one, however many new connections there are.
+#: The pause between two scans, as a multiple of a scan's duration.
 REST_FACTOR = 10
-#: A connection that so many looks didn't find is elsewhere: behind a proxy that tells its clients' addresses.
+#: A connection that this many scans didn't find isn't ours: a proxy reports its client's address.
 LOOKS_MAX = 2
 _MAPPED = bytes(10) + b"\xff\xff"
-#: The end of the other side, told once. Zero where there is no epoll, which isn't used there.
+#: The peer's shutdown, reported once. Zero on systems without epoll.
 _ENDS: int = getattr(select, "EPOLLRDHUP", 0) | getattr(select, "EPOLLET", 0)
 
 
 class ConnectionKey(NamedTuple):
-    """A TCP connection as the server sees it: the client's address and port, and the server's port."""
+    """A TCP connection: the client's address and port, and the server's port."""
 
     host: bytes
     port: int
@@ -44,7 +43,7 @@ class ConnectionKey(NamedTuple):
 
 
 class Watched:
-    """A request whose client may leave. `looks`: the number of looks that didn't find its connection."""
+    """A watched request. `looks`: the number of scans that didn't find its connection."""
 
     __slots__ = ("act", "connection", "looks")
 
@@ -55,8 +54,8 @@ class Watched:
 
 
 class Lingering:
-    """Calls each added function after `after_s` to twice `after_s` seconds, unless it was discarded before. All share
-    one timer: a timer for each would cost more, and nearly all are discarded in time."""
+    """Calls each added function after `after_s` to twice `after_s` seconds, unless it was discarded before. All
+    functions share one timer, which costs less than one each: most are discarded in time."""
 
     def __init__(self, after_s: float) -> None:
         self._after_s = after_s
@@ -70,7 +69,7 @@ class Lingering:
             self._tick_later()
 
     def discard(self, act: Callable[[], None]) -> None:
-        """Removes a function, if it is here, before it is called."""
+        """Removes a function that wasn't called yet; does nothing for others."""
         self._young.pop(act, None)
         self._old.pop(act, None)
 
@@ -88,8 +87,8 @@ class Lingering:
 
 
 class Departures:
-    """Calls back when the client of a watched request has left. `lingering` has the requests that aren't watched
-    yet."""
+    """Calls a function when the client of a watched request disconnects. `lingering`: delays the watch of new
+    requests."""
 
     def __init__(self, descriptors: Path = DESCRIPTORS, look_every_s: float = LOOK_EVERY_S) -> None:
         self._descriptors = descriptors
@@ -98,14 +97,14 @@ class Departures:
         self._unknown: set[Watched] = set()
         self._looking: asyncio.Task[None] | None = None
         self.lingering = Lingering(WATCH_AFTER_S)
-        #: The descriptors of the connections that are followed, both ways. They stay followed between requests.
+        #: The watched connections and their descriptors, both ways. They stay watched between requests.
         self._numbers: dict[ConnectionKey, int] = {}
         self._keys: dict[int, ConnectionKey] = {}
         self._events = _Events(self._left) if sys.platform == "linux" else None
 
     def watch(self, client: tuple[str, int], own_port: int, act: Callable[[], None]) -> Watched | None:
-        """Calls `act`, once, should the client leave before `forget`. None where that can't be known: for addresses
-        that aren't those of IP, and on other systems than Linux."""
+        """Calls `act`, once, if the client disconnects before `forget`. Returns None if that can't be detected: for
+        clients without an IP address, and outside Linux."""
         host = packed(client[0])
         if host is None or self._events is None:
             return None
@@ -115,7 +114,7 @@ class Departures:
         if number is None or not self._events.again(number):
             self._unknown.add(one)
             if self._looking is None or self._looking.done():
-                self._looking = kept(self._look, "The look for connections whose clients may leave")
+                self._looking = kept(self._look, "The scan for connections of watched requests")
         return one
 
     def forget(self, one: Watched) -> None:
@@ -144,31 +143,31 @@ class Departures:
         return {key: number for key, number in connections(self._descriptors) if key in wanted}
 
     def _follow(self, key: ConnectionKey, number: int) -> None:
-        """Watches a connection for its end, which is reported even if it has ended already."""
+        """Watches a connection; an end that came before is reported, too."""
         assert self._events is not None
         if connection_of(number) not in (key, None):
-            return  # closed since the look, and the number is another one's
+            return  # closed since the scan, and its number was reused
         former = self._keys.get(number)
         if former is not None and self._numbers.get(former) == number:
             del self._numbers[former]
-        with contextlib.suppress(OSError):  # closed since the look
+        with contextlib.suppress(OSError):  # closed since the scan
             self._events.follow(number)
             self._keys[number], self._numbers[key] = key, number
 
     def _left(self, number: int) -> None:
-        """Handles the departure of the client of the connection with this descriptor."""
+        """Handles the disconnection reported for this descriptor."""
         key = self._keys.pop(number, None)
         if key is None:
             return
         if self._numbers.get(key) == number:
             del self._numbers[key]
-        if connection_of(number) in (key, None):  # else another connection's by now; None: it was reset
+        if connection_of(number) in (key, None):  # else the number was reused; None: it was reset
             for one in self._watched.pop(key, ()):
                 one.act()
 
 
 class _Events:
-    """epoll within the running loop: says, once for each connection, that its other side has closed it."""
+    """epoll within the running loop: reports once for each connection that its peer has closed it."""
 
     def __init__(self, left: Callable[[int], None]) -> None:
         self._left = left
@@ -181,11 +180,11 @@ class _Events:
         try:
             self._epoll.register(number, _ENDS)
         except FileExistsError:
-            self._epoll.modify(number, _ENDS)  # tells it again if it was told
+            self._epoll.modify(number, _ENDS)  # reports an end again
 
     def again(self, number: int) -> bool:
-        """Returns whether a descriptor is still that of the connection that is followed, and tells its end again if
-        that was told. epoll knows connections, not numbers: a new one with this number isn't followed."""
+        """Returns whether the descriptor still belongs to the watched connection, and lets its end be reported again.
+        epoll knows connections, not numbers: a new connection with this number isn't watched."""
         if self._epoll is None:
             return False
         try:
@@ -201,7 +200,7 @@ class _Events:
 
 
 def connections(descriptors: Path = DESCRIPTORS) -> Iterator[tuple[ConnectionKey, int]]:
-    """The connections of this process, with their descriptors; none where they aren't listed."""
+    """The connections of this process, with their descriptors; none on systems without `descriptors`."""
     try:
         names = os.listdir(descriptors)
     except OSError:
@@ -215,10 +214,10 @@ def connections(descriptors: Path = DESCRIPTORS) -> Iterator[tuple[ConnectionKey
 def connection_of(number: int) -> ConnectionKey | None:
     """The TCP connection with this descriptor; None if it isn't a TCP connection, or no longer connected.
 
-    The descriptor is the engine's, who may close it at any time, and isn't touched.
+    The descriptor belongs to the engine, which may close it at any time; it stays open here.
     """
     try:
-        one = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=number)  # its addresses fit for IPv4, too
+        one = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=number)  # works for IPv4 sockets, too
     except OSError:
         return None
     try:

@@ -11,7 +11,7 @@ from ts_frontend.http.request import JSON, NOT_FOUND, Header, HttpAnswer, compac
 
 
 class ErrorDialect(Enum):
-    """The protocol whose form errors have."""
+    """The protocol that determines the form of errors."""
 
     TORCHSERVE = "TorchServe"
     OPEN_INFERENCE = "Open Inference Protocol"
@@ -19,7 +19,7 @@ class ErrorDialect(Enum):
 
 
 class HttpError(ServeError):
-    """An error whose answer has headers of its own."""
+    """An error with additional headers in its answer."""
 
     remedy = "Correct the path, the method or the header that the message names."
     headers: tuple[Header, ...] = ()
@@ -34,7 +34,7 @@ class ResourceNotFound(HttpError):
 
 
 class MethodNotAllowed(HttpError):
-    """`allowed`: the methods that the path has, where they are known."""
+    """`allowed`: the methods of the path, if known."""
 
     remedy = "Use a method that the path has."
     code, http_status, type_name = Code.UNIMPLEMENTED, 405, "MethodNotAllowedException"
@@ -45,7 +45,7 @@ class MethodNotAllowed(HttpError):
 
 
 class Unauthorized(HttpError):
-    """A missing or bad key in protocols that aren't TorchServe's."""
+    """A missing or invalid key, in protocols other than TorchServe's."""
 
     remedy = "Send a valid key, as `Authorization: Bearer KEY`."
     code, http_status, type_name = Code.UNAUTHENTICATED, 401, "InvalidKeyException"
@@ -64,15 +64,15 @@ class BadParameter(HttpError):
 
 
 class UnknownEncoding(HttpError):
-    """A body in an encoding that the server doesn't read."""
+    """A body with an unsupported content-encoding."""
 
-    remedy = "Send the body as it is, or with the encoding that the message names."
+    remedy = "Send the body uncompressed, or with an encoding that the message names."
     code, http_status, type_name = Code.UNIMPLEMENTED, 501, "NotImplementedException"
     headers = ((b"accept-encoding", b"gzip, deflate"),)
 
 
 def refusal(error: ServeError, dialect: ErrorDialect) -> HttpAnswer:
-    """Returns the answer for an error. Retry-After is in whole seconds, where the error knows when to try again."""
+    """Returns the answer for an error. Retry-After is in whole seconds, if the error has a time to retry."""
     answer = _FORMS[dialect](error)
     seconds = error.retry_after_s if error.http_status == 503 else None
     headers = error.headers if isinstance(error, HttpError) else ()

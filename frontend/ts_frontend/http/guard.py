@@ -1,8 +1,9 @@
-"""The guard before every HTTP route: refuses requests that a page of another origin makes a browser send.
+"""The first check of every HTTP request: refuses cross-origin requests of web pages.
 
-Browsers send requests of any page, also to servers on their own machine, and name the page's origin (`Origin`) and how
-it stands to the server (`Sec-Fetch-Site`). A page whose host's name is made to mean this machine (DNS rebinding) counts
-as the server's own for its browser; `Host` has that name. Sources: RFC 6454, the Fetch Standard, Fetch Metadata.
+Browsers send requests of any page, also to servers on their own machine. They name the page's origin (`Origin`) and its
+relation to the server (`Sec-Fetch-Site`). With DNS rebinding, a page's host name resolves to the server's address, and
+the browser treats the page as the server's own; `Host` then has the page's name. Sources: RFC 6454, the Fetch Standard,
+Fetch Metadata.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from ts_frontend.http.routing import Effect, Find, Match
 FORM = "application/x-www-form-urlencoded"
 #: The content types that browsers send for any page without a preflight: forms and fetches, pings of links, reports.
 SIMPLE = frozenset({"", "text/plain", "multipart/form-data", FORM, "text/ping", "application/csp-report"})
-#: Those of them that programs other than browsers send, too: `curl -d`, Triton's clients.
+#: Those of them that other programs send, too: `curl -d`, Triton's clients.
 _USUAL = frozenset({"", FORM})
-#: Values of Sec-Fetch-Site for pages of the server itself, and for typed addresses; a browser without it says "".
+#: Values of Sec-Fetch-Site for the server's own pages and for typed addresses; "" if it isn't sent.
 _OWN_SITES = frozenset({b"", b"same-origin", b"none"})
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]?#]+)(?::\d{0,5})?")
 _HOST_CHARACTERS_MAX = 256
@@ -32,7 +33,7 @@ _WHO_MAY = "cors_allowed_origin names the origin that may"
 
 
 class ForeignOrigin(ServeError):
-    """A page of another origin asks the browser to manage the server."""
+    """A page of another origin sends a management request through the browser."""
 
     remedy = "Allow the page with `cors_allowed_origin`."
     code, http_status, type_name = Code.PERMISSION_DENIED, 403, "ForeignOriginException"
@@ -51,11 +52,11 @@ class UnsupportedMediaType(ServeError):
 
 
 class Hosts:
-    """The host names under which clients may call a listener: `host` is its own address ("" for a Unix socket), `told`
-    the server's other addresses, `allowed` the setting `allowed_hosts`.
+    """The host names under which clients may call a listener: `host`: its own address ("" for a Unix socket), `told`:
+    the server's other addresses, `allowed`: the setting `allowed_hosts`.
 
-    `any_name`: requests may call it by any. That is so where other machines reach the listener and `allowed_hosts`
-    isn't set, and on Unix sockets, which browsers don't reach."""
+    `any_name`: any host name is accepted: for listeners that other machines reach, unless `allowed_hosts` is set, and
+    for Unix sockets, which browsers can't reach."""
 
     def __init__(self, host: str, told: Sequence[str] = (), allowed: Sequence[str] = ()) -> None:
         local = not host or is_loopback(host)
@@ -94,8 +95,8 @@ def _plain(host: str) -> str:
 class Guard:
     """The first check of a listener's requests: refuses the forbidden ones and lets the others pass.
 
-    `allowed_origin`: whose pages may do what its own may ("*": all). `of_a_model` finds the paths that models declare,
-    which the table of routes doesn't have."""
+    `allowed_origin`: the origin whose pages are treated as the server's own ("*": all). `of_a_model` finds the paths
+    that models declare, which aren't in the table of routes."""
 
     def __init__(
         self,
@@ -157,8 +158,8 @@ class Guard:
                 raise ForeignOrigin(f"Pages of other origins ({_shown(site)}) may not manage the server; {_WHO_MAY}")
 
     def _is_own(self, origin: str, hosts: Sequence[bytes], reached: str) -> bool:
-        """Returns True if the page comes from this server, by one of its names; on a Unix socket, too, since a proxy
-        may forward to it."""
+        """Returns True if the page comes from this server, by one of its names. Also used for a Unix socket, since a
+        proxy may forward to it."""
         try:
             page = urlsplit(origin).netloc.lower()
         except ValueError:

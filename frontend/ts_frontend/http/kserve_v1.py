@@ -1,6 +1,6 @@
 """KServe's V1 protocol over HTTP (docs/kserve.md).
 
-Models written for other servers are asked with tensors; TorchServe's handlers get the body, by `torchserve.py`.
+Models written for other servers get tensors; TorchServe handlers get the body (`torchserve.py`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.open_inference.requests import refused
 
-#: The adapter of programs; the others have no explanations.
+#: The adapter of programs, the only one with explanations.
 PROGRAM = "program"
 
 
 class HttpKServe:
-    """Calls of models that aren't TorchServe's are answered here, with errors in KServe's form; `torchserve` answers
-    the others."""
+    """Calls of models written for other servers, with errors in KServe's form; `torchserve` answers the calls of
+    TorchServe handlers."""
 
     def __init__(self, models: Registry, torchserve: HttpInference) -> None:
         self._models = models

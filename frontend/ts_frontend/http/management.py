@@ -71,7 +71,7 @@ def given(table: Iterable[CallParameter], parameters: Parameters) -> dict[str, A
     found = {row.name: _value(row, parameters) for row in rows}
     for row in rows:
         if found[row.name] == 0 and row.zero_needs in found and not found[row.zero_needs]:
-            log.warning("Parameter %s is 0, in which nothing can be loaded: it counts as not given", row.name)
+            log.warning("Parameter %s is 0: ignored, since no model loads in 0 seconds", row.name)
             found[row.name] = row.default
     return found
 
@@ -88,7 +88,7 @@ def _value(row: CallParameter, parameters: Parameters) -> Any:
 
 
 class HttpManagement:
-    """`model_api` False: there are no methods to register and unregister."""
+    """`model_api` False: models can't be registered and unregistered (405)."""
 
     def __init__(self, manager: ModelManager, models: Registry, *, model_api: bool = True) -> None:
         self._manager = manager

@@ -29,9 +29,9 @@ from ts_frontend.open_inference.requests import joined_generate, joined_json
 from ts_frontend.open_inference.shared_memory import Regions
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 
-#: Smaller answers go as they are: one packet holds them.
+#: Smaller answers are not compressed: they fit into one packet.
 COMPRESSED_BYTES_MIN = 1400
-#: Larger bodies are compressed and decompressed in a thread, beside other requests.
+#: Larger bodies are compressed and decompressed in a thread.
 INLINE_BYTES_MAX = 16 * 1024
 _GZIP, _ZLIB, _FAST = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, 1
 
@@ -43,13 +43,13 @@ async def body_of(request: HttpRequest) -> bytes:
     if encoding in ("", "identity"):
         return data
     if encoding not in ("gzip", "deflate"):
-        raise UnknownEncoding(f"content-encoding {encoding!r} is not read; gzip and deflate are")
+        raise UnknownEncoding(f"content-encoding {encoding!r} is not supported; gzip and deflate are")
     limit = request.limits.bytes_max
     return await asyncio.to_thread(decompressed, data, encoding, limit)
 
 
 def decompressed(data: bytes, encoding: str, bytes_max: int) -> bytes:
-    """At most `bytes_max`. A deflate body may lack zlib's header, as of some clients."""
+    """The decompressed body, at most `bytes_max`. Some clients send deflate without zlib's header."""
     bits = _GZIP if encoding == "gzip" else _ZLIB if data[:1] and data[0] & 15 == 8 else -zlib.MAX_WBITS
     reader = zlib.decompressobj(bits)
     try:
@@ -96,8 +96,8 @@ EVENTS: Header = (b"content-type", b"text/event-stream; charset=utf-8")
 class HttpOpenInference:
     """`keys`: as in `OpenInferenceService`.
 
-    `always`: also `/v2/models/M/infer` of models that declare no tensors; `torchserve` hands their body to the handler
-    as it is."""
+    `always`: `/v2/models/M/infer` also reads tensors for models that declare none; otherwise `torchserve` passes the
+    body to their handlers unchanged."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class HttpOpenInference:
         return compact_json(200, {"live": True})
 
     async def server_ready(self, request: HttpRequest) -> HttpAnswer:
-        """Answers with `ready`, which KServe's clients read, and `live`, as the protocol's text says."""
+        """Answers with `live`, as the protocol specifies, and `ready`, which KServe's clients read."""
         ready = self._health.ready
         return compact_json(200 if ready else 503, {"ready": ready, "live": ready})
 
@@ -186,11 +186,11 @@ class HttpOpenInference:
     # --- inference
 
     async def _submit(self, request: HttpRequest, form: str) -> Job:
-        """Submits a request. In a form that isn't streamed, all answers together may take max_response_size."""
-        self._model(request)  # before the body, which may be large
+        """Submits a request. If `form` isn't streamed, max_response_size limits all answers together."""
+        self._model(request)  # refuses an unknown model before reading a large body
         body = await body_of(request)
         given = await tensor_requests.of_json(body, request.header(tensor_requests.LENGTH_HEADER))
-        model = self._model(request)  # it may have been replaced meanwhile
+        model = self._model(request)  # the model may have been replaced meanwhile
         headers, deadline_s = request.for_handler(), math.inf
         if given:
             headers, deadline_s = tensor_requests.scheduled(model, given, headers, deadline_s, self._keys)
@@ -214,8 +214,8 @@ class HttpOpenInference:
         return await compressed(request, answer)
 
     def _is_torchserves(self, request: HttpRequest) -> bool:
-        """Returns whether a request goes to the handler as TorchServe would hand it on. One with binary tensors never
-        does."""
+        """Returns whether a request's body goes to the handler unchanged, as in TorchServe. Requests with binary
+        tensors never do."""
         params = request.path_params
         if self._always or "model_version" in params or request.header(tensor_requests.LENGTH_HEADER):
             return False
@@ -239,7 +239,7 @@ class HttpOpenInference:
         return json_of_model(body, answer.headers)
 
     async def _events(self, answer: Job) -> HttpAnswer:
-        """Yields an event for each answer. A failure before the first raises its error, a later one is an event."""
+        """Answers with an event for each result. A failure before the first event raises; a later one is an event."""
         pieces = answer.chunks()
         first = await anext(pieces)
         return HttpAnswer(200, (EVENTS,), _events(first, pieces))
@@ -259,7 +259,7 @@ async def _events(first: list[Buffer], rest: AsyncIterator[list[Buffer]]) -> Asy
 def _parameters(body: dict[str, Any]) -> dict[str, Any]:
     found = body.get("parameters") or {}
     if not isinstance(found, dict):
-        raise InvalidArgument(f"parameters is an object, not {found!r}")
+        raise InvalidArgument(f"parameters must be an object, not {found!r}")
     return found
 
 

@@ -1,6 +1,6 @@
 """OpenAI's completions and chat completions for text models: `/v1/completions`, `/v1/chat/completions`, `/v1/models`.
 
-A completion is a request like any other: the same queue, batches and workers (docs/openai.md).
+A completion uses the queue, batches and workers of any other request (docs/openai.md).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ts_frontend.tasks import merged, owned
 
 Fields: TypeAlias = "dict[str, Any]"
 EVENT_STREAM = b"text/event-stream"
-#: Members that the server acts on, and those that it refuses.
+#: Members that the server reads, and those that it refuses.
 DECIDING = (*completions.ASKING, "stop", "stream", "stream_options")
 TEXT, CHAT = "v1/completions", "v1/chat/completions"
 
@@ -68,7 +68,7 @@ class HttpOpenAI:
         return await self._complete(request, CHAT)
 
     def _find(self, name: str) -> Model:
-        """Returns the model of that name, or the one whose handler answers to it. Raises ModelNotFound."""
+        """Returns the model of that name, or the one whose handler declares it. Raises ModelNotFound."""
         try:
             return find(self._models, name, "")
         except ModelNotFound:
@@ -83,7 +83,7 @@ class HttpOpenAI:
         fields = json_object(body) if whole else await json_head(body)
         name = fields.get("model")
         if not isinstance(name, str) or not name:
-            raise BadParameter("model is the name of the model to ask", "model")
+            raise BadParameter("model must be the name of a model", "model")
         model = self._find(name)
         calls = _Calls(request)
         try:
@@ -103,7 +103,7 @@ class HttpOpenAI:
 
 
 async def _check_large(body: bytes, fields: Fields, honours: frozenset[str]) -> None:
-    """Raises BadParameter if a member that decides how the answer is made isn't among `fields`, the small members."""
+    """Raises BadParameter if a member that affects the answer is too large to be among `fields`."""
     for name in await asyncio.to_thread(members, body, DECIDING):
         if name not in fields and name not in honours:
             raise BadParameter(f"{name} is over {MEMBER_BYTES_MAX} bytes, in a body of {len(body)} bytes", name)
@@ -122,7 +122,7 @@ def _object(name: str, model: Model) -> Fields:
 
 
 class _Calls:
-    """The work done for one request, cancelled when its client leaves."""
+    """The jobs and waits of one request, cancelled when its client disconnects."""
 
     def __init__(self, request: HttpRequest) -> None:
         self._request = request
@@ -134,15 +134,15 @@ class _Calls:
             cancel()
 
     async def known(self, model: Model, models: Registry) -> OpenAIHandler:
-        """Returns the handler's declaration of the API, after waiting for the model's first worker while it loads. A
-        model that can't load is refused when it gets the request."""
+        """Returns the handler's support of the API, after waiting for the model's first worker if it is still loading.
+        For a model that can't load, the request itself is refused later."""
         while model.openai is None and model.loading:
             change = owned(models.changes.wait())
             self._running.append(change.cancel)
             await asyncio.wait({change})
             self._running.remove(change.cancel)
             if change.cancelled():
-                break  # its client has left
+                break  # its client has disconnected
         return model.openai or OpenAIHandler()
 
     def _submit(self, model: Model, given: Input, stream: bool, more: Pairs = ()) -> Job:
@@ -152,7 +152,7 @@ class _Calls:
         return job
 
     async def passed(self, model: Model, path: str, body: bytes) -> HttpAnswer:
-        """Returns the answer of a handler that speaks the API."""
+        """Returns the answer of a handler that implements the API."""
         given = Input("body", "application/json", body)
         answer = await answer_of(self._submit(model, given, True, [PREDICT, ("url_path", path)]))
         kind = dict(answer.headers).get(b"content-type")
@@ -163,7 +163,7 @@ class _Calls:
         return answer._replace(body=_told(answer.body))
 
     async def composed(self, model: Model, chat: bool, asked: Asked, fields: Fields, body: bytes) -> HttpAnswer:
-        """Returns the answer of a handler that takes and gives texts, by one request of the model for each prompt."""
+        """Returns the answer of a handler from text to text, with one model request for each prompt."""
         form = f"\0openai{';chat' if chat else ''}{';stream' if asked.stream else ''}"
         bodies = [body] if len(asked.prompts) < 2 else _each(fields, asked.prompts)
         jobs = [self._submit(model, Input("", form, one), asked.stream) for one in bodies]
@@ -189,7 +189,7 @@ def _each(fields: Fields, prompts: Sequence[Any]) -> list[bytes]:
 
 
 async def _text(job: Job, choice: Choice) -> str:
-    """Returns a whole answer. Raises the ServeError it ended with."""
+    """Returns the complete text of an answer. Raises its ServeError."""
     pieces = [json.loads(bytes(piece)) for piece in await job.pieces()]
     return "".join([choice.add(piece["text"], piece) for piece in pieces]) + choice.rest()
 
@@ -215,7 +215,7 @@ async def _choice(job: Job, answer: Completion, index: int, choice: Choice) -> A
 async def _all(
     first: list[bytes], rest: AsyncGenerator[list[bytes], None], last: Callable[[], list[bytes]]
 ) -> AsyncGenerator[list[bytes], None]:
-    """Yields all events of a stream. `last` makes those before the end, once all others have been sent."""
+    """Yields all events of a stream. `last` makes the final events, after all others were sent."""
     try:
         yield first
         async for events in rest:

@@ -29,7 +29,7 @@ _ERROR = {
     "properties": {
         "code": {"type": "integer", "description": "The HTTP status"},
         "type": {"type": "string", "description": "The kind of error"},
-        "message": {"type": "string", "description": "What was wrong"},
+        "message": {"type": "string", "description": "The error, in a sentence"},
     },
 }
 
@@ -65,7 +65,7 @@ def _invokes(row: Row) -> bool:
 
 
 def _operations(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yields the rows to describe; of rows with the same path and method (on a shared address) the first."""
+    """Yields the rows to describe: the first one for each path and method (on a shared address)."""
     seen = set()
     for row in rows:
         place = row.template, row.described_method
@@ -117,8 +117,7 @@ _HEAD = (
 
 
 class HttpDocs:
-    """A page for people, who can try the calls out there, and the document for programs; `rows`: the listener's
-    routes."""
+    """The page /docs, with forms to try the calls, and the OpenAPI document; `rows`: the listener's routes."""
 
     def __init__(self, rows: Sequence[Row], version: str) -> None:
         self._document = document(TITLE, version, rows)
@@ -132,13 +131,13 @@ class HttpDocs:
 
 
 def _page(rows: Sequence[Row], version: str) -> str:
-    """Returns the page: what it says without a script, and the script that adds forms."""
+    """Returns the page: a table of the routes, and the script that adds forms."""
     lines = "".join(
         f"<tr><td><code>{row.described_method.upper()}</code></td><td><code>{html.escape(row.template)}</code></td>"
         f"<td>{html.escape(row.summary)}</td></tr>"
         for row in _operations(rows)
     )
     about = f'<p>Version {html.escape(version)}. <a href="/openapi.json">OpenAPI</a></p>'
-    table = f"<table><thead><tr><th>Method<th>Path<th>What it does</thead><tbody>{lines}</tbody></table>"
+    table = f"<table><thead><tr><th>Method<th>Path<th>Description</thead><tbody>{lines}</tbody></table>"
     main = f'<main class="docs"><h1>{TITLE}</h1>{about}<div id="operations">{table}</div></main>'
     return f'<!doctype html><html lang="en"><head>{_HEAD}</head><body>{main}</body></html>\n'

@@ -29,7 +29,7 @@ AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header: TypeAlias = "tuple[bytes, bytes]"
 Body: TypeAlias = "bytes | bytearray | memoryview"
 
-#: Of a body's announced size; Python refuses to read numbers of thousands of digits.
+#: The most digits of a Content-Length; Python refuses to parse numbers of thousands of digits.
 LENGTH_DIGITS_MAX = 18
 
 
@@ -41,14 +41,15 @@ class SlowSender(ServeError):
 
 
 class BodyLimits(NamedTuple):
-    """The limits of a request's body: `bytes_max`, its size, and `s_max`, the seconds until it has arrived."""
+    """The limits of a request's body: its size in bytes, and the seconds until it has arrived."""
 
     bytes_max: int
     s_max: float
 
 
 class HttpAnswer(NamedTuple):
-    """An answer; names of `headers` are lower case. `body`: all of it, or lists of pieces that are ready together."""
+    """An answer; names of `headers` are lower case. `body`: all of it, or a stream of lists of pieces that are ready
+    together."""
 
     status: int
     headers: Sequence[Header]
@@ -83,7 +84,7 @@ class HttpRequest:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing of the request is left to be read: its body has been, or it has none."""
+        """Whether the request has been read to its end."""
         if self._taken:
             return True
         names = {name for name, _ in self.headers}
@@ -97,7 +98,7 @@ class HttpRequest:
 
     @property
     def peer(self) -> str:
-        """Returns HOST:PORT of the client, "unix" for one of a Unix socket."""
+        """Returns HOST:PORT of the client, "unix" for a client of a Unix socket."""
         client = self._scope.get("client")
         return f"{client[0]}:{client[1]}" if client else "unix"
 
@@ -116,13 +117,13 @@ class HttpRequest:
         return found.decode("latin-1")
 
     def for_handler(self, more: Pairs = ()) -> Pairs:
-        """Returns the headers as a handler gets them, and `more` after them. Raises InvalidArgument."""
+        """Returns the headers for a handler, followed by `more`. Raises InvalidArgument."""
         return handlers_headers(self.headers, more)
 
     async def body(self) -> bytes:
         """Returns the whole body. Raises ClientGone, MessageTooLarge, SlowSender."""
         first = self._receive()
-        # h2corn gives a future only for an event that hasn't come yet: the usual body needs no clock.
+        # h2corn returns a future only for an event that hasn't come yet: most bodies need no timeout.
         event = None if asyncio.isfuture(first) else await first
         if event is not None and event["type"] == "http.request" and not event.get("more_body"):
             data: bytes = event.get("body") or b""
@@ -136,7 +137,7 @@ class HttpRequest:
             raise SlowSender(f"The request's body did not come within {self.limits.s_max:g} s") from None
 
     async def _pieces(self, event: Event | None, following: Awaitable[Event]) -> bytes:
-        """Yields the body from `event` on; None: `following` brings that event."""
+        """Returns the body from `event` on; None: it is the result of `following`."""
         pieces: list[bytes] = []
         size = 0
         while True:
@@ -152,7 +153,7 @@ class HttpRequest:
             event, following = None, self._receive()
 
     def _announced(self) -> int:
-        """Returns the body's size by its header, 0 without one: received bytes count anyway."""
+        """Returns the Content-Length, 0 without one: received bytes are counted anyway."""
         text = self.header(b"content-length")
         if len(text) > LENGTH_DIGITS_MAX:
             return sys.maxsize
@@ -164,7 +165,7 @@ class HttpRequest:
             raise MessageTooLarge(f"Request of at least {size} bytes is over max_request_size of {limit} bytes")
 
     def when_gone(self, act: Callable[[], None]) -> None:
-        """Calls `act` should the client leave before the answer has ended. The body must have been read."""
+        """Calls `act` if the client disconnects before the end of the answer. The body must have been read."""
         self._when_gone = act
         self._departures.lingering.add(self._watch)
 
@@ -176,7 +177,7 @@ class HttpRequest:
         if client and server and server[1] and self._scope["http_version"].startswith("1"):
             self._watched = self._departures.watch((client[0], client[1]), server[1], act)
         if self._watched is None:
-            self._watcher = watched(self._wait_gone(act), "The wait for a client to leave")
+            self._watcher = watched(self._wait_gone(act), "The wait for a client's disconnection")
 
     async def _wait_gone(self, act: Callable[[], None]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -184,9 +185,9 @@ class HttpRequest:
         act()
 
     def close(self) -> None:
-        """Ends the request after its answer, complete or not. The engine discards the rest of the body: it goes on
-        reading only when nobody can ask for it any more. The watching task is forgotten: a task keeps the exception it
-        was cancelled with, that its frames, and these this."""
+        """Ends the request after its answer, complete or not. The engine discards an unread body only once the request
+        is no longer referenced. The watching task is dropped, since a task refers to the exception that cancelled it,
+        that to its frames, and these to the request."""
         self._receive = _closed
         if self._when_gone is not None:
             self._when_gone = None
@@ -209,12 +210,12 @@ STREAMED: Header = (b"ts_stream_next", b"true")
 NOT_FOUND = "Requested resource is not found, please refer to API document."
 
 
-#: What else than gRPC is told at an address of gRPC.
+#: The answer to HTTP requests at a gRPC address.
 ONLY_GRPC = "This is an address for gRPC. The HTTP APIs are at inference_address and management_address (8080, 8081)"
 
 
 async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers HTTP on a listener without an HTTP application: always 404."""
+    """An ASGI application for listeners without HTTP: answers 404."""
     if scope["type"] == "http":
         await answer_error(send, 404, "ResourceNotFoundException", ONLY_GRPC)
     elif scope["type"] == "websocket":
@@ -234,7 +235,7 @@ _json_text = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def error_body(status: int, kind: str, message: str) -> bytes:
-    """Returns TorchServe's JSON for an error. A full queue needs it for each request, and `json` indents in Python."""
+    """Returns TorchServe's JSON for an error. Written by hand for speed: `json` indents in Python code."""
     text = f'{{\n  "code": {status},\n  "type": {_json_text(kind)},\n  "message": {_json_text(message)}\n}}\n'
     return text.encode("utf-8", "replace")
 
@@ -251,17 +252,17 @@ def json_answer(status: int, value: object) -> HttpAnswer:
 
 
 def compact_json(status: int, value: object) -> HttpAnswer:
-    """Returns an answer in JSON as other servers than TorchServe write it."""
+    """Returns an answer in JSON without blanks, the format of servers other than TorchServe."""
     return HttpAnswer(status, (JSON,), json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
-#: Of a body that isn't a request to a model: names, settings, places.
+#: The most bytes of a JSON body that isn't sent to a model: names, settings, regions.
 JSON_BYTES_MAX = 256 * 1024
 
 
 async def json_head(body: bytes) -> dict[str, Any]:
-    """Returns a JSON object that goes on to a model: of a large one only the small members; the others aren't checked.
-    Raises InvalidArgument for anything else."""
+    """Returns the JSON object of a body that is sent on to a model; of a large one only the small members, without a
+    check of the others. Raises InvalidArgument for anything else."""
     if len(body) <= WHOLE_BYTES_MAX:
         return json_object(body)
     try:
@@ -286,16 +287,16 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def check_json_size(body: bytes) -> None:
-    """Raises MessageTooLarge for a body that is too long to be parsed between other requests."""
+    """Raises MessageTooLarge for a body that is too large to parse on the event loop."""
     if len(body) > JSON_BYTES_MAX:
         raise MessageTooLarge(
-            f"A body of {len(body)} bytes is too large for this call: it takes {JSON_BYTES_MAX} bytes"
+            f"A body of {len(body)} bytes is too large for this call: at most {JSON_BYTES_MAX} bytes are allowed"
         )
 
 
 def query_pairs(request: HttpRequest) -> list[tuple[str, str]]:
-    """Returns all parameters of the query, in their order. Raises InvalidArgument when there are too many, or they
-    aren't UTF-8."""
+    """Returns all parameters of the query, in their order. Raises InvalidArgument when there are more than
+    PARAMETERS_MAX, or they aren't UTF-8."""
     try:
         return parse_qsl(
             request.query.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX, errors="strict"
@@ -307,7 +308,7 @@ def query_pairs(request: HttpRequest) -> list[tuple[str, str]]:
 
 
 class Parameters:
-    """Parameters by name: of equal names the first counts, an empty one counts as not given."""
+    """Parameters by name: the first of equal names counts; an empty value counts as not given."""
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
         self._values = dict(reversed(pairs))
@@ -316,7 +317,7 @@ class Parameters:
         return self._values.get(name) or None
 
     def required(self, name: str) -> str:
-        """Returns a parameter. Raises InvalidArgument if it isn't given; an empty one is left to its user to check."""
+        """Returns a parameter. Raises InvalidArgument if it isn't given; an empty value is returned."""
         value = self._values.get(name)
         if value is None:
             raise InvalidArgument(f"Parameter {name} is required.")
@@ -333,8 +334,8 @@ class Parameters:
             raise InvalidArgument(f"Parameter {name} must be a whole number, not {value[:80]!r}") from None
 
     def tuning(self, name: str) -> int | None:
-        """As `integer`, for settings that the call can do without: anything but a whole number is logged and, as in
-        TorchServe, counts as not given."""
+        """As `integer`, for optional settings: another value than a whole number is logged and, as in TorchServe,
+        counts as not given."""
         try:
             return self.integer(name)
         except InvalidArgument as error:

@@ -1,7 +1,7 @@
-"""Every route over HTTP, a row each: its function, its effect, the keys that open it, and its description.
+"""The table of all HTTP routes: the function, the effect, the keys and the description of each.
 
-A new route is a row here and its function. Of rows that a listener has for one path, words come before names, then the
-first row counts.
+A new route is a row here and its function. When several rows fit a path, a literal segment wins over a name, then the
+first row wins.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OPEN, READS, RUNS, CHANGES = Effect
 _OIP, _OPENAI = ErrorDialect.OPEN_INFERENCE, ErrorDialect.OPENAI
 _JSON, _TENSORS = ("application/json",), ("application/json", "application/octet-stream")
 _INPUT = ("application/json", "application/octet-stream", "multipart/form-data")
-_DESCRIPTION = "The OpenAPI description of what is served here"
+_DESCRIPTION = "The OpenAPI description of this address"
 _PAGE = ("limit", "next_page_token")
 _REGISTER, _REGISTER_WORKFLOW, _SCALE = (
     tuple(row.name for row in table if row.http) for table in (REGISTER, REGISTER_WORKFLOW, SCALE)
@@ -66,25 +66,25 @@ def _of_models() -> Iterator[Row]:
     for path in (_V2_MODEL, _V2_VERSION):
         yield _tensors("GET", path, READS, tensors.metadata, "A model's versions, inputs and outputs")
         yield _tensors("GET", f"{path}/ready", OPEN, tensors.ready, "Whether a model is ready", keys=())
-        yield _tensors("GET", f"{path}/config", READS, tensors.config, "A model's configuration, in Triton's words")
-        yield _tensors("GET", f"{path}/stats", READS, HttpTriton.statistics, "What a model's requests took")
-        if path == _V2_VERSION:  # of a model, it is TorchServe's, too
+        yield _tensors("GET", f"{path}/config", READS, tensors.config, "A model's configuration, in Triton's format")
+        yield _tensors("GET", f"{path}/stats", READS, HttpTriton.statistics, "The request statistics of a model")
+        if path == _V2_VERSION:  # the path without a version is TorchServe's, too
             yield run("POST", f"{path}/infer", RUNS, tensors.infer, "Predict from tensors", body=_TENSORS)
         for word, function, summary, body in (
-            ("infer_stream", tensors.infer_stream, "The same, with an event for each answer", _TENSORS),
-            ("generate", tensors.generate, "Text in, text out", _JSON),
-            ("generate_stream", tensors.generate_stream, "The same, with an event for each answer", _JSON),
+            ("infer_stream", tensors.infer_stream, "Predict from tensors, with an event for each answer", _TENSORS),
+            ("generate", tensors.generate, "Generate a text", _JSON),
+            ("generate_stream", tensors.generate_stream, "Generate a text, with an event for each piece", _JSON),
         ):
             yield run("POST", f"{path}/{word}", RUNS, function, summary, body=body)
 
 
 def _repository() -> Iterator[Row]:
-    """Triton's clients may name a repository; there is one."""
+    """Rows for the repository, also with the repository name that Triton's clients may send."""
     tensors, change = HttpOpenInference, partial(_managing, json=True)
-    load, unload = "Load a model; with a management key", "Unload it; with a management key"
+    load, unload = "Load a model; with a management key", "Unload a model; with a management key"
     for path, described in (("/v2/repository", True), ("/v2/repository/{repository_name}", False)):
         index, model = f"{path}/index", f"{path}/models/{{model_name}}"
-        yield _tensors("POST", index, READS, tensors.index, "The models that are there" * described, body=_JSON)
+        yield _tensors("POST", index, READS, tensors.index, "The models of the repository" * described, body=_JSON)
         yield change("POST", f"{model}/load", CHANGES, tensors.load, load * described, body=_JSON)
         yield change("POST", f"{model}/unload", CHANGES, tensors.unload, unload * described)
 
@@ -99,15 +99,15 @@ def _shared_memory(kind: str, status: Function, register: Function, unregister: 
     path, change = f"/v2/{kind}sharedmemory", partial(_tensors, json=True)
     region = f"{path}/region/{{region_name}}"
     yield _tensors("GET", f"{path}/status", READS, status, f"Regions of {kind} shared memory")
-    yield _tensors("GET", f"{region}/status", READS, status, "One of them")
-    yield change("POST", f"{region}/register", CHANGES, register, "Let tensors lie there", body=_JSON)
+    yield _tensors("GET", f"{region}/status", READS, status, "A region of {kind} shared memory")
+    yield change("POST", f"{region}/register", CHANGES, register, "Register a region of shared memory", body=_JSON)
     yield change("POST", f"{region}/unregister", CHANGES, unregister, "No longer")
-    yield change("POST", f"{path}/unregister", CHANGES, unregister, "None of them any longer")
+    yield change("POST", f"{path}/unregister", CHANGES, unregister, "Unregister all regions")
 
 
 def _playground() -> Iterator[Row]:
-    """The playground's calls: those of inference listeners, which are other origins than the console, at its own
-    address and with the management key. Whoever has that could register a model that does the same."""
+    """The playground's calls. Inference listeners are other origins than the console's, so that their calls are also
+    served at the console's address, with the management key: its owner could register a model with the same effect."""
     predict, tensors = f"{CONSOLE_PATH}/predictions/{{model_name}}/{{model_version}}", HttpOpenInference
     yield _console("POST", predict, RUNS, HttpInference.predictions, "Predict, from the console", body=_INPUT)
     run = partial(_console, dialect=_OIP, json=True)
@@ -117,7 +117,7 @@ def _playground() -> Iterator[Row]:
         ("generate", tensors.generate, _JSON),
         ("generate_stream", tensors.generate_stream, _JSON),
     ):
-        path, summary = f"{CONSOLE_PATH}{_V2_VERSION}/{word}", f"The same as /v2/…/{word}, from the console"
+        path, summary = f"{CONSOLE_PATH}{_V2_VERSION}/{word}", f"/v2/…/{word}, from the console"
         yield run("POST", path, RUNS, function, summary, body=body)
 
 
@@ -170,7 +170,7 @@ ROUTES: tuple[Row, ...] = (
     _kserve("*", f"{_V1_MODEL}:explain", RUNS, HttpKServe.explain, dialect=_OIP),
     _predict("*", f"{_V1_MODEL}:predict", RUNS, HttpKServe.predict, "Predict, KServe v1", "predict_v1"),
     _predict("*", f"{_V1_MODEL}:explain", RUNS, HttpKServe.explain, "Explain, KServe v1", "explain_v1"),
-    _predict(  # its handlers get tensors, and not any body: JSON as for a version
+    _predict(  # handlers get tensors: the body must be JSON, as for a version
         *("*", f"{_V2_MODEL}/infer", RUNS, HttpOpenInference.infer, "Predict, KServe v2", "infer_v2"),
         dialect=_OIP,
         json=True,
@@ -183,20 +183,20 @@ ROUTES: tuple[Row, ...] = (
     # SageMaker's, MMS's, and workflows
     _predict(
         *("*", "/invocations", RUNS, HttpInference.invocations),
-        *("Predict, as SageMaker asks", "invocations", ("model_name",)),
+        *("Predict, SageMaker", "invocations", ("model_name",)),
         yields=True,
     ),
     _predict(
         *("*", f"{_MODEL}/invoke", RUNS, HttpInference.with_query),
-        *("Predict, as SageMaker asks for one of many", "invoke"),
+        *("Predict with a model of several, SageMaker", "invoke"),
     ),
     _predict(
-        *("*", "/{model_name}/predict", RUNS, HttpInference.with_query, "Predict, as MMS had it", "predict"),
+        *("*", "/{model_name}/predict", RUNS, HttpInference.with_query, "Predict, Multi Model Server", "predict"),
         yields=True,
     ),
     _predict(
         *("*", "/{model_name}/{model_version}/predict", RUNS, HttpInference.with_query),
-        *("The same with a version", "version_predict"),
+        *("Predict with a version, Multi Model Server", "version_predict"),
         yields=True,
     ),
     _predict(
@@ -207,12 +207,12 @@ ROUTES: tuple[Row, ...] = (
     _tensors("GET", "/v2/health/live", OPEN, HttpOpenInference.live, "Whether the server runs", keys=()),
     _tensors("GET", "/v2/health/ready", OPEN, HttpOpenInference.server_ready, "Whether the server can serve", keys=()),
     _tensors("GET", "/v2/models", READS, HttpOpenInference.list_models, "The names of the models"),
-    _tensors("GET", "/v2/models/stats", READS, HttpTriton.statistics, "What the requests of all models took"),
+    _tensors("GET", "/v2/models/stats", READS, HttpTriton.statistics, "The request statistics of all models"),
     *_of_models(),
     *_repository(),
-    *_setting("/v2/logging", "What is logged", HttpTriton.logging),
-    *_setting("/v2/trace/setting", "What is traced", HttpTriton.trace_setting),
-    *_setting(f"{_V2_MODEL}/trace/setting", "What is traced of a model", HttpTriton.trace_setting),
+    *_setting("/v2/logging", "The log settings", HttpTriton.logging),
+    *_setting("/v2/trace/setting", "The trace settings", HttpTriton.trace_setting),
+    *_setting(f"{_V2_MODEL}/trace/setting", "The trace settings of a model", HttpTriton.trace_setting),
     *_shared_memory("system", HttpTriton.regions, HttpTriton.register_region, HttpTriton.unregister_regions),
     *_shared_memory(
         "cuda", HttpTriton.cuda_regions, HttpTriton.register_cuda_region, HttpTriton.unregister_cuda_regions
@@ -225,14 +225,14 @@ ROUTES: tuple[Row, ...] = (
         *("GET", "/v1/models", READS, HttpOpenAI.list_models),
         "The names of the models, for OpenAI's and KServe's clients",
     ),
-    _openai("GET", _V1_MODEL, OPEN, HttpOpenAI.retrieve, "One of them, and whether it is ready", "ready_v1", keys=()),
+    _openai("GET", _V1_MODEL, OPEN, HttpOpenAI.retrieve, "A model, and whether it is ready", "ready_v1", keys=()),
     _openai(
         *("POST", "/v1/completions", RUNS, HttpOpenAI.completion, "Complete a text, as OpenAI's API does"),
         body=_JSON,
         json=True,
     ),
     _openai(
-        *("POST", "/v1/chat/completions", RUNS, HttpOpenAI.chat_completion, "The same for a chat"),
+        *("POST", "/v1/chat/completions", RUNS, HttpOpenAI.chat_completion, "Complete a chat, as OpenAI's API does"),
         body=_JSON,
         json=True,
     ),
@@ -302,7 +302,7 @@ ROUTES: tuple[Row, ...] = (
     *_playground(),
     # Metrics
     Row(
-        *("*", "/metrics", READS, HttpMetrics.read, "Metrics, as Prometheus reads them", "metrics", ("name[]",)),
+        *("*", "/metrics", READS, HttpMetrics.read, "Metrics in Prometheus' format", "metrics", ("name[]",)),
         on=(HTTP_METRICS, GRPC_METRICS),
         keys=(),
         described_as="get",

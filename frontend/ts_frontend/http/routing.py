@@ -1,6 +1,6 @@
 """Routing over HTTP: the rows of the table of routes, and the choice of the row for a method and a path. Pure.
 
-A request without a row counts as a change of the server, which pages of other origins can't ask for."""
+A request without a row counts as a change of the server, so that other origins' pages can't send it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ts_frontend.http.request import HttpAnswer, HttpRequest, Serve
 HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS = "http_inference", "http_management", "http_metrics"
 #: The HTTP API of a gRPC listener, with `grpc_metrics`.
 GRPC_METRICS = "grpc_metrics"
-#: Whose keys the HTTP APIs take; the others are everyone's.
+#: The kind of keys of each HTTP API; other APIs need none.
 KEY_OF_API = {HTTP_INFERENCE: KeyKind.INFERENCE, HTTP_MANAGEMENT: KeyKind.MANAGEMENT}
-#: Keys of a row that any key of its listener's APIs opens.
+#: For `Row.keys`: any key of the listener's APIs is accepted.
 ANY_KEY = (KeyKind.INFERENCE, KeyKind.MANAGEMENT)
 
 
 class Effect(IntEnum):
-    """The effect of a call, the harmless first. OPEN: tells probes and clients what everyone may know; READS: describes
-    the served models; RUNS: runs a model; CHANGES: changes the served models or the server."""
+    """The effect of a call, from harmless to strict. OPEN: public facts for probes and clients; READS: describes the
+    served models; RUNS: runs a model; CHANGES: changes the served models or the server."""
 
     OPEN = 0
     READS = 1
@@ -36,33 +36,33 @@ class Effect(IntEnum):
 
 
 class Switch(Enum):
-    """A setting that a row is served with."""
+    """A setting that a row depends on."""
 
     KEYS = "keys"
     KSERVE = "kserve_mode"
     DOCS = "enable_docs_url"
     CONSOLE = "enable_console"
-    #: The files of pages: with either of the two before.
+    #: The pages' files: served with either of the two before.
     PAGES = "pages"
 
 
-#: A method of the service that answers, not bound to one yet.
+#: An unbound method of the service that answers.
 Function: TypeAlias = "Callable[[Any, HttpRequest], Awaitable[HttpAnswer]]"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One route. `methods`: with blanks between, `*` for any; GET stands for HEAD, too. `path`: `{name}` is one
-    segment, `{name}:word` one with that end, `{name*}` any number of segments, last; slashes at the end don't count.
-    `function` answers.
+    """One route. `methods`: separated by blanks, `*` for any; GET includes HEAD. `path`: `{name}` is one segment,
+    `{name}:word` one segment with that suffix, `{name*}` any number of segments at the end; trailing slashes are
+    ignored. `function`: answers.
 
-    `on`: the APIs that have it; `keys`: one of them opens it, `()` is for everyone, ANY_KEY for a key of the listener's
-    APIs. `dialect`: the form of its errors. `json`: the body is JSON. `when`: only with this setting. `yields`: the
-    same path of a model's own comes first.
+    `on`: the APIs with this route; `keys`: one of these kinds is needed, none for `()`, ANY_KEY: any key of the
+    listener's APIs. `dialect`: the form of its errors. `json`: the body is JSON. `when`: only with this setting.
+    `yields`: a model's own route of this path takes precedence.
 
-    The API description has the rows with a `summary`: `operation`, its id (by default made of method and path),
-    `query`, the parameters, all optional but `url`, `body`, its content types, and `described_as`, the method to
-    describe of a row that takes any."""
+    Rows with a `summary` are in the API description: `operation`: its id (by default made of method and path), `query`:
+    the parameters, all optional but `url`, `body`: its content types, `described_as`: the method to describe for a row
+    with any method."""
 
     methods: str
     path: str
@@ -106,10 +106,10 @@ class Row:
 
 
 class Match(NamedTuple):
-    """The route found for a request. `serve` answers it, None: nothing does; then `allowed` are the methods that the
-    path has here. `effect`, `managing` and `json` are the strictest of all rows that fit, on whatever listener: no row
-    is weaker for a page where another API shares the address. `known`: a row names the request. `yields`: the same path
-    of a model's own comes first. `params`: the values of the names in the path."""
+    """The route found for a request. `serve` answers it; if it is None, `allowed` has the methods of the path.
+    `effect`, `managing` and `json` are the strictest of all matching rows on all listeners, so that sharing an address
+    weakens no check. `known`: a row names the request. `yields`: a model's own route of this path takes precedence.
+    `params`: the values of the names in the path."""
 
     effect: Effect
     managing: bool
@@ -129,7 +129,7 @@ Find: TypeAlias = "Callable[[str, str], Match | None]"
 
 
 class _Node:
-    """A place in the tree of paths; `rows` end here, `rests` take all that follows."""
+    """A node in the tree of paths: `rows` end here, `rests` match any following segments."""
 
     __slots__ = ("any", "ends", "rests", "rows", "words")
 
@@ -157,7 +157,7 @@ class _Node:
             self.any.add(row, rest)
 
     def fitting(self, segments: Sequence[str], values: tuple[str, ...] = ()) -> Iterator[tuple[Row, tuple[str, ...]]]:
-        """Yields the rows that fit, each with the values of its names; words come before names."""
+        """Yields the matching rows, each with the values of its names; literal segments come before names."""
         if segments:
             word, rest = segments[0], segments[1:]
             if word in self.words:
@@ -178,11 +178,11 @@ _CACHED_CHARACTERS_MAX = 256
 
 
 class RouteTable:
-    """The rows as the listener of these `apis` has them. Of several that fit a path, the one with words where others
-    have names answers, then the first; a row for a description (OPTIONS) comes before both.
+    """The rows of the listener with these `apis`. Of several rows that fit a path, one with literal segments wins over
+    one with names, then the first wins; a description (OPTIONS) comes before both.
 
-    `services` have the functions of the rows; without any, the table only decides. Raises LookupError for a row whose
-    function no service has."""
+    `services`: objects with the rows' functions; without any, `find` returns no `serve`. Raises LookupError for a row
+    whose function no service has."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class RouteTable:
         rows = [row for row, _ in fitting if row.accepts(method)]
         row, values = next((one for one in here if one[0].accepts(method)), (None, ()))
         named = [one for one, _ in here if not one.path.endswith("*}")]
-        reads = method == "OPTIONS" and not rows  # these only describe the listener, and do nothing
+        reads = method == "OPTIONS" and not rows  # OPTIONS only describes the listener
         effect = max((one.effect for one in rows), default=Effect.READS if reads else Effect.CHANGES)
         return Match(
             effect,
@@ -228,8 +228,8 @@ class RouteTable:
         )
 
     def _keys_of(self, row: Row | None, effect: Effect) -> Sequence[KeyKind]:
-        """Returns the keys for a row: any of the listener's keys also where no row answers, and where a row for
-        everyone meets a stricter one, so that a model's readiness can't be read by the path of its predictions."""
+        """Returns the key kinds for a row: any of the listener's keys if no row matches, or if a row without keys
+        shares its path with a stricter one, so that predictions' paths don't reveal a model's readiness."""
         if row is None or row.keys is ANY_KEY or (row.effect is Effect.OPEN and effect is not Effect.OPEN):
             return self._keys
         return row.keys

@@ -1,6 +1,6 @@
 """The HTTP inference API: paths to models, bodies to inputs, answers back (docs/inference-api.md).
 
-The method isn't looked at: GET, PUT or DELETE predict as POST does.
+The method is ignored: GET, PUT or DELETE predict like POST.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.telemetry.metrics.text import CONTENT_TYPE
 
 PREDICT, EXPLAIN = ("explain", "False"), ("explain", "True")
-#: What a handler is told of a path that ends with the model.
+#: The handler's `url_path` for a path that ends with the model.
 _WITHOUT_REST = {explain: shared_headers([explain, ("url_path", "")]) for explain in (PREDICT, EXPLAIN)}
 
-#: Headers of an answer that are the server's to set.
+#: Headers that only the server sets.
 _RESERVED = frozenset(
     {"x-request-id", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer"}
 )
@@ -61,7 +61,7 @@ class HttpInference:
         return self._predict(request, params["model_name"], params.get("model_version"), more)
 
     async def predict_kserve(self, request: HttpRequest) -> HttpAnswer:
-        """Predicts by a path of KServe's protocols; errors, too, have TorchServe's form."""
+        """Predicts by a path of KServe's protocols, with TorchServe's form of errors."""
         return await self._of_kserve(request, PREDICT)
 
     async def explain_kserve(self, request: HttpRequest) -> HttpAnswer:
@@ -114,7 +114,7 @@ class HttpInference:
         inputs: Sequence[Input],
         body: bytes,
     ) -> Job:
-        """Submits a request to a model. `more`: headers for the handler beside the client's."""
+        """Submits a request to a model. `more`: headers for the handler besides the client's."""
         model = self._models.find(name, version)
         content_type = request.header(b"content-type")
         if content_type and forms.is_form(content_type):
@@ -131,7 +131,7 @@ class HttpInference:
 
 
 async def answer_of(job: Job) -> HttpAnswer:
-    """Returns the answer whole if its first piece is all of it, else as a stream of pieces."""
+    """Returns the complete answer if it has only one piece, else a stream of pieces."""
     whole = await job.whole()
     if job.status < 200:
         job.cancel()
@@ -162,7 +162,7 @@ def handler_headers(pairs: Pairs) -> list[Header]:
 
 
 def json_of_model(body: Buffer, pairs: Pairs) -> HttpAnswer:
-    """Returns an answer of a model in JSON, unless the headers that came with it name another type."""
+    """Returns a model's answer as JSON, unless its headers name another content type."""
     if not pairs:
         return HttpAnswer(200, (JSON,), body)
     headers = handler_headers(pairs)
@@ -200,8 +200,8 @@ class HttpMetrics:
         self._registry, self._gpus = registry, gpus
 
     async def read(self, request: HttpRequest) -> HttpAnswer:
-        """Answers with metrics in Prometheus's text format, or as OpenMetrics to who prefers that: those that `name[]`
-        names, or all."""
+        """Answers with metrics in Prometheus' text format, or OpenMetrics if the client prefers it: those named in
+        `name[]`, or all."""
         await self._gpus.fresh()
         names, registry = wanted(request.query), self._registry
         if preferred(request.header(b"accept")):
@@ -212,7 +212,7 @@ class HttpMetrics:
 
 
 def wanted(query: bytes) -> frozenset[str]:
-    """Returns the values of `name[]` in a query string; none means all metrics."""
+    """Returns the values of `name[]` in a query string; an empty set means all metrics."""
     try:
         fields = parse_qsl(query.decode("utf-8", "replace"), max_num_fields=FIELDS_MAX)
     except ValueError:

@@ -15,8 +15,8 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"
 
 
 def traced(app: AsgiApp, tracer: Tracer, routes: RouteTable) -> AsgiApp:
-    """Wraps the application with a span for each request but those of probes. Spans are named by the templates of
-    `routes`: names must not be as many as paths."""
+    """Wraps the application with a span for each request except probes. Spans are named by the templates of `routes`,
+    which keeps the number of names small."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or _is_probe(scope["path"]):
@@ -51,7 +51,7 @@ def _begin(tracer: Tracer, scope: Scope, template: str) -> RequestSpan:
     method = scope["method"] if scope["method"] in _METHODS else "_OTHER"
     found: dict[str, Any] = {
         "http.request.method": method,
-        # Half of a surrogate pair would keep a whole batch of spans from being sent.
+        # A lone surrogate would make the export of the whole batch of spans fail.
         "url.path": scope["path"].encode("utf-8", "replace").decode(),
         "url.scheme": scope["scheme"],
         "network.protocol.version": scope["http_version"],

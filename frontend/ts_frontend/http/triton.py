@@ -1,4 +1,4 @@
-"""Triton's extensions of HTTP beside inference: statistics, settings, shared memory."""
+"""Triton's HTTP extensions other than inference: statistics, settings, shared memory."""
 
 from __future__ import annotations
 

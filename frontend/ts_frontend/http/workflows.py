@@ -22,18 +22,18 @@ from ts_frontend.tasks import owned
 from ts_frontend.workflows.manager import WorkflowManager
 from ts_frontend.workflows.workflow import Reply
 
-#: Answers of several nodes that are larger together are read as JSON outside of the event loop.
+#: Answers of several nodes with more bytes in total are parsed as JSON in a thread.
 JSON_AT_ONCE_BYTES = 65_536
 
 
 class UnusableAnswer(ServeError):
-    """The last nodes' answers don't fit into one."""
+    """The answers of the last nodes can't be combined into one."""
 
     remedy = "Fix the workflow's last functions: each must answer with JSON or text."
 
 
 class HttpWorkflows:
-    """`model_api` False: there are no methods to register and unregister, as there are none for models."""
+    """`model_api` False: workflows, like models, can't be registered and unregistered."""
 
     def __init__(self, workflows: WorkflowManager, *, model_api: bool) -> None:
         self._workflows = workflows
@@ -80,7 +80,7 @@ class HttpWorkflows:
             return await _answer(run.result())
         finally:
             run.cancel()
-            del run  # the exception that it ended with may be on its way through this frame
+            del run  # breaks the cycle of its exception, this frame and the task
 
 
 def _cancel(run: asyncio.Task[Mapping[str, Reply]]) -> None:
@@ -125,4 +125,4 @@ def _value(name: str, body: bytes) -> Any:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
