@@ -23,14 +23,14 @@ def guarded(method: Method, authorization: Authorization, kind: KeyKind) -> Meth
 
     def check(call: Call) -> None:
         authorization.check(kind, presented(call), call.peer)
-        # Handlers get the metadata, and have no use for the server's key.
+        # The metadata goes to handlers, which must not see the server's key.
         call.metadata = [entry for entry in call.metadata if entry[0] != AUTHORIZATION]
 
     return Method(method.path, method.shape, (_unary if method.shape is Shape.UNARY else _streaming)(run, check))
 
 
 def presented(call: Call) -> list[bytes]:
-    """Returns the values of `authorization`; one that isn't ASCII is no key (b""), however it was decoded."""
+    """Returns the values of `authorization`; a value that isn't ASCII becomes b"", which is no key."""
     found = [value for name, value in call.metadata if name == AUTHORIZATION]
     return [value.encode() if isinstance(value, str) and value.isascii() else b"" for value in found]
 
@@ -47,7 +47,7 @@ def _unary(run: Callable[[Call, bytes], Awaitable[bytes]], check: Check) -> Call
 
 
 def _streaming(run: Callable[[Call, Any], AsyncIterator[Sequence[bytes]]], check: Check) -> Any:
-    """Checks a streaming call before it runs; an allowed call then streams directly from its method."""
+    """Checks a streaming call before it runs; an allowed call returns its method's stream."""
 
     def streaming(call: Call, data: Any) -> AsyncIterator[Sequence[bytes]]:
         try:
@@ -61,4 +61,4 @@ def _streaming(run: Callable[[Call, Any], AsyncIterator[Sequence[bytes]]], check
 
 async def _refused(error: ServeError) -> AsyncIterator[Sequence[bytes]]:
     raise error
-    yield ()  # makes it a stream
+    yield ()  # makes this an async generator

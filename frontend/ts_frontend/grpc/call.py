@@ -29,9 +29,9 @@ Entries: TypeAlias = "list[tuple[str, str | bytes]]"
 
 
 class Call:
-    """One RPC. `deadline_s`: `time.monotonic()` seconds, `math.inf` for none. Keys of metadata are lower case;
-    values of `-bin` keys are bytes. `request_id`: "" until the service has given it one. `peer` None: it is made of
-    `client`, host and port (None: a Unix socket), when somebody asks, which usual calls do not."""
+    """One RPC. `deadline_s`: `time.monotonic()` seconds, `math.inf` for none. Keys of metadata are lower case; values
+    of `-bin` keys are bytes. `request_id`: "" until the service sets it. `peer` None: computed on first use from
+    `client`, the host and port (None: a Unix socket)."""
 
     __slots__ = ("_client", "_initial", "_peer", "_trailing", "deadline_s", "metadata", "path", "request_id", "times")
 
@@ -50,19 +50,19 @@ class Call:
         self._peer, self._client = peer, client
         self._initial: Entries | None = None
         self._trailing: Entries | None = None
-        #: Where its time goes; None when nobody asks.
+        #: The times of its jobs; None if they aren't measured.
         self.times: RequestTimes | None = None
 
     @property
     def peer(self) -> str:
-        """HOST:PORT of the client, "unix" for one of a Unix socket."""
+        """HOST:PORT of the client, "unix" for a client of a Unix socket."""
         if self._peer is None:
             self._peer = f"{self._client[0]}:{self._client[1]}" if self._client else "unix"
         return self._peer
 
     @property
     def initial(self) -> Entries:
-        """Metadata before the answer: append to it before the first message."""
+        """The initial metadata; append to it before the first message."""
         if self._initial is None:
             self._initial = []
         return self._initial
@@ -73,7 +73,7 @@ class Call:
 
     @property
     def trailing(self) -> Entries:
-        """Metadata after the answer: append to it before the method ends."""
+        """The trailing metadata; append to it before the method ends."""
         if self._trailing is None:
             self._trailing = []
         return self._trailing
@@ -84,17 +84,17 @@ class Call:
 
     @property
     def adds_nothing(self) -> bool:
-        """Returns whether the answer has no metadata, neither before nor after it."""
+        """Returns whether the answer has neither initial nor trailing metadata."""
         return not self._initial and not self._trailing and self.times is None
 
     def last_metadata(self) -> Entries:
-        """Returns what goes after the answer: `trailing`, and where the time went for a client that asked."""
+        """Returns the trailing metadata to send: `trailing`, and the times if the client asked for them."""
         if self.times is None or not self.times.told:
             return self.trailing
         return [*self.trailing, (ANSWER, self.times.text())]
 
     def time_jobs(self, *, told: bool) -> None:
-        """Times the jobs that this call submits from now on; `told`: for its client."""
+        """Times the jobs that this call submits from now on. `told`: the client gets the times."""
         if self.times is None:
             self.times = RequestTimes(told=told)
         self.times.told |= told
@@ -110,7 +110,7 @@ class Call:
 
 
 class Shape(Enum):
-    """The number of messages each way."""
+    """The number of messages in each direction: unary or streaming."""
 
     UNARY = "unary"
     SERVER_STREAM = "server stream"
@@ -118,15 +118,15 @@ class Shape(Enum):
 
 
 Unary: TypeAlias = Callable[[Call, bytes], Awaitable[bytes]]
-#: A server stream yields the messages that are ready together as one list, so that they share a write.
+#: A server stream yields lists of messages that are ready together, which are sent in one write.
 ServerStream: TypeAlias = Callable[[Call, bytes], AsyncIterator[Sequence[bytes]]]
 Bidi: TypeAlias = Callable[[Call, AsyncIterator[bytes]], AsyncIterator[Sequence[bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One method of a service, under its full path (`/package.Service/Method`). `run` is the whole of it; `counted`
-    lets an engine count the calls of a unary one itself, without a coroutine for it."""
+    """One method of a service, under its full path (`/package.Service/Method`). `run` does everything; `counted` lets
+    an engine count the calls of a unary method itself, without another coroutine."""
 
     path: str
     shape: Shape
@@ -151,8 +151,8 @@ LABELS = ("grpc_type", "grpc_service", "grpc_method")
 
 
 class MethodCounts:
-    """The counters of one method's calls. `handled`: ended calls by status. Times of answered unary calls are kept,
-    TIMES_MAX at most, and counted with them, until somebody calls `sum_up`."""
+    """The counters of one method's calls. `handled`: ended calls by status. The times of answered unary calls, at most
+    TIMES_MAX, are kept and added to the histogram by `sum_up`."""
 
     __slots__ = ("_seconds", "_took", "handled", "labels", "received", "sent", "started")
 
@@ -165,7 +165,7 @@ class MethodCounts:
         self._took: list[float] = []
 
     def sum_up(self) -> Histogram:
-        """Brings all counters up to date, and returns the times of calls."""
+        """Updates all counters and returns the histogram of the calls' seconds."""
         took, self._took = self._took, []
         if took:
             self.sent += len(took)
@@ -175,7 +175,7 @@ class MethodCounts:
             self.received = self.started
         return self._seconds
 
-    # --- of a unary method
+    # --- unary methods
 
     def begin(self) -> float:
         self.started += 1
@@ -190,7 +190,7 @@ class MethodCounts:
     def failed(self, call: Call, error: BaseException, begun_s: float) -> None:
         self.ended(code_of(call, error), time.perf_counter() - begun_s)
 
-    # --- of any
+    # --- all methods
 
     def ended(self, code: int, seconds: float) -> None:
         self.handled[code] += 1
@@ -198,7 +198,7 @@ class MethodCounts:
 
 
 class Counted(NamedTuple):
-    """A unary method whose calls aren't counted yet, and their counters."""
+    """A unary method without counting, and the counters for its calls."""
 
     run: Unary
     counts: MethodCounts
@@ -208,7 +208,7 @@ Routes: TypeAlias = Mapping[str, Method]
 
 
 def routes(*methods: Method) -> dict[str, Method]:
-    """Returns the methods by path. Raises ValueError for two methods of one path, a programming error."""
+    """Returns the methods by path. Raises ValueError if two methods have the same path."""
     table: dict[str, Method] = {}
     for method in methods:
         if method.path in table:
@@ -219,8 +219,9 @@ def routes(*methods: Method) -> dict[str, Method]:
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """HTTP/2's pings, both ways, as gRPC has them; milliseconds, None for the engine's own. `time_ms`: a client that is
-    silent for so long is pinged, and closed when it doesn't answer within `timeout_ms`."""
+    """HTTP/2 pings, in the terms of gRPC's keepalive; milliseconds, None for the engine's default. `time_ms`: the
+    server pings a client that has been silent for this long and closes the connection without an answer in
+    `timeout_ms`."""
 
     time_ms: int | None = None
     timeout_ms: int | None = None
@@ -232,9 +233,9 @@ class Keepalive:
 
 @dataclass(frozen=True, slots=True)
 class ListenerLimits:
-    """The limits of a listener. Sizes in bytes, times in seconds; `math.inf` for no limit. `head_pause_s_max`: how long
-    a client may pause while it sends a request's head; `write_s_max`: for how long it may take nothing of an answer, 0
-    for any time."""
+    """The limits of a listener. Sizes in bytes, times in seconds; `math.inf` for no limit. `head_pause_s_max`: the
+    longest pause while a client sends a request's head; `write_s_max`: the longest time in which a client reads nothing
+    of an answer, 0 for no limit."""
 
     request_bytes_max: int = 6_553_500
     response_bytes_max: int = 6_553_500
@@ -251,7 +252,7 @@ REQUEST_ID_CHARACTERS_MAX = 128
 
 #: Headers of the transport, not of the request or the answer.
 _TRANSPORT = frozenset({"te", "content-type", "user-agent", "accept-encoding", "content-length", "host", "connection"})
-#: The same as bytes, with those headers of gRPC's own that are no metadata.
+#: The same as bytes, with gRPC's own headers, which aren't metadata.
 _TRANSPORT_NAMES = frozenset(
     name.encode() for name in (*_TRANSPORT, "grpc-timeout", "grpc-encoding", "grpc-accept-encoding")
 )
@@ -259,7 +260,7 @@ _REQUEST_ID = re.compile(rf"[\x21-\x7e]{{1,{REQUEST_ID_CHARACTERS_MAX}}}")
 
 
 class RequestIds:
-    """Ids in the form of a UUID, unique across processes: a random beginning and a counter.
+    """Ids in the form of a UUID, unique across processes: a random prefix and a counter.
 
     0.3 us each, where `uuid.uuid4` takes 3 us.
     """
@@ -273,7 +274,7 @@ class RequestIds:
 
 
 def request_headers(metadata: Metadata) -> tuple[Pairs, str | None]:
-    """Returns the headers for a handler from a client's metadata (text only, nothing of the transport), and the
+    """Returns the headers for a handler from a client's metadata (text values only, no transport headers), and the
     client's request id."""
     headers: list[tuple[str, str]] = []
     request_id = None
@@ -289,8 +290,8 @@ def request_headers(metadata: Metadata) -> tuple[Pairs, str | None]:
 
 
 def identified(call: Call, ids: RequestIds) -> tuple[Pairs, str]:
-    """Returns `request_headers` and the request's id: the client's, which the answer then repeats, or a new one. The
-    first request's id becomes the call's."""
+    """Returns the headers of `request_headers` and the request's id: the client's, which is sent back, or a new one.
+    The first request's id becomes the call's."""
     headers, own = request_headers(call.metadata)
     if headers and (ASK, "1") in headers:
         call.time_jobs(told=True)
@@ -303,8 +304,8 @@ def identified(call: Call, ids: RequestIds) -> tuple[Pairs, str]:
 
 
 def response_metadata(status: int, headers: Pairs) -> list[tuple[str, str | bytes]]:
-    """Returns a client's metadata from the status and headers that a handler set, without those that metadata can't
-    carry."""
+    """Returns a client's metadata from the status and headers that a handler set; headers that are invalid as metadata
+    are dropped."""
     found: list[tuple[str, str | bytes]] = [(STATUS_KEY, str(status))] if status != 200 else []
     for name, value in headers:
         key = name.lower()

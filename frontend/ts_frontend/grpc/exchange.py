@@ -1,4 +1,4 @@
-"""One gRPC call over ASGI: reads the request, runs the method, writes answers and the one final status."""
+"""One gRPC call over ASGI: reads the request, runs the method, writes the answers and the final status."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from ts_frontend.http.request import Event, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 
-#: Larger messages are compressed in a thread: at some 200 MB/s, this many bytes hold the loop for a millisecond.
+#: Larger messages are compressed in a thread: at about 200 MB/s, this size blocks the loop for 1 ms.
 THREAD_BYTES_MIN = 256 * 1024
-#: Of a compressed message: it may grow a thousandfold, and more than a megabyte takes milliseconds.
+#: Larger compressed messages are decompressed in a thread: they may grow a thousandfold.
 THREAD_COMPRESSED_BYTES_MIN = 1024
-#: A larger message is sent apart from its prefix, so that it isn't copied behind it.
+#: The prefix of a larger message is sent separately, to avoid a copy of the message.
 JOIN_BYTES_MAX = 64 * 1024
 
 UNEXPECTED = "The server failed unexpectedly; its log says why"
@@ -43,7 +43,7 @@ _TRAILERS_OK = (STATUS_OK,)
 
 
 def current_task(loop: asyncio.AbstractEventLoop | None = None) -> asyncio.Task[None]:
-    """The task of this request: ASGI servers run each in one. Without `loop`, the running one is looked up, with a
+    """The task of this request: ASGI servers run each in one. Without `loop`, looking up the running loop costs a
     system call."""
     task: asyncio.Task[None] | None = asyncio.current_task(loop)
     assert task is not None
@@ -51,14 +51,14 @@ def current_task(loop: asyncio.AbstractEventLoop | None = None) -> asyncio.Task[
 
 
 def uncancel() -> None:
-    """Takes back a cancellation of our own, so that the task can still send its last messages."""
-    if sys.version_info >= (3, 11):  # before, a cancellation is forgotten once it is caught
+    """Undoes a cancellation by the deadline, so that the task can still send its last messages."""
+    if sys.version_info >= (3, 11):  # older versions forget a caught cancellation
         current_task().uncancel()
 
 
 class _Expiry:
-    """Cancels a task when its time is over. The task's caller clears `task`: a cancelled task keeps its exception, and
-    with that the frames it went through, which must not lead back to it."""
+    """Cancels a task when its time is over. The caller clears `task`: a cancelled task keeps its exception with the
+    traceback's frames, which must not refer back to the task."""
 
     __slots__ = ("passed", "task")
 
@@ -73,7 +73,7 @@ class _Expiry:
 
 
 class Exchange:
-    """One call. `run` always ends it with exactly one status, or raises ClientGone."""
+    """One call. `run` sends exactly one status, or raises ClientGone."""
 
     __slots__ = (
         "_answer_encoding",
@@ -100,7 +100,7 @@ class Exchange:
         self._started = self._body_ended = self._ended = False
 
     async def run(self, method: Method | None) -> None:
-        """Runs `method` (None: the path has none), within the client's deadline."""
+        """Runs `method` (None: unknown path) within the client's deadline."""
         try:
             if b"grpc-timeout" in self._request:
                 await self._run_in_time(method)
@@ -116,7 +116,7 @@ class Exchange:
             await self._finish(Code.INTERNAL, UNEXPECTED)
 
     async def refuse_draining(self) -> None:
-        """Ends a cancelled call with UNAVAILABLE: the server doesn't wait for it any longer."""
+        """Ends a call that the shutdown cancelled with UNAVAILABLE."""
         await self._finish(Draining.code, "The server shut down before the call was answered")
 
     async def _run_in_time(self, method: Method | None) -> None:
@@ -136,7 +136,7 @@ class Exchange:
             expiry.task = None
 
     def _way(self, method: Method | None) -> Awaitable[None]:
-        """Performs the call: by the short way for a unary method and plain messages, else by the general one."""
+        """Performs the call, by the fast path for a unary method with uncompressed messages."""
         request = self._request
         if (
             method is not None
@@ -148,14 +148,14 @@ class Exchange:
         return self._perform(method)
 
     async def _perform_usual(self, method: Method) -> None:
-        """Does the same as `_perform` in one coroutine, as long as the call is usual: a request in one piece, and a
-        small answer without metadata."""
+        """The fast path of `_perform` in one coroutine, for a request in one piece and a small answer without metadata;
+        it hands other calls on."""
         call, limits, receive, send = self._call, self._limits, self._receive, self._send
         event = await receive()
         message = self._whole_message(event)
         if message is None:
             message = await self._only_message([event])
-        elif event.get("more_body"):  # clients often end the stream with an empty frame of its own
+        elif event.get("more_body"):  # clients often end the stream with a separate empty frame
             end = await receive()
             if end["type"] != "http.request" or end.get("body") or end.get("more_body"):
                 message = await self._only_message([event, end])
@@ -185,7 +185,7 @@ class Exchange:
             raise ClientGone from error
 
     def _whole_message(self, event: Event) -> bytes | None:
-        """Returns the plain message that an event consists of; None for anything else."""
+        """Returns the message if the event is exactly one uncompressed message, else None."""
         body: bytes = event.get("body", b"")
         size = len(body) - protocol.PREFIX_BYTES
         if 0 <= size <= self._limits.request_bytes_max and body[0] == 0 and int.from_bytes(body[1:5], "big") == size:
@@ -210,7 +210,7 @@ class Exchange:
 
     def _check_headers(self) -> None:
         if self._request.get(b"te") != b"trailers":
-            raise MalformedHeader("The header 'te: trailers' is missing: something on the way may drop the status")
+            raise MalformedHeader("The header 'te: trailers' is missing: a proxy may drop the status")
         encoding = self._encoding()
         protocol.check_encoding(encoding)
         accepted = self._request.get(b"grpc-accept-encoding", b"").decode("latin-1")
@@ -223,14 +223,14 @@ class Exchange:
     # Messages in
 
     async def _only_message(self, received: Sequence[Event] = ()) -> bytes:
-        """Returns the request's one message; `received`: the events that were read already."""
+        """Returns the request's only message; `received`: the events read so far. Raises WrongMessageCount."""
         messages = [message async for message in self._messages(received)]
         if len(messages) != 1:
             raise protocol.WrongMessageCount(f"{self._call.path} takes one message, not {len(messages)}")
         return messages[0]
 
     async def _messages(self, received: Sequence[Event] = ()) -> AsyncIterator[bytes]:
-        """The request's messages as they come; `received`: the events that were read already."""
+        """Yields the request's messages as they arrive; `received`: the events read so far."""
         decoder = protocol.Decoder(self._limits.request_bytes_max)
         waiting = iter(received)
         while True:
@@ -249,7 +249,7 @@ class Exchange:
             return protocol.decompress(*arguments)
         return await asyncio.to_thread(protocol.decompress, *arguments)
 
-    # Answers out
+    # Messages out
 
     async def _answer(self, message: bytes) -> None:
         """Sends a unary method's answer and status."""
@@ -268,11 +268,11 @@ class Exchange:
         await self._finish(Code.OK, "")
 
     async def _write(self, messages: Sequence[bytes], *, more: bool) -> None:
-        """Waits while the client doesn't read: that is the stream's back-pressure."""
+        """Sends messages; waits while the client doesn't read (back-pressure)."""
         limit = self._limits.response_bytes_max
         if max(map(len, messages)) > limit:
             index = next(index for index, message in enumerate(messages) if len(message) > limit)
-            if index:  # those before it are sent, as they would be one by one
+            if index:  # the messages before it are still sent
                 await self._write(messages[:index], more=True)
             raise protocol.too_large(len(messages[index]), limit, key="max_response_size", what="Answer")
         if not self._started:
@@ -292,7 +292,7 @@ class Exchange:
         self._body_ended = not more
         try:
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
-        except OSError as error:  # ASGI servers raise it once the client has gone
+        except OSError as error:  # raised by ASGI servers after the client has disconnected
             raise ClientGone from error
 
     async def _start(self) -> None:
@@ -308,7 +308,7 @@ class Exchange:
             raise ClientGone from error
 
     async def _finish(self, code: Code, message: str) -> None:
-        """Sends the final status, if the client is still there."""
+        """Sends the final status, unless the client has disconnected."""
         if self._ended:
             return
         try:
@@ -317,7 +317,7 @@ class Exchange:
             self._ended = True
 
     async def _write_status(self, trailers: Sequence[Header]) -> None:
-        """Sends the status: without answers before it, in the header block (a trailers-only answer)."""
+        """Sends the status; in the header block if nothing was sent before (a trailers-only answer)."""
         if not self._started and not self._call.initial:
             self._started = self._body_ended = self._ended = True
             headers = (CONTENT_TYPE, ACCEPT_ENCODING, *trailers)

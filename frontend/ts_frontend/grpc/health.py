@@ -17,9 +17,9 @@ SERVICE = "grpc.health.v1.Health"
 
 
 class UnknownService(ServeError):
-    """The health service doesn't know the name."""
+    """The name is neither a service nor a model of this server."""
 
-    remedy = "Ask for the server (an empty name) or for a model that is there."
+    remedy = "Ask for the server (an empty name) or for a registered model."
     code, http_status, type_name = Code.NOT_FOUND, 404, "ResourceNotFoundException"
 
 
@@ -33,7 +33,7 @@ def methods(source: Health) -> tuple[Method, Method]:
 
 
 class HealthService:
-    """The health service; its answers come from `source`."""
+    """The health service over `source`."""
 
     def __init__(self, source: Health) -> None:
         self._source = source
@@ -51,7 +51,7 @@ class HealthService:
         while True:
             change = owned(self._source.changed())
             try:
-                # Lets `changed` begin, so that no change after the look at the status below is missed.
+                # Starts `changed` before reading the status, so that no change is missed.
                 await asyncio.sleep(0)
                 state = _response(self._source.status(name))
                 if state != sent:
@@ -60,7 +60,7 @@ class HealthService:
                 await change
             finally:
                 change.cancel()
-                del change  # the exception that it ended with may be on its way through this frame
+                del change  # breaks the cycle of its exception, this frame and the task
 
 
 def _requested(data: bytes) -> str:

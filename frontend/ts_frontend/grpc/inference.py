@@ -28,16 +28,16 @@ _NAME, _VERSION, _INPUT, _SEQUENCE = 0x0A, 0x12, 0x1A, 0x22
 _KEY, _VALUE = 0x0A, 0x12
 _LENGTH_SHIFT_MAX = 28
 _PREFIXES = tuple(bytes((0x0A, size)) for size in range(128))
-#: Lengths below are one byte.
+#: Smaller lengths are one byte.
 _LENGTH_BYTE_MAX = 127
-#: Beginnings of requests that are known by their bytes.
+#: The most prefixes of requests that are remembered.
 BEGINNINGS_MAX = 256
-#: Makes a named tuple of its values at half the cost of calling its type.
+#: Creates a named tuple at half the cost of calling its type.
 _new = tuple.__new__
 
 
 class PredictionRequest(NamedTuple):
-    """A PredictionsRequest; `version` "" stands for the default one, `sequence_id` None for none."""
+    """A PredictionsRequest. `version`: "" for the default; `sequence_id`: None if it isn't set."""
 
     name: str
     version: str
@@ -63,8 +63,7 @@ def _length(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _entry(data: bytes, at: int, stop: int) -> Input:
-    """Returns the map entry between `at` and `stop`. Raises _Unusual for anything but a short key followed by a
-    value."""
+    """Returns the map entry between `at` and `stop`. Raises _Unusual unless it is a short key followed by a value."""
     key_size = data[at + 1]
     value_at = at + 2 + key_size
     if data[at] != _KEY or key_size > 127 or value_at + 2 > stop or data[value_at] != _VALUE:
@@ -108,11 +107,11 @@ def _parse_usual(data: bytes) -> PredictionRequest:
 
 
 class PredictionReader:
-    """Reads requests as `parse`, and knows the beginnings of the usual small ones: a model's name and one input. A
-    client's requests mostly differ in the input's value alone, whose two lengths tell whether the rest is as before."""
+    """Parses requests like `parse`, faster for small requests with one input: most requests of a client differ only in
+    the input's value, so that the bytes before it are remembered and compared."""
 
     def __init__(self) -> None:
-        #: By the bytes up to the tag of the input's entry: the model's name, the entry's key field, the input's name.
+        #: By the bytes up to the input's entry: the model's name, the entry's key field, the input's name.
         self.known: dict[bytes, tuple[str, bytes, str]] = {}
 
     def parse(self, method: str, data: bytes) -> PredictionRequest:
@@ -124,7 +123,7 @@ class PredictionReader:
         return request
 
     def _parse_known(self, data: bytes) -> PredictionRequest | None:
-        """Returns the request, if it begins as one that was noted."""
+        """Returns the request if its prefix is remembered, else None."""
         at = data[1] + 3
         known = self.known.get(data[:at])
         if known is None:
@@ -141,7 +140,7 @@ class PredictionReader:
         return _new(PredictionRequest, (name, "", [_new(Input, (input_name, "", data[start:]))], None))
 
     def _note(self, data: bytes, request: PredictionRequest) -> None:
-        """Notes the beginning of a request that was read in full, if those like it can be read by it."""
+        """Remembers the prefix of a parsed request if it is small with one input."""
         name, version, inputs, sequence_id = request
         if version or sequence_id is not None or len(inputs) != 1 or len(data) > _LENGTH_BYTE_MAX:
             return
@@ -171,8 +170,8 @@ def _parse_any(method: str, data: bytes) -> PredictionRequest:
 
 
 def parse(method: str, data: bytes) -> PredictionRequest:
-    """Returns the request in `data`. Raises InvalidArgument, naming `method`, for anything else. Large inputs are views
-    of `data`."""
+    """Returns the request in `data`; large inputs are views of it. Raises InvalidArgument, naming `method`, for
+    anything else."""
     try:
         return _parse_usual(data)
     except (IndexError, ValueError):
@@ -196,13 +195,13 @@ def response(prediction: Buffer) -> bytes:
 
 
 def responses(predictions: Sequence[Buffer]) -> list[bytes]:
-    """`response` of each."""
+    """Returns a PredictionResponse for each answer."""
     prefixes = _PREFIXES
     return [prefixes[len(one)] + one if len(one) < 128 else response(one) for one in predictions]
 
 
 def sequence_response(prediction: Buffer, sequence_id: str | None) -> bytes:
-    """Returns the same for StreamPredictions2: fields of one message may follow each other as separate encodings."""
+    """Returns a PredictionResponse for StreamPredictions2: concatenated encodings are one message."""
     if sequence_id is None:
         return response(prediction)
     return response(prediction) + PredictionResponse(sequence_id=sequence_id).SerializeToString()
@@ -214,8 +213,8 @@ def failure_response(error: ServeError, sequence_id: str | None) -> bytes:
 
 
 class _StreamedPrediction(StreamRequest):
-    """A request of StreamPredictions2. Those of one sequence run one after another, those without an id as if they were
-    a sequence of their own. One that can't be parsed fails by itself."""
+    """A request of StreamPredictions2. The requests of one sequence run one after another, as do those without an id. A
+    request that can't be parsed fails alone."""
 
     starts_in_turn = True
 
@@ -263,7 +262,7 @@ class InferenceService:
         )
 
     async def ping(self, call: Call, data: bytes) -> bytes:
-        """TorchServeHealthResponse with the text of `/ping`; never an error."""
+        """TorchServeHealthResponse with the text of `/ping`; never raises."""
         try:
             _, report = await self._health.health()
         except ServeError:
@@ -289,8 +288,8 @@ class InferenceService:
         )
 
     def _sequence(self, sequence_id: str, inputs: list[Input]) -> tuple[Pairs, list[Input]]:
-        """Returns the headers that HTTP clients send for a sequence (its id, and the inputs named like the headers for
-        its start and end), and the other inputs."""
+        """Returns the headers that an HTTP client sends for a sequence (its id, and the inputs with the names of the
+        start and end headers), and the other inputs."""
         marks = self._keys.start, self._keys.end
         found = [part for part in inputs if part.name.lower() in marks]
         named = [(part.name.lower(), str(part.data, "utf-8", "replace")) for part in found]
@@ -316,7 +315,7 @@ class InferenceService:
             call.trailing.extend(response_metadata(answer.status, answer.headers))
 
     def stream_predictions_2(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncIterator[Sequence[bytes]]:
-        """PredictionsRequests -> the PredictionResponses of each, failures among them."""
+        """PredictionsRequests -> the PredictionResponses of each, with failures as PredictionResponses."""
 
         def accept(data: bytes) -> _StreamedPrediction:
             return _StreamedPrediction(call.path, data, submit)

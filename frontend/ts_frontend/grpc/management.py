@@ -1,6 +1,6 @@
-"""The service `ManagementAPIsService`: fields to arguments, outcomes to text (`protos/management.proto`).
+"""The service `ManagementAPIsService`: registers, scales, describes and unregisters models (`protos/management.proto`).
 
-Zero and "" count as not given, as the message definitions say.
+Zero and "" count as not given, as in proto3.
 """
 
 from __future__ import annotations

@@ -32,26 +32,26 @@ SERVICE = "inference.GRPCInferenceService"
 #: The same service under the names that other servers gave it.
 ALIASES = ("inference.GrpcInferenceService", "org.pytorch.serve.grpc.openinference.GRPCInferenceService")
 
-#: The metadata that chooses a stream's dialect, and one of Triton's that makes failures end it.
+#: Metadata keys: a stream's dialect, and Triton's key with which failures end the stream.
 DIALECT_KEY, STATUS_KEY = "oip-stream-dialect", "triton_grpc_error"
-#: Triton's parameters: of a request that wants an empty last answer, and of a last answer.
+#: Triton's parameters: a request's wish for an empty final answer, and the mark of a final answer.
 EMPTY_FINAL, FINAL = "triton_enable_empty_final_response", "triton_final_response"
-#: In which forms the worker takes and answers the requests of a stream; those of a stream's first one and of the later
-#: ones that go into the same call of a handler.
+#: The forms in which the worker reads and answers the requests of a stream; the forms of the first request, and of
+#: later ones in the same handler call.
 TRITON_FORM, MLSERVER_FORM = "grpc;stream;triton", "grpc;stream;status"
 FIRST_FORM, FOLLOWING_FORM = "grpc;stream;more", "grpc;stream"
-#: So many elements with their lengths are no accident.
+#: This number of well-formed elements isn't a coincidence.
 ELEMENTS_SEEN_MAX = 256
 
 M = TypeVar("M", bound=Message)
 
 
-#: Of a request that is none to a model: names, settings, places.
+#: The most bytes of a request that isn't an inference: names, settings, regions.
 SMALL_BYTES_MAX = 256 * 1024
 
 
 def message(kind: type[M], data: bytes, *, bytes_max: int = SMALL_BYTES_MAX) -> M:
-    """The message in `data`. InvalidArgument, naming its type, for anything else; MessageTooLarge."""
+    """The message in `data`. Raises InvalidArgument, naming the type, and MessageTooLarge."""
     if len(data) > bytes_max:
         raise MessageTooLarge(
             f"A {kind.DESCRIPTOR.name} of {len(data)} bytes is too large: it may have {bytes_max} bytes"
@@ -65,8 +65,8 @@ def message(kind: type[M], data: bytes, *, bytes_max: int = SMALL_BYTES_MAX) -> 
 
 
 class OpenInferenceService:
-    """Health, metadata and inference; the repository's methods are in `repository.py`. `keys`: the headers that tell
-    models with sequences where a request belongs."""
+    """Health, metadata and inference; the repository's methods are in `repository.py`. `keys`: the names of the headers
+    for models with sequences."""
 
     def __init__(
         self,
@@ -137,8 +137,8 @@ class OpenInferenceService:
     # --- inference
 
     def submit(self, call: Call, data: bytes, request: pb.ModelInferRequest, form: str, stream: bool = True) -> Job:
-        """The job of a request whose head is `request`. `form`: how the worker reads it and writes its answers;
-        `stream`: these are passed on as they come, else all of them together may take max_response_size."""
+        """Submits a request, whose head is `request`. `form`: how the worker reads it and writes its answers; `stream`:
+        answers are sent as they come; otherwise max_response_size limits all of them together."""
         if not request.model_name:
             raise InvalidArgument("model_name is empty: name the model to ask")
         model = tensor_models.find(self._models, request.model_name, request.model_version)
@@ -157,7 +157,7 @@ class OpenInferenceService:
         )
 
     def open_stream(self, call: Call, data: bytes, request: pb.ModelInferRequest) -> FedJob | None:
-        """The job of a whole stream that begins with this request; None for a model that takes one at a time."""
+        """The job of a stream that begins with this request; None if the model's handler takes single requests."""
         if not request.model_name:
             return None
         model = tensor_models.find(self._models, request.model_name, request.model_version)
@@ -173,7 +173,7 @@ class OpenInferenceService:
         )
 
     def answers_mix(self, request: pb.ModelInferRequest) -> bool:
-        """Whether the answers to several requests of the model may mix; False for a model that isn't there."""
+        """Whether answers to several requests of the model may interleave; False for an unknown model."""
         try:
             return tensor_models.find(self._models, request.model_name, request.model_version).streams
         except ServeError:
@@ -203,7 +203,7 @@ class OpenInferenceService:
             answer.cancel()
 
     def model_stream_infer(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncIterator[Sequence[bytes]]:
-        """ModelInferRequests -> the answers of each, in the dialect of the stream."""
+        """ModelInferRequests -> the answers of each, in the stream's dialect."""
         return Multiplexer("ModelStreamInfer", _TensorStream(self, call, self._dialect).accept).answers(requests)
 
 
@@ -215,7 +215,7 @@ def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadat
 
 
 def set_parameter(parameter: Any, value: Any) -> None:
-    """Sets a parameter's value; a type without a field of its own is set as text."""
+    """Sets a parameter's value; a value of another type is set as text."""
     if isinstance(value, bool):
         parameter.bool_param = value
     elif isinstance(value, int):
@@ -230,8 +230,8 @@ def set_parameter(parameter: Any, value: Any) -> None:
 
 
 class StreamDialect(Enum):
-    """Whose answers a stream has. `triton` wraps every answer in a ModelStreamInferResponse and reports failures in
-    band; `mlserver` sends plain ModelInferResponses and ends the stream with the status of the first failure."""
+    """The server whose answers a stream imitates. `triton`: every answer in a ModelStreamInferResponse, failures as
+    messages; `mlserver`: plain ModelInferResponses, and the first failure ends the stream with its status."""
 
     AUTO = "auto"
     TRITON = "triton"
@@ -240,7 +240,7 @@ class StreamDialect(Enum):
 
 def dialect_of(call: Call, request: pb.ModelInferRequest, configured: StreamDialect) -> StreamDialect:
     """Returns the dialect of a stream, by its metadata, the setting, or its first request. Raises InvalidArgument for
-    unknown words."""
+    an unknown dialect."""
     named = call.value(DIALECT_KEY)
     if named is not None:
         if named not in (StreamDialect.TRITON.value, StreamDialect.MLSERVER.value):
@@ -255,7 +255,7 @@ def dialect_of(call: Call, request: pb.ModelInferRequest, configured: StreamDial
 
 
 def _has_bare_bytes(request: pb.ModelInferRequest) -> bool:
-    """Whether a BYTES input's raw content is no sequence of elements with their lengths (Dynamo's sample clients)."""
+    """Whether a BYTES input's raw content has no length prefixes (as from Dynamo's sample clients)."""
     for tensor, data in zip(request.inputs, request.raw_input_contents, strict=False):
         if tensor.datatype == "BYTES" and not _is_prefixed(data):
             return True
@@ -272,7 +272,7 @@ def _is_prefixed(data: bytes) -> bool:
 
 
 class _TensorStream:
-    """The requests of one ModelStreamInfer. The first decides on the dialect of all."""
+    """The requests of one ModelStreamInfer call. The first one determines the dialect."""
 
     def __init__(self, service: OpenInferenceService, call: Call, configured: StreamDialect) -> None:
         self._service, self._call, self._configured = service, call, configured
@@ -289,7 +289,7 @@ class _TensorStream:
 
 
 class _TritonRequest(StreamRequest):
-    """Answered in the order of the requests, unless its model's answers may mix."""
+    """A request answered in order of arrival, unless its model's answers may interleave."""
 
     def __init__(self, service: OpenInferenceService, call: Call, data: bytes, request: pb.ModelInferRequest) -> None:
         self._service, self._call, self._data, self._request = service, call, data, request
@@ -308,14 +308,14 @@ class _TritonRequest(StreamRequest):
             return _coded(error)
         message = pb.ModelStreamInferResponse(error_message=error.message)
         message.infer_response.id = self._request.id
-        if started:  # the model had the request, whose last answer this is
+        if started:  # the handler has started: this is its last answer
             message.infer_response.model_name = self._request.model_name
             message.infer_response.parameters[FINAL].bool_param = True
         return message.SerializeToString()
 
 
 class _MLServerRequest(StreamRequest):
-    """Answered in the order of the requests. The first one's handler takes the whole stream if it can (`FedJob`)."""
+    """A request answered in order of arrival. One handler call takes the whole stream if it can (`FedJob`)."""
 
     lane = "in order"
 
@@ -336,7 +336,7 @@ class _MLServerRequest(StreamRequest):
         return [bytes(piece) for piece in pieces if len(piece)]
 
     def answered(self, job: Job) -> None:
-        """The headers of the last answer are the stream's trailing metadata."""
+        """Sends the headers of the last answer as the stream's trailing metadata."""
         if job.headers:
             self._call.trailing[:] = response_metadata(200, job.headers)
 

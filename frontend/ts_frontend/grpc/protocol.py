@@ -23,11 +23,11 @@ from ts_frontend.protos.google_rpc_status_pb2 import Status
 PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = PREFIX.size
 
-#: The compressions of both ways, with zlib's window bits: 31 is gzip's framing, 15 zlib's, which gRPC calls deflate.
+#: The compressions and their zlib window bits: 31 is gzip, 15 is zlib, which gRPC calls deflate.
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}
 ACCEPTED_ENCODINGS = ("identity", *_WINDOW_BITS)
 
-#: An answer shorter than this is sent as it is: compressing it would cost more than it saves.
+#: Smaller answers aren't compressed: compression would cost more than it saves.
 COMPRESS_BYTES_MIN = 1024
 
 
@@ -39,11 +39,11 @@ class BrokenMessages(ServeError):
 
 
 class WrongMessageCount(Unimplemented):
-    """A method that takes one message got none, or several (gRPC's status for that is UNIMPLEMENTED)."""
+    """A method that takes one message got none, or several (gRPC's status for it is UNIMPLEMENTED)."""
 
 
 class Message(NamedTuple):
-    """One message as it was on the wire."""
+    """One message as it was received: compressed or not, and its bytes."""
 
     compressed: bool
     data: bytes
@@ -57,7 +57,7 @@ def too_large(size: int, limit: int, *, key: str = "max_request_size", what: str
 class Decoder:
     """Decodes messages from bytes, in pieces of any size.
 
-    An illegal prefix raises and leaves the decoder as it was before that prefix; it is not to be fed again.
+    After an error the decoder is unchanged from before the bad prefix, and must not be fed again.
     """
 
     __slots__ = ("_bytes_max", "_held", "_held_bytes", "_needed")
@@ -69,7 +69,7 @@ class Decoder:
         self._needed = PREFIX_BYTES
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that are complete now.
+        """The messages completed by `data`.
 
         Raises:
             MessageTooLarge: a prefix announces more than the limit.
@@ -84,7 +84,7 @@ class Decoder:
         return self._cut(b"".join(self._held))
 
     def _whole(self) -> Message:
-        """The message that all pieces together are, joined without its prefix."""
+        """The message that the pieces form, joined without its prefix."""
         first, *rest = self._held
         self._held, self._held_bytes, self._needed = [], 0, PREFIX_BYTES
         return Message(first[0] == 1, b"".join((memoryview(first)[PREFIX_BYTES:], *rest)))
@@ -120,7 +120,7 @@ class Decoder:
 
 
 def encode(messages: Sequence[bytes], encoding: str | None = None) -> bytes:
-    """The messages as one piece of a body; with `encoding`, those worth it are compressed."""
+    """The messages as one piece of a body; with `encoding`, messages that aren't small are compressed."""
     pack = PREFIX.pack
     if encoding is None:
         return b"".join([part for data in messages for part in (pack(0, len(data)), data)])
@@ -134,13 +134,13 @@ def encode(messages: Sequence[bytes], encoding: str | None = None) -> bytes:
 
 
 def compress(encoding: str, data: bytes) -> bytes:
-    """`encoding` is one of gzip, deflate. Level 1: answers are compressed while someone waits for them."""
+    """`encoding`: gzip or deflate. Level 1, since clients wait for the answer."""
     packer = zlib.compressobj(1, zlib.DEFLATED, _WINDOW_BITS[encoding])
     return packer.compress(data) + packer.flush()
 
 
 def check_encoding(encoding: str | None) -> None:
-    """Raises Unimplemented for a compression we don't have (gRPC's status for it)."""
+    """Raises Unimplemented (gRPC's status for it) for an unsupported compression."""
     if encoding is not None and encoding not in ACCEPTED_ENCODINGS:
         raise Unimplemented(
             f"Messages compressed with {encoding!r} can't be read; use one of {', '.join(ACCEPTED_ENCODINGS)}"
@@ -152,7 +152,7 @@ def decompress(encoding: str | None, data: bytes, bytes_max: int) -> bytes:
 
     Raises:
         MessageTooLarge: the content is larger than the limit.
-        BrokenMessages: not compressed as announced, cut short, or nothing was announced.
+        BrokenMessages: not compressed as announced, truncated, or without an announced compression.
     """
     if encoding is None or encoding not in _WINDOW_BITS:
         raise BrokenMessages("A message is marked as compressed, but grpc-encoding names no compression")
@@ -172,10 +172,10 @@ def decompress(encoding: str | None, data: bytes, bytes_max: int) -> bytes:
 
 
 def answer_encoding(request_encoding: str | None, accepted: str | None) -> str | None:
-    """The compression of the answers: the request's own, where the client says that it can read it.
+    """The compression of the answers: that of the request, if the client accepts it.
 
-    Clients list what they accept whether they want it or not (grpcio always does), so a client asks for
-    compressed answers by sending compressed requests.
+    Clients list all compressions they accept (grpcio always does), so that only a compressed request asks for
+    compressed answers.
     """
     if request_encoding not in _WINDOW_BITS or accepted is None:
         return None
@@ -191,7 +191,7 @@ STATUS_OK: Header = (b"grpc-status", b"0")
 
 #: Clients refuse headers above 8 KiB by default (grpcio), and then lose the status too.
 STATUS_MESSAGE_BYTES_MAX = 4096
-#: A longer message isn't said a second time in the status details: with both, the headers would be above that.
+#: A longer message isn't repeated in the status details, which would exceed that limit.
 DETAILS_MESSAGE_BYTES_MAX = 1500
 STATUS_DETAILS = "grpc-status-details-bin"
 #: The length of a traceback's end that clients get.
@@ -207,20 +207,20 @@ _UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e
 METADATA_KEY = re.compile(r"[0-9a-z_.\-]+")
 METADATA_VALUE = re.compile(r"[\x20-\x7e]*")
 
-#: Headers that belong to HTTP or to gRPC itself and are no metadata.
+#: Headers of HTTP or gRPC itself, which aren't metadata.
 _RESERVED = frozenset(
     b"host content-type content-length te accept-encoding grpc-timeout grpc-encoding grpc-accept-encoding".split()
 )
 
 
 class MalformedHeader(ServeError):
-    """A header of gRPC's own can't be read."""
+    """One of gRPC's own headers is malformed."""
 
     remedy = "Fix the client: the message names the header."
     code, http_status, type_name = Code.INTERNAL, 400, "BadRequestException"
 
 
-#: How much before a deadline its passing is answered: a LAN's way to the client and back, and a timer's grain.
+#: Seconds before a deadline at which its status is sent: a LAN's round trip and a timer's resolution.
 EARLY_S_MAX = 0.005
 EARLY_SHARE = 0.05
 
@@ -236,13 +236,13 @@ def timeout_s(value: bytes) -> float:
 
 
 def answering_s(seconds: float) -> float:
-    """When to answer that a deadline in so many seconds has passed: a little early, so that the client hears of it and
-    needn't cancel the call itself. h2corn closes connections with more than 200 cancelled calls in 10 s."""
+    """Seconds after which to answer a deadline of `seconds`: a little less, so that the client gets the status and
+    doesn't cancel the call. h2corn closes connections with more than 200 cancelled calls in 10 s."""
     return seconds - min(EARLY_S_MAX, seconds * EARLY_SHARE)
 
 
 def is_grpc(content_type: bytes | None) -> bool:
-    """Whether it is application/grpc, perhaps with a subtype or parameters; gRPC-Web is something else."""
+    """Whether it is application/grpc, perhaps with a subtype or parameters; gRPC-Web isn't."""
     if content_type is None or content_type[:16].lower() != b"application/grpc":
         return False
     return content_type[16:17] in (b"", b"+", b";", b" ")
@@ -252,7 +252,7 @@ def encode_message(message: str) -> bytes:
     """Returns the value of `grpc-message`: UTF-8, percent-encoded where it isn't printable ASCII, cut to the length
     that clients take."""
     encoded = quote(bounded(message), safe=_PLAIN, errors="replace")
-    if encoded[:1] == " ":  # a header's value has no space at its ends
+    if encoded[:1] == " ":  # a header's value can't begin or end with a space
         encoded = "%20" + encoded[1:]
     if encoded[-1:] == " ":
         encoded = encoded[:-1] + "%20"
@@ -272,7 +272,7 @@ def bounded(message: str) -> str:
 
 
 def status_headers(code: int, message: str) -> list[Header]:
-    """`grpc-status`, and `grpc-message` where there is one."""
+    """The headers `grpc-status`, and `grpc-message` if the message isn't empty."""
     headers = [(b"grpc-status", str(int(code)).encode())]
     if message:
         headers.append((b"grpc-message", encode_message(message)))
@@ -280,7 +280,7 @@ def status_headers(code: int, message: str) -> list[Header]:
 
 
 def status_details(error: ServeError) -> list[Entry]:
-    """`grpc-status-details-bin`, for errors of which there is more to say than code and message; else nothing."""
+    """`grpc-status-details-bin` for errors with more than a code and a message, else nothing."""
     status = status_of(error)
     if not status.details or len(error.message.encode()) > DETAILS_MESSAGE_BYTES_MAX:
         return []
@@ -288,8 +288,8 @@ def status_details(error: ServeError) -> list[Entry]:
 
 
 def status_of(error: ServeError) -> Status:
-    """The error as a google.rpc.Status: with a RetryInfo where it is known when to ask again, an ErrorInfo where the
-    handler is at fault, and a DebugInfo with its traceback where callers may know that."""
+    """The error as a google.rpc.Status: with a RetryInfo if there is a time to retry, an ErrorInfo for an error of the
+    handler, and a DebugInfo with its traceback if clients may see it."""
     status = Status(code=int(error.code), message=error.message)
     if isinstance(error, HandlerFailed) and error.by_handler:
         info = _field(1, HANDLER_FAILED.encode()) + _field(2, ERROR_DOMAIN.encode())
@@ -348,9 +348,9 @@ def _decode_binary(key: str, value: bytes) -> bytes:
 
 
 def encode_metadata(entries: Iterable[Entry]) -> list[Header]:
-    """Headers for metadata that we send.
+    """Headers for metadata to send.
 
-    Raises ValueError for a name or value that HTTP/2 or gRPC doesn't allow: a mistake of ours, not of a caller.
+    Raises ValueError for a name or value that HTTP/2 or gRPC doesn't allow: a bug of the server.
     """
     return [_encode_entry(key, value) for key, value in entries]
 
@@ -368,7 +368,7 @@ def _encode_entry(key: str, value: str | bytes) -> Header:
 
 
 class ReceivedMetadata(Sequence[Entry]):
-    """The metadata of a request, decoded when someone looks: most calls never do. `by_name`: the last value of each
+    """The metadata of a request, decoded on first use, which most calls never need. `by_name`: the last value of each
     header."""
 
     __slots__ = ("_by_name", "_entries", "_headers")
@@ -379,7 +379,7 @@ class ReceivedMetadata(Sequence[Entry]):
         self._entries: list[Entry] | None = None
 
     def all_named(self, names: frozenset[bytes]) -> bool:
-        """Whether all headers have one of these names, which are no metadata to anybody: nothing need be decoded."""
+        """Whether all headers have one of these names, so that there is no metadata to decode."""
         return names.issuperset(self._by_name)
 
     def _decoded(self) -> list[Entry]:

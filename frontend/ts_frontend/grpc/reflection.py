@@ -1,4 +1,4 @@
-"""gRPC's standard reflection service, v1 and v1alpha (their messages differ in nothing but the package)."""
+"""gRPC's standard reflection service, v1 and v1alpha (their messages differ only in the package)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VERSIONS = (grpc_reflection_v1_reflection_pb2, grpc_reflection_v1alpha_reflecti
 
 
 def methods(served: Iterable[Method]) -> tuple[Method, ...]:
-    """Reflection over the services of the `served` methods, and over itself."""
+    """The reflection methods, which describe the services of the `served` methods and themselves."""
     names = {method.path.split("/")[1] for method in served} | {_service(messages) for messages in _VERSIONS}
     services = tuple(sorted(names))
     return tuple(
@@ -58,7 +58,7 @@ def _members(file: FileDescriptor, owner: str) -> set[str]:
 
 
 class ReflectionService:
-    """One version of the service; answers from the pool of our generated modules."""
+    """One version of the service; answers from the descriptor pool of the generated modules."""
 
     def __init__(self, messages: Any, services: Sequence[str]) -> None:
         self._messages = messages
@@ -107,7 +107,7 @@ class ReflectionService:
         return {"file_descriptor_response": response}
 
     def _extension(self, wanted: Any) -> dict[str, Any]:
-        """Raises KeyError: our files are proto3 and have no extensions."""
+        """Raises KeyError: the files are proto3 and have no extensions."""
         raise KeyError(wanted)
 
     def _extension_numbers(self, name: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The Open Inference Protocol's repository methods over gRPC: index, load, unload, and a model's configuration.
 
-KServe's clients put the model's name where Triton's have the repository's; both get the answer that KServe's expect,
-whose fields the others skip.
+KServe's clients put the model's name into the field that is the repository's name for Triton's. Both get the answer of
+KServe, whose additional fields Triton's clients skip.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ts_frontend.open_inference.repository import (
     load_parameters,
 )
 
-#: MLServer's service of its own for the same methods.
+#: MLServer's separate service with the same methods.
 MLSERVER_SERVICE = "inference.model_repository.ModelRepositoryService"
 
 
@@ -76,8 +76,8 @@ class RepositoryService:
 
 
 def load_asked(data: bytes) -> tuple[str, LoadParameters]:
-    """Returns the model of a RepositoryModelLoadRequest, and its load parameters. Raises InvalidArgument,
-    MessageTooLarge. Files make it large: for a thread."""
+    """Returns the model's name and the load parameters of a RepositoryModelLoadRequest. Raises InvalidArgument,
+    MessageTooLarge. To be called in a thread, since its files may be large."""
     check_fields(data, "RepositoryModelLoadRequest")
     request = message(pb.RepositoryModelLoadRequest, data, bytes_max=len(data))
     given = {key: _value(parameter) for key, parameter in request.parameters.items()}
@@ -85,7 +85,7 @@ def load_asked(data: bytes) -> tuple[str, LoadParameters]:
 
 
 def _name(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest) -> str:
-    """Returns the model's name, from either field that clients put it in."""
+    """Returns the model's name, from either of the fields that clients use."""
     name = request.model_name or request.repository_name
     if not name:
         raise InvalidArgument("model_name is empty: name the model")

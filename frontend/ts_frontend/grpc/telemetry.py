@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 
 def logged(method: Method, logs: Logs, *, times_all: bool = False) -> Method:
-    """Wraps a method so that its calls are written to the access log, with where the time went of those that are timed,
-    which are all with `times_all`; returns it unchanged when that log is off."""
+    """Wraps a method so that its calls are written to the access log, with the times of timed calls (with `times_all`,
+    of all calls); returns it unchanged when that log is off."""
     if not logs.access_enabled:
         return method
     words = f"gRPC {method.path[1:]} HTTP/2.0"
@@ -84,7 +84,7 @@ def _logged_streaming(run: Callable[[Call, Any], AsyncIterator[Sequence[bytes]]]
 
 
 class CallMetrics:
-    """The counts of all methods, by path: a method that several listeners have is counted once."""
+    """The counters of all methods by path, shared by the listeners of a method."""
 
     def __init__(self) -> None:
         self._methods: dict[str, MethodCounts] = {}

@@ -1,7 +1,7 @@
 """A span for each call of a gRPC method, with the attributes of OpenTelemetry's conventions for RPC.
 
-Beside today's names stand those before (`rpc.system`, `rpc.service`, `rpc.grpc.status_code`), which dashboards read.
-"""
+The present attribute names are set together with the former ones (`rpc.system`, `rpc.service`, `rpc.grpc.status_code`),
+which dashboards read. """
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ts_frontend.grpc.call import Call, Method, Shape, code_of
 from ts_frontend.telemetry.logging.writer import HEALTH_METHODS
 from ts_frontend.telemetry.tracing.spans import REQUEST_ID, RequestSpan, current, leave
 
-#: Statuses that are the server's fault, as the conventions have it.
+#: Statuses that the conventions count as errors of the server.
 FAULTS = frozenset(
     {Code.UNKNOWN, Code.DEADLINE_EXCEEDED, Code.UNIMPLEMENTED, Code.INTERNAL, Code.UNAVAILABLE, Code.DATA_LOSS}
 )

@@ -1,7 +1,7 @@
 """Triton's extensions of `GRPCInferenceService`: shared memory, the settings of logs and traces, statistics.
 
-The frontend keeps and checks the names of shared-memory regions only; the worker copies a request's tensors from them,
-so that a region that shrinks harms nobody (`ts.tensors.shared_memory`). Memory of GPUs isn't shared."""
+The frontend only keeps and checks the names of shared-memory regions; the worker copies a request's tensors from them,
+so that a truncated region affects only its own request (`ts.tensors.shared_memory`). GPU memory can't be shared."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SharedMemoryService:
         refuse_cuda()
 
     async def cuda_unregister(self, call: Call, data: bytes) -> bytes:
-        """Answers without an error, as Triton's clients unregister all regions before they begin."""
+        """Does nothing: Triton's clients unregister all regions before they begin."""
         return b""
 
 
@@ -99,7 +99,7 @@ def _value(setting: pb.LogSettingsRequest.SettingValue) -> Any:
 
 
 class StatisticsService:
-    """Statistics of the models. A request counts once, whatever its batch dimension."""
+    """Statistics of the models. A request counts once, regardless of its batch dimension."""
 
     def __init__(self, models: Registry) -> None:
         self._models = models
