@@ -73,8 +73,8 @@ ALONE = (("grpc.use_local_subchannel_pool", 1),)
 #: megabytes that have left the server and that the test hasn't read.
 NARROW = (("grpc.http2.bdp_probe", 0),)
 #: Answers of 1 MB that may be made for such a client, and that it hasn't read. No buffer on their way holds as much as
-#: one, and each takes one as long as it isn't full: the engine's, the frontend's of answers that are ready (beside which
-#: one waits) and of the worker's pieces (the stream's credit), and the worker's. One more is being made.
+#: one, and each takes one as long as it isn't full: the engine's, the frontend's of answers that are ready (one waits
+#: beside it) and of the worker's pieces (the stream's credit), and the worker's. One more is being made.
 ANSWERS_AHEAD_MAX = 6
 
 
