@@ -3,8 +3,8 @@
 Usage: python benchmarks/many_models.py [--models N] [--fit N] [--requests N] [--clients N] [--megabytes N] [--packed N]
     [--seed N]
 
-Each model is an archive with a handler that holds `--megabytes` of its own, and a file of `--packed` MiB. A request is cold when its answer says so
-(`x-cold-start-ms`, the time that it waited for the load). What a cold request takes beside the time that a load takes
+Each model is an archive with a handler that holds `--megabytes` of its own, and a file of `--packed` MiB. A request
+is cold when its answer says so (`x-cold-start-ms`, the time that it waited for the load). What a cold request takes beside the time that a load takes
 alone, with room for it, is the server's own.
 """
 

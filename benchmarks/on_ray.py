@@ -376,8 +376,8 @@ def show(row: str, loads: Mapping[str, Sequence[h2load.Load]], cpu_ms: Mapping[s
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure workers on the nodes of a Ray cluster.")
     parser.add_argument("--only", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each load (default: 5)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each (default: 3)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each load (default: 2)")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each (default: 9)")
     parser.add_argument("--minutes", type=float, default=5.0, help="for which nodes die (default: 5)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(words)

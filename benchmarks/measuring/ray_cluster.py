@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 END_S_MAX = 60.0
+#: On a busy machine the processes of a node take longer to start than the 30 s that Ray gives them.
+PATIENT = {"RAY_raylet_start_wait_time_s": "180"}
 
 
 class RayCluster:
@@ -26,7 +28,7 @@ class RayCluster:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, **PATIENT, **(env or {})},
             start_new_session=True,
         )
         self.pid = self._child.pid

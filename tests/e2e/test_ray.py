@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -191,6 +192,68 @@ def test_workers_are_given_what_their_models_ask_for(tmp_path: Path) -> None:
                 "9 places (STRICT_SPREAD) of CPU: 0.1, each on a node of its own. The cluster has 4 such nodes"
                 in str(refused.value.details())
             )
+
+
+def test_placement_groups_spread_and_pack_and_move_when_a_node_dies(tmp_path: Path) -> None:
+    """SPREAD and PACK are wishes: where they can't be met any more, workers are placed all the same."""
+    models = {
+        "spread": "minWorkers: 3\nmaxWorkers: 3\nray: {num_cpus: 1, placement: SPREAD}\n",
+        "packed": "minWorkers: 3\nmaxWorkers: 3\nray: {num_cpus: 1, placement: PACK}\n",
+        "partly": "minWorkers: 2\nmaxWorkers: 4\nray: {num_cpus: 0.5, placement: SPREAD}\n",
+        "large": "minWorkers: 1\nmaxWorkers: 8\nray: {num_cpus: 0.1, placement: PACK}\n",
+    }
+    with clusters() as cluster:
+        added = {cluster.add_node(num_cpus=10) for _ in range(3)}
+        with serving(tmp_path, cluster.address, models) as server:
+            assert set(placed(server, 3, "spread")) == added, "one on each"
+            (home,) = set(placed(server, 3, "packed"))
+            assert len(set(placed(server, 2, "partly"))) == 2, "also those of a group that has more places"
+            server.scale("partly", 4)
+            assert set(placed(server, 4, "partly")) == added
+            server.scale("large", 8)
+            assert len(set(placed(server, 8, "large"))) == 1
+
+            cluster.kill_node(home)
+            left = added - {home}
+
+            def elsewhere(name: str, count: int) -> bool:
+                found = nodes(server, name)
+                return len(found) == count and home not in found
+
+            until(lambda: elsewhere("spread", 3), lambda: (workers(server, "spread"), server.log))
+            assert set(nodes(server, "spread")) == left, "more than one on a node, for want of others"
+            until(lambda: elsewhere("packed", 3), lambda: (workers(server, "packed"), server.log))
+            until(lambda: elsewhere("partly", 4), lambda: (workers(server, "partly"), server.log))
+            for name in models:
+                assert seen(server, name) == {"gpus": "", "env": ""}
+
+
+@pytest.mark.parametrize("placement", ["", ", placement: SPREAD"])
+def test_a_worker_is_placed_again_before_ray_notices_the_death(tmp_path: Path, placement: str) -> None:
+    """The end of its connection is enough, also for a placement group that has a free place on another node."""
+    config = {"one": f"minWorkers: 2\nmaxWorkers: 4\nray: {{num_cpus: 1{placement}}}\n"}
+    with clusters() as cluster:
+        for _ in range(3):
+            cluster.add_node(num_cpus=4)
+        with serving(tmp_path, cluster.address, config) as server:
+            victim = placed(server, 2, "one")[0]
+            begun_s = time.monotonic()
+            cluster.kill_node(victim)
+            noticed_s = again_s = 0.0
+
+            def over() -> bool:
+                nonlocal noticed_s, again_s
+                now_s = time.monotonic() - begun_s
+                if not noticed_s and "of the cluster has left" in server.log:
+                    noticed_s = now_s
+                found = nodes(server, "one")
+                if not again_s and len(found) == 2 and victim not in found:
+                    again_s = now_s
+                return bool(noticed_s and again_s)
+
+            until(over, lambda: (workers(server, "one"), server.log))
+            print(f"placed again {again_s:.1f} s after the kill{placement}; Ray noticed it after {noticed_s:.1f} s")
+            assert again_s < noticed_s
 
 
 ONE = {"one": "minWorkers: 1\nmaxWorkers: 2\n"}

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from ray._private.state import available_resources_per_node
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import ts.version
@@ -197,14 +197,27 @@ class _Groups:
         self._lock = threading.Lock()
 
     def take(
-        self, key: str, strategy: str, count: int, bundle: dict[str, float], labels: dict[str, str]
+        self,
+        key: str,
+        strategy: str,
+        count: int,
+        bundle: dict[str, float],
+        labels: dict[str, str],
+        avoid: Collection[str] = (),
     ) -> tuple[Any, int]:
-        """A group with a free bundle, and the bundle's index. `labels`: selectors for the nodes of all bundles."""
+        """A group with a free bundle, and the bundle's index: one on another node than those to `avoid`, if there is
+        any, since Ray moves the bundles of a dead node only when it has noticed the death. `labels`: selectors for the
+        nodes of all bundles."""
         with self._lock:
             known = self._groups.setdefault(key, [])
-            for group, free in known:
-                if free:
-                    return group, free.pop()
+            places = [(group, index, free) for group, free in known for index in sorted(free)]
+            if avoid and len(places) > 1:
+                lost = {(group.id, index) for group, _ in known for index in _bundles_on(group, avoid)}
+                places.sort(key=lambda place: (place[0].id, place[1]) in lost)
+            if places:
+                group, index, free = places[0]
+                free.remove(index)
+                return group, index
             group = placement_group(
                 [bundle] * max(1, count),
                 strategy=strategy,
@@ -225,6 +238,11 @@ class _Groups:
                         known.remove(entry)
                         remove_placement_group(group)
                     return
+
+
+def _bundles_on(group: Any, nodes: Collection[str]) -> list[int]:
+    """The bundles of a group that are on these nodes, as far as Ray knows."""
+    return [index for index, node in placement_group_table(group)["bundles_to_node_id"].items() if node in nodes]
 
 
 class Bridge:
@@ -297,7 +315,9 @@ class Bridge:
         if wanted["group"]:
             bundle = {"CPU": wanted["num_cpus"], "GPU": wanted["num_gpus"], "memory": wanted["memory_bytes"]}
             bundle = {name: amount for name, amount in {**bundle, **wanted["resources"]}.items() if amount}
-            group, index = self._groups.take(order["model"], wanted["group"], wanted["bundles"], bundle, labels)
+            group, index = self._groups.take(
+                order["model"], wanted["group"], wanted["bundles"], bundle, labels, order["avoid"]
+            )
             self._bundles[number] = order["model"], group, index, wanted["bundles"]
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, index)
             return options
