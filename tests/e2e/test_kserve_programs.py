@@ -44,12 +44,22 @@ RUN = [sys.executable, "-m", "ts.compat.run"]
 
 
 class Program:
-    """A running program; `command` is put before its file."""
+    """A running program; `command` is put before its file, `first` is its first line."""
 
-    def __init__(self, directory: Path, text: str, *argv: str, command: list[str], **environ: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        text: str,
+        *argv: str,
+        command: list[str],
+        properties: str = "preload_torch=false",
+        first: str = "",
+        **environ: str,
+    ) -> None:
         self.directory = directory
-        (directory / "config.properties").write_text("preload_torch=false\n")
-        (directory / "main.py").write_text((PROGRAMS / (text if "." in text else f"{text}.txt")).read_text())
+        (directory / "config.properties").write_text(f"{properties}\n")
+        source = (PROGRAMS / (text if "." in text else f"{text}.txt")).read_text()
+        (directory / "main.py").write_text(f"{first}\n{source}" if first else source)
         known = {name: value for name, value in os.environ.items() if not name.startswith(("TS_", "KSERVE_", "KRAUS"))}
         tmp = directory / "tmp"
         tmp.mkdir()
@@ -540,6 +550,20 @@ def test_predictors_over_v1(predictors: Program) -> None:
 def test_predictors_over_v2(predictors: Program) -> None:
     status, answer = predictors.infer("plain", "x", [1.0, 2.0])
     assert (status, answer["outputs"]) == (200, [{"name": "sum", "datatype": "FP64", "shape": [1], "data": [30.0]}])
+
+
+@pytest.mark.parametrize(
+    ("properties", "first", "is_imported"),
+    [("", "", False), ("preload_torch=true", "", True), ("", "import torch", True)],
+)
+def test_torch_is_imported_ahead_only_for_programs_that_import_it(
+    start: Start, properties: str, first: str, is_imported: bool
+) -> None:
+    program = start("predictors_program", "--model_name", "plain", properties=properties, first=first)
+    program.wait_for("of plain_1.0 is ready")
+    words = [one.cmdline() for one in psutil.Process(program.process.pid).children()]
+    (forkserver,) = [one for one in words if "ts.runtime.forkserver" in one]
+    assert ("--plain" not in forkserver) is is_imported
 
 
 def test_cloud_events(predictors: Program) -> None:

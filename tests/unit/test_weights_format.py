@@ -51,6 +51,7 @@ def test_what_runs_a_folder(names: list[str], kind: str, files: list[str], tmp_p
     found = opened(folder(tmp_path / "net", *names), tmp_path)
     assert (found.name, found.adapter, found.adapter_settings["kind"]) == ("net", "weights", kind)
     assert [Path(one).name for one in found.adapter_settings["files"]] == files
+    assert found.adapter_settings["torch"] is (kind != "onnx")
     assert found.requirements_file == ("requirements.txt" if "requirements.txt" in names else None)
 
 

@@ -1,7 +1,7 @@
 """The server that `ts.compat.start` runs in place of a program that starts its own.
 
 Arguments: JSON that describes the program (`kind`, `models`, `options`, `program`, `module`, `argv`, `path`,
-`directory`, `stand_in`, `co_served`), then the program's own arguments.
+`directory`, `stand_in`, `torch`, `co_served`), then the program's own arguments.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -86,6 +87,7 @@ def main(words: Sequence[str] | None = None) -> int:
             store = Path(directory)
             own = write_models(store / "models", program, found)
             config = load_config([*settings(found, own, store, environ), *more])
+            config = for_program(config, imports_torch=bool(program.get("torch", True)))
             check_co_served(config)
             return launch.serve(config, _run, None)
     except (ServeError, OSError) as error:
@@ -97,13 +99,22 @@ def _run(config: ServerConfig, ready_fd: int | None) -> int:
     return int(import_module("ts_frontend.process").main(config, ready_fd))
 
 
+def for_program(config: ServerConfig, *, imports_torch: bool) -> ServerConfig:
+    """The configuration, without the import of torch before the workers' start if only the program is served, it has
+    come to its server's start without torch, and nobody has said otherwise."""
+    alone = not (config.load_models or config.model_repository)
+    if imports_torch or not alone or "preload_torch" in config.sources:
+        return config
+    return replace(config, preload_torch=False, sources={**config.sources, "preload_torch": "the program's imports"})
+
+
 def write_models(store: Path, program: Mapping[str, Any], found: Mapping[str, FoundOptions]) -> ProgramLines:
     """Writes a directory for each of the program's models, with a manifest that names the program; returns the
     directories as settings of the server."""
     adapted = {key: program[key] for key in ("program", "module", "argv", "path", "directory")}
     folders = []
     adapted["latency_logging"] = found["enable_latency_logging"].value
-    adapted["stand_in"] = bool(program.get("stand_in"))
+    adapted["stand_in"], adapted["torch"] = bool(program.get("stand_in")), bool(program.get("torch", True))
     for number, name in enumerate(program["models"]):
         files = store / f"model{number}" / "MAR-INF"
         files.mkdir(parents=True)

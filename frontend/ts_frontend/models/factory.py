@@ -147,8 +147,10 @@ class ModelFactory:
         return settings.handler or archive.handler or self._config.default_service_handler or ""
 
     def may_need_torch(self, archive: Archive, settings: ModelSettings) -> bool:
-        """Whether the handler may import torch. Blocking."""
-        if archive.adapter or settings.envelope:
+        """Whether the handler may import torch; an archive with an adapter says so itself. Blocking."""
+        if archive.adapter:
+            return archive.adapter_settings.get("torch") is not False
+        if settings.envelope:
             return True
         return may_need_torch(archive.dir, self._handler(archive, settings))
 

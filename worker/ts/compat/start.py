@@ -62,6 +62,7 @@ def serve(kind: str, models: Mapping[str, Any], options: Mapping[str, Any]) -> N
         "path": [os.path.abspath(one) for one in sys.path if one],
         "directory": os.getcwd(),
         "stand_in": bool(getattr(main, STAND_IN, False)),
+        "torch": "torch" in sys.modules,
     }
     _become("cli.program", json.dumps(told), *sys.argv[1:])
 

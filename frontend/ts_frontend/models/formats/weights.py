@@ -69,7 +69,8 @@ class WeightsFormat(ModelFormat):
 
 
 def _settings(kind: str, directory: Path, chosen: list[Path]) -> dict[str, Any]:
-    found: dict[str, Any] = {"kind": kind, "files": [str(directory / one.name) for one in chosen]}
+    files = [str(directory / one.name) for one in chosen]
+    found: dict[str, Any] = {"kind": kind, "files": files, "torch": kind != "onnx"}
     return found | ({"class_file": str(directory / CLASS_FILE)} if kind == "class" else {})
 
 
