@@ -223,8 +223,10 @@ class UnregisterTimeout(ServeError):
 
 
 class WorkerStartFailed(ServeError):
-    """No worker of the model could be started or could load it; the message carries the reason."""
+    """No worker of the model could be started or could load it; the message carries the reason. `asked_for`: a call
+    stopped the worker, which is no fault."""
 
+    asked_for = False
     remedy = "Fix the cause that the message names; the model's log has the whole traceback."
     code, http_status = Code.INTERNAL, 500
 

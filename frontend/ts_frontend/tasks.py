@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from ts_frontend.errors import Draining, ServeError
+from ts_frontend.errors import Draining, ServeError, WorkerStartFailed
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +195,8 @@ def _log_failure(task: asyncio.Task[Any]) -> None:
         return
     error = task.exception()
     if isinstance(error, ServeError):
-        log.error("%s", error.message)
+        asked_for = isinstance(error, WorkerStartFailed) and error.asked_for
+        log.log(logging.INFO if asked_for else logging.ERROR, "%s", error.message)
     elif error is not None:
         log.error("background work failed", exc_info=error)
 

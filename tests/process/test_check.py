@@ -108,7 +108,7 @@ def plant_mlserver(store: Path) -> None:
 
 #: What was planted, the name of the model, and the severity and words of the finding.
 FAULTS: tuple[tuple[Callable[[Path], None], str, str, str], ...] = (
-    (plant_broken, "broken.mar", "error", "broken or incomplete?"),
+    (plant_broken, "broken.mar", "error", "broken or incomplete"),
     (plant_manifest, "manifest", "error", "not JSON"),
     (
         plant_absent,

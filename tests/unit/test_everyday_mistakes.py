@@ -201,7 +201,7 @@ def _(desk: Desk) -> str:
     return refused(lambda: asyncio.run(ModelStore(MODEL_STORE).fetch("digit.mar")))
 
 
-@mistake("an archive cut short by a broken copy", "Archive half.mar: neither a zip file", "broken or incomplete?")
+@mistake("an archive cut short by a broken copy", "Archive half.mar: neither a zip file", "broken or incomplete")
 def _(desk: Desk) -> str:
     half = desk.folder / "half.mar"
     half.write_bytes((MODEL_STORE / "digits.mar").read_bytes()[:-400])

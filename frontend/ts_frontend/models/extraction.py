@@ -154,7 +154,7 @@ def extract(
         kind = archive_kind(archive)
         budget = Budget(archive, limits, archive.stat().st_size, stop or Stop(), outline)
         if kind is None:
-            raise refusal(archive, "neither a zip file (.mar) nor a tar file (.tar.gz, .tgz): broken or incomplete?")
+            raise refusal(archive, "neither a zip file (.mar) nor a tar file (.tar.gz, .tgz), or broken or incomplete")
         unpack = _extract_zip if kind == "zip" else _extract_tar
         with _broken_archive(archive):
             unpack(archive, target, budget)

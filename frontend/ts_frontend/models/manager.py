@@ -361,7 +361,7 @@ def _start_error(model: Model, error: StartFailed) -> ServeError:
     failed = WorkerStartFailed(
         f"Failed to start workers for model {model.name} version: {model.version}. {error.message}"
     )
-    failed.http_status = error.code
+    failed.http_status, failed.asked_for = error.code, error.asked_for
     if error.code == 503:  # no free place for a worker yet
         failed.code = Code.UNAVAILABLE
     return failed

@@ -22,7 +22,8 @@ NOT_LOADED, DIED, HUNG = "not_loaded", "died", "hung"
 class StartFailed(Exception):
     """The process didn't start or didn't load its model. `code`: HTTP status; `tail`: its last lines; `cause`: the
     message without the common first words; `traceback`: of the handler's exception, which isn't logged yet; `died`:
-    the process was killed, so another one may load the model successfully."""
+    the process was killed, so another one may load the model successfully; `asked_for`: a call stopped it, which is no
+    fault."""
 
     def __init__(
         self,
@@ -33,10 +34,12 @@ class StartFailed(Exception):
         cause: str = "",
         traceback: str = "",
         died: bool = False,
+        asked_for: bool = False,
     ) -> None:
         super().__init__(message)
         self.message, self.code, self.tail = message, code, list(tail)
         self.cause, self.traceback, self.died = cause or message, traceback, died
+        self.asked_for = asked_for
 
 
 def _look_at(done: asyncio.Future[None]) -> None:

@@ -288,7 +288,7 @@ class Slot:
                 self._pool.queue.detach(self.worker)
                 self.worker.kill("no longer supervised")
             self._give_up(f"{type(error).__name__}: {error}" if error is not None else "its task was cancelled")
-        self._settle(StartFailed("Worker was stopped before its model was loaded"))
+        self._settle(StartFailed("Worker was stopped before its model was loaded", asked_for=True))
 
     async def retire(self, timeout_s: float | None) -> None:
         """Ends the worker for good after at most `timeout_s` seconds (None: when its requests are answered)."""

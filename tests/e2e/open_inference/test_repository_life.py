@@ -267,6 +267,20 @@ def test_a_load_overtakes_a_registration(managed: Begun, model_writer: Callable[
     assert "background work failed" not in served.log
 
 
+def test_scaling_down_a_model_that_still_starts_is_no_error(managed: Begun, model_writer: Callable[..., str]) -> None:
+    (served,) = managed.servers
+    folder = managed.directory / "store" / "withdrawn"
+    model_writer(managed.directory / "store", "withdrawn", FIRST_WAITS + UPPER)
+    (folder / "wait").touch()
+    served.register("withdrawn", initial_workers=1, synchronous=False)
+    until((folder / "began").exists)
+    served.scale("withdrawn", 0)
+    failed = "Failed to start workers for model withdrawn version: 1.0"
+    served.wait_for_log(failed)
+    assert ["[INFO ]" in line for line in served.lines if failed in line] == [True]
+    assert unload(served, "withdrawn") == 200
+
+
 # --- files that vanish, requests that run
 
 
