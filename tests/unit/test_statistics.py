@@ -48,3 +48,18 @@ def test_reading_and_writing_are_parts_of_the_time_on_the_worker() -> None:
     found = batches.read(ledger)
     assert found.batches[2].read_s + found.batches[2].written_s == pytest.approx(4.0), "never more than the whole"
     assert found.handler_s == pytest.approx(0.0) and found.read_s + found.written_s == pytest.approx(4.0)
+
+
+def test_a_failed_call_makes_no_sum_smaller() -> None:
+    """Reading for the first request takes a worker far longer than for those after it."""
+    batches, ledger = CountedBatches(Nobody()), Ledger()
+    ledger.answered, ledger.answered_s = 1, 1.0
+    answered: Any = [SimpleNamespace(state=JobState.ANSWERED)]
+    failed: Any = [SimpleNamespace(state=JobState.FAILED)]
+    batches.answered(answered, 0.0, 1.0, 0.0)
+    before = batches.read(ledger, [{1: (0.5, 0.25)}])
+    assert (before.read_s, before.written_s, before.handler_s) == (0.5, 0.25, 0.25)
+    batches.answered(failed, 0.0, 1.0, 0.0)
+    after = batches.read(ledger, [{1: (0.625, 0.25)}])
+    assert (after.read_s, after.written_s, after.handler_s) == (0.5, 0.25, 0.25)
+    assert after.batches == {1: (2, 2.0, 0.625, 0.25)}

@@ -88,10 +88,30 @@ class Statistics:
         return self.handler_s + self.read_s + self.written_s
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What the sums of a batch's size were when they were last read."""
+
+    calls: float = 0
+    answered: float = 0
+    read_s: float = 0.0
+    written_s: float = 0.0
+
+
 class CountedBatches:
     """Adds up the batches of one model version's workers, and passes them on to `recorder`."""
 
-    __slots__ = ("_handler_s", "_recorder", "_sizes", "_spent", "_waited_s", "responses")
+    __slots__ = (
+        "_handler_s",
+        "_read_s",
+        "_recorder",
+        "_seen",
+        "_sizes",
+        "_spent",
+        "_waited_s",
+        "_written_s",
+        "responses",
+    )
 
     def __init__(self, recorder: BatchRecorder) -> None:
         self.responses = CountedResponses()
@@ -100,6 +120,9 @@ class CountedBatches:
         self._sizes: dict[int, list[float]] = {}
         self._spent: dict[int, tuple[float, float]] = {}
         self._waited_s = self._handler_s = 0.0
+        self._seen: dict[int, _Seen] = {}
+        #: Of answered requests, as of the last look.
+        self._read_s = self._written_s = 0.0
 
     def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
         size = len(jobs)
@@ -127,14 +150,12 @@ class CountedBatches:
         last_at_s = time.time() - (time.monotonic() - ledger.last_s) if ledger.last_s else 0.0
         spent = _added([self._spent, *working])
         batches: dict[int, Batches] = {}
-        read_s = written_s = 0.0
         for size, (calls, seconds, answered) in sorted(self._sizes.items()):
             parts = _at_most(spent.get(size, (0.0, 0.0)), seconds)
             batches[size] = Batches(int(calls), seconds, *parts)
-            read_s += parts[0] * answered / calls
-            written_s += parts[1] * answered / calls
+            self._share(self._seen.setdefault(size, _Seen()), calls, answered, parts)
         worked_s = max(min(self._handler_s, ledger.answered_s - queue_s), 0.0)
-        read_s, written_s = _at_most((read_s, written_s), worked_s)
+        read_s, written_s = _at_most((self._read_s, self._written_s), worked_s)
         return Statistics(
             answered=ledger.answered,
             answered_s=ledger.answered_s,
@@ -149,6 +170,15 @@ class CountedBatches:
             batches=batches,
             responses=self.responses.read(),
         )
+
+    def _share(self, seen: _Seen, calls: float, answered: float, parts: tuple[float, float]) -> None:
+        """Adds what has been read and written since the last look, by the share of answered requests since then. A
+        call that failed thus takes nothing away: clients take the sums for counters, which never fall."""
+        share = (answered - seen.answered) / (calls - seen.calls) if calls > seen.calls else answered / calls
+        read_s, written_s = max(parts[0], seen.read_s), max(parts[1], seen.written_s)
+        self._read_s += (read_s - seen.read_s) * share
+        self._written_s += (written_s - seen.written_s) * share
+        seen.calls, seen.answered, seen.read_s, seen.written_s = calls, answered, read_s, written_s
 
 
 def _added(sums: Iterable[Spent]) -> dict[int, tuple[float, float]]:
