@@ -404,6 +404,24 @@ def test_explain(tmp_path: Path) -> None:
     assert handler.handle([{"body": 5}], context_of(tmp_path, headers=[{"explain": "False"}])) == [10]
 
 
+def test_a_handle_of_its_own_may_ask_what_is_asked_for(tmp_path: Path) -> None:
+    """As handlers do whose `handle` began as a copy of TorchServe's."""
+
+    class Own(Steps):
+        def handle(self, data: Any, context: Any) -> Any:
+            self.context = context
+            if self._is_describe():
+                return [self.describe_handle()]
+            ready = self.preprocess(data)
+            return self.explain_handle(ready, data) if self._is_explain() else self.postprocess(self.inference(ready))
+
+    handler = Own()
+    assert handler.handle(None, context_of(tmp_path, headers=[{"describe": "True"}])) == [{"labels": 3}]
+    assert handler.handle([{"body": 5}], context_of(tmp_path)) == [10] and not handler.explain
+    explained = handler.handle([{"body": 5}], context_of(tmp_path, headers=[{"explain": "True"}]))
+    assert explained == [{"inputs": 5, "target": 0}] and handler.explain
+
+
 def test_explaining_needs_insights(tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError, match="BaseHandler has no get_insights"):
         BaseHandler().explain_handle(None, [{"body": 1}])

@@ -354,6 +354,25 @@ def test_plain_text(text: str, expected: str) -> None:
 def test_contractions_take_the_longest_form() -> None:
     assert expand_contractions("you can't've won't shouldn't") == "you cannot have will not should not"
     assert expand_contractions("gonnawanna") == "gonnawanna"
+    assert expand_contractions("Don't WON'T") == "Do not Will not"
+
+
+def test_a_preprocess_made_of_torchserves_steps() -> None:
+    class Own(TextClassifier):
+        def preprocess(self, data: Any) -> Any:
+            text = self._expand_contractions(self._remove_html_tags(data))
+            return self._tokenize(self._remove_punctuation(self._remove_accented_characters(text)))
+
+    assert Own().preprocess("<b>Don't</b> go, it's O'Neil's caf\u00e9!") == [
+        "do",
+        "not",
+        "go",
+        "it",
+        "is",
+        "oneils",
+        "cafe",
+    ]
+    assert Own()._remove_puncutation("a.b") == "ab"
 
 
 def test_ngrams() -> None:

@@ -144,7 +144,7 @@ class BaseHandler:
         return output
 
     def _answer(self, data: Any) -> Any:
-        if self._asked_for("describe"):
+        if self._is_describe():
             return [self.describe_handle()]
         if os.environ.get("ENABLE_TORCH_PROFILER"):
             return self._infer_with_profiler(data)[0]
@@ -152,13 +152,17 @@ class BaseHandler:
 
     def _infer(self, data: Any) -> Any:
         ready = self.preprocess(data)
-        self.explain = self._asked_for("explain")
-        if self.explain:
+        if self._is_explain():
             return self.explain_handle(ready, data)
         return self.postprocess(self.inference(ready))
 
-    def _asked_for(self, header: str) -> bool:
-        return bool(self.context.get_request_header(0, header) == "True")
+    # Handlers with a `handle` of their own call these two.
+    def _is_describe(self) -> bool:
+        return bool(self.context.get_request_header(0, "describe") == "True")
+
+    def _is_explain(self) -> bool:
+        self.explain = bool(self.context.get_request_header(0, "explain") == "True")
+        return self.explain
 
     def _infer_with_profiler(self, data: Any) -> tuple[Any, Any]:
         """The answer and its torch profile, whose trace is written under PROFILE_DIR/<model name>."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ts.handler_utils.text_utils import get_tokenizer
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.contractions import CONTRACTION_MAP
 from ts.torch_handler.insights import attribution
@@ -23,6 +24,7 @@ VOCABULARY_FILE = "source_vocab.pt"
 _SHORT_FORMS = "|".join(sorted(map(re.escape, CONTRACTION_MAP), key=len, reverse=True))
 _CONTRACTIONS = re.compile(rf"(?<!\w)(?:{_SHORT_FORMS})(?!\w)", re.IGNORECASE)
 _NO_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
+_PUNCTUATION_DELETED = str.maketrans("", "", string.punctuation)
 
 
 class TextHandler(BaseHandler):
@@ -57,17 +59,44 @@ class TextHandler(BaseHandler):
         sums = attributions.sum(dim=-1).squeeze(0)
         return sums / sums.norm()
 
+    # Handlers with a `preprocess` of their own call the steps below.
+    @cached_property
+    def tokenizer(self) -> Any:
+        return get_tokenizer("basic_english")
+
+    def _remove_html_tags(self, text: str) -> str:
+        return CLEANUP_REGEX.sub("", text)
+
+    def _expand_contractions(self, text: str) -> str:
+        return expand_contractions(text).replace("'", "")
+
+    def _remove_accented_characters(self, text: str) -> str:
+        return without_accents(text)
+
+    def _remove_punctuation(self, text: str) -> str:
+        return text.translate(_PUNCTUATION_DELETED)
+
+    _remove_puncutation = _remove_punctuation  # TorchServe has both spellings
+
+    def _tokenize(self, text: str) -> list[str]:
+        return list(self.tokenizer(text))
+
 
 def plain(text: str) -> str:
     """Lower case without tags, contractions, accents and punctuation."""
     text = expand_contractions(CLEANUP_REGEX.sub("", text).lower())
-    base = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
-    return " ".join(base.translate(_NO_PUNCTUATION).split())
+    return " ".join(without_accents(text).translate(_NO_PUNCTUATION).split())
+
+
+def without_accents(text: str) -> str:
+    """ASCII alone: letters without their accents; other characters are left out."""
+    return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
 
 
 def expand_contractions(text: str) -> str:
-    """ "don't" as "do not"."""
-    return _CONTRACTIONS.sub(lambda found: CONTRACTION_MAP[found[0].lower()], text.replace("\u2019", "'"))
+    """ "don't" as "do not"; the first letter stays as it is."""
+    straight = text.replace("\u2019", "'")
+    return _CONTRACTIONS.sub(lambda found: found[0][0] + CONTRACTION_MAP[found[0].lower()][1:], straight)
 
 
 def ngrams(tokens: list[str], size_max: int) -> list[str]:
