@@ -1,7 +1,7 @@
 """Compares `torchserve tune` with an exhaustive grid, on examples: is its configuration as good, and what does it cost?
 
-Usage: python benchmarks/tuning.py [--example digits] [--batch-max 8] [--workers-max 3] [--in-flight-max 32]
-       [--seconds 0.5] [--rounds 5] [--write FILE]
+Usage: python benchmarks/tuning.py [--example digits] [--batch-max 8] [--workers-max 2] [--in-flight-max 32]
+       [--seconds 0.4] [--rounds 5] [--write FILE]
 
 For each example a server is started, `torchserve tune` runs, and then every configuration that it could have tried is
 measured with its own means. What it found and the best of the grid are measured again in turns, longer: the greatest of
@@ -165,9 +165,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="`torchserve tune` beside an exhaustive grid.")
     parser.add_argument("--example", action="append", choices=EXAMPLES)
     parser.add_argument("--batch-max", type=int, default=8)
-    parser.add_argument("--workers-max", type=int, default=3)
+    parser.add_argument("--workers-max", type=int, default=2)
     parser.add_argument("--in-flight-max", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of one measurement of both")
+    parser.add_argument("--seconds", type=float, default=0.4, help="of one measurement of both")
     parser.add_argument("--rounds", type=int, default=5, help="in which the two best are measured again")
     parser.add_argument("--write", type=Path, help="a file for the figures, as JSON")
     options = parser.parse_args()

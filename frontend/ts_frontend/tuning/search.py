@@ -16,7 +16,7 @@ GAIN_MIN = 0.02
 #: The share of the best below which a configuration is far from it.
 FAR_BELOW = 0.85
 #: A search ends after a tenth of the grid, but not before so many measurements.
-EVALUATIONS_MIN = 40
+EVALUATIONS_MIN = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class _Climb:
         while moved and not self._spent:
             moved = False
             for neighbour in self._neighbours(current):
-                found = yield from self._load(neighbour, current.concurrency)
+                found = yield from self._load(neighbour, current)
                 if better(self._seen[found], self._seen[current], self._bounds):
                     current, moved = found, True
                 if moved or self._spent:
@@ -190,10 +190,15 @@ class _Climb:
             self._seen[candidate] = yield candidate
         return self._seen[candidate]
 
-    def _load(self, candidate: Trial, hint: int = 0) -> Generator[Trial, Measurement, Trial]:
-        """The candidate at the best load for its settings: up from a likely one while that brings more, else down."""
+    def _load(self, candidate: Trial, beside: Trial | None = None) -> Generator[Trial, Measurement, Trial]:
+        """The candidate at the best load for its settings: up from a likely one while that brings more, else down.
+        `beside`: the neighbour that it was reached from, at its best load."""
         loads = self._space.concurrencies
-        likely = max(hint, candidate.batch_size * candidate.workers)
+        likely = candidate.batch_size * candidate.workers
+        if beside is not None and beside.concurrency < beside.batch_size * beside.workers:
+            likely = beside.concurrency  # a bound, not the batches, limits the load
+        elif beside is not None:
+            likely = max(likely, beside.concurrency)
         index = _index(loads, likely)
         best = replace(candidate, concurrency=loads[index])
         first = yield from self._measure(best)
@@ -267,6 +272,7 @@ _STEPS = (
     (0, -1, 0),
     (1, 0, -1),
     (-1, 0, 1),
+    (-1, 0, 2),
     (1, 0, 1),
     (1, 1, 0),
     (-1, -1, 0),
