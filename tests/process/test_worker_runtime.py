@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import platform
+import signal
 import threading
 import time
 from pathlib import Path
@@ -600,6 +602,48 @@ def test_a_handler_that_exits_ends_the_worker_after_earlier_answers(start_worker
     worker.to_end()
     assert worker.process.wait(60) == 7
     assert first in worker.answers
+
+
+FORKING = """
+import os
+class Handler:
+    def initialize(self, context):
+        self.loads = os.fork()
+    def handle(self, data, context):
+        return ["child" if os.fork() == 0 else "parent"] * len(data)
+"""
+FORKING_LATER = """
+import os
+async def handle(data, context):
+    if data is None:
+        return None
+    return ["child" if os.fork() == 0 else "parent"] * len(data)
+"""
+
+
+@pytest.mark.parametrize("source", [FORKING, FORKING_LATER], ids=["class", "async"])
+def test_a_process_that_the_handler_forks_answers_nothing(start_worker, tmp_path, source):
+    """It returns from the handler into the runtime, where it would go on as a second worker on the same socket."""
+    (tmp_path / "forking.py").write_text(source)
+    worker = start_worker("forking.py", model_dir=str(tmp_path))
+    assert [worker.ask({}) for _ in range(8)] == [b"parent"] * 8
+    said = "which the handler has forked, returned from the handler and was ended"
+    until(lambda: worker.err_file.read_text().count(said) >= 8)
+
+
+def test_a_process_that_a_handler_leaves_does_not_hold_its_socket(start_worker, tmp_path):
+    (tmp_path / "leaving.py").write_text(
+        "import os, time\ndef handle(data, context):\n    if data is None: return\n"
+        "    pid = os.fork()\n    if not pid:\n        os.close(1); os.close(2); time.sleep(600); os._exit(0)\n"
+        "    return [str(pid)]\n"
+    )
+    worker = start_worker("leaving.py", model_dir=str(tmp_path))
+    child = int(worker.ask({}))
+    try:
+        worker.process.kill()
+        worker.to_end()
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_killed_worker_has_sent_earlier_answers(start_worker):

@@ -49,9 +49,9 @@ def run(socket_fd: int, progress_fd: int, silent: bool = False, loading: Loading
     """Runs a worker: loads the handler and answers until Stop or the socket's end; returns the exit status. `silent`:
     one of several processes that compute together, whose answers aren't used."""
     prepare_process()
-    return answer(
-        Link(socket_fd), _progress(progress_fd), SilentLedger if silent else Ledger, prepare_logging, loading=loading
-    )
+    link = Link(socket_fd)
+    link.part_from_forks()
+    return answer(link, _progress(progress_fd), SilentLedger if silent else Ledger, prepare_logging, loading=loading)
 
 
 def _progress(fd: int) -> Progress:

@@ -51,6 +51,7 @@ def main() -> None:
     except OSError as error:
         sys.exit(f"the worker can't reach the server at {instructions['host']}:{instructions['port']}: {error}")
     link = RemoteLink(sock, ahead_s)
+    link.part_from_forks()
     prepare_process()
     ledger: Any = partial(RemoteLedger, ahead_s)
     status = answer(link, ReportedProgress(link), ledger, prepare_logging, loading=partial(_load, instructions))

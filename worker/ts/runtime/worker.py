@@ -114,6 +114,7 @@ class Link:
         self._wake = threading.Event()
         self._watcher: threading.Thread | None = None
         self._closed = False
+        self._forked = False
         self.ledger = Ledger(0, 0)
         self.waits_for_credit = True
         self.holds_back = False
@@ -124,6 +125,28 @@ class Link:
 
     def fileno(self) -> int:
         return self._sock.fileno()
+
+    def part_from_forks(self) -> None:
+        """Keeps the processes that a handler forks from this connection. One that returned into the runtime would be a
+        second worker on the same socket, and one that outlives this process would hide its end from the frontend."""
+        os.register_at_fork(after_in_child=self._part)
+
+    def _part(self) -> None:
+        self._forked = True
+        self._leave = self._end_fork
+        with contextlib.suppress(OSError):  # closed already
+            ended, other = socket.socketpair()
+            other.close()
+            os.dup2(ended.fileno(), self._sock.fileno(), inheritable=False)
+            ended.close()
+
+    def _end_fork(self, status: int = 0) -> NoReturn:
+        print(
+            f"process {os.getpid()}, which the handler has forked, returned from the handler and was ended: only its "
+            "parent may answer. End such a process with os._exit(0), or start it with multiprocessing or subprocess",
+            file=sys.stderr,
+        )
+        leave(status)
 
     # --- before the model is loaded
 
@@ -166,6 +189,8 @@ class Link:
     def leave(self) -> None:
         """Marks the end of the call. The other thread must not go on waiting for it: the next messages on the socket
         would wait until it had seen the following call for some time."""
+        if self._forked:
+            self._end_fork()
         self._call = 0
         if self._standing_in:
             self._alarm.ring()
