@@ -1,1 +1,1 @@
-"""The operator's console: its pages, and their data, sampled while somebody watches."""
+"""The operator's console: its pages, and their data, sampled while a client reads them."""

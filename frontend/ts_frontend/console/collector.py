@@ -1,7 +1,7 @@
-"""The collector behind the console: one for all its readers, and at work only while there are any.
+"""The collector of the console's data: shared by all readers, and running only while there are any.
 
-Readers get server-sent events: `state` at once and whenever it changes, `history` once, `sample` every SAMPLE_S. Each
-event is encoded once, however many read it.
+Readers get server-sent events: `state` at once and after each change, `history` once, `sample` every SAMPLE_S. Each
+event is encoded once for all readers.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ts_frontend.workers.memory import WorkerMemory
 
 #: Seconds without an announced change after which the state is sent once more.
 STATE_S = 2.0
-#: Changes that come closer together are sent together.
+#: Changes within this time are sent together.
 GAP_S = 0.1
 HISTORY_S = 180.0
-#: A reader that comes back within this time still finds the samples that it missed.
+#: A reader that reconnects within this time gets the samples that it missed.
 LINGER_S = 10.0
 READERS_MAX = 64
-#: A reader's key is checked when it connects; after this time it has to connect again.
+#: A reader's key is checked when it connects; after this time it must reconnect.
 READ_S_MAX = 600.0
 
 
 class TooManyReaders(ServeError):
-    """So many read the events that another one would have to wait."""
+    """The limit of clients that read the events is reached."""
 
     remedy = "Close other windows of the console."
     code, http_status, type_name = Code.RESOURCE_EXHAUSTED, 503, "ServiceUnavailableException"
@@ -45,7 +45,7 @@ class TooManyReaders(ServeError):
 
 
 class Reader:
-    """The events that one reader hasn't taken: of states only the latest, of samples those of the history at most."""
+    """The events that one reader hasn't read: the latest state, and samples up to the history's length."""
 
     def __init__(self, samples_max: int) -> None:
         self._state: bytes | None = None
@@ -64,7 +64,7 @@ class Reader:
         self._news.set()
 
     async def take(self) -> list[bytes]:
-        """Returns what is new as soon as something is; [] at the end."""
+        """Waits for new events and returns them; [] at the end."""
         await self._news.wait()
         self._news.clear()
         if self._ended:
@@ -78,7 +78,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The intervals of events, in seconds."""
+    """The intervals between events, in seconds."""
 
     sample_s: float = SAMPLE_S
     state_s: float = STATE_S
@@ -112,10 +112,10 @@ class Collector:
         return self._task is not None
 
     async def events(self) -> AsyncGenerator[list[bytes], None]:
-        """Yields the events of one reader, as bytes of text/event-stream, until it leaves, the server drains, or
-        READ_S_MAX is over. Raises TooManyReaders, Draining."""
+        """Yields the events of one reader, as bytes of text/event-stream, until it disconnects, the server drains, or
+        READ_S_MAX has passed. Raises TooManyReaders, Draining."""
         if len(self._readers) >= READERS_MAX:
-            raise TooManyReaders(f"{READERS_MAX} clients read the console's events already")
+            raise TooManyReaders(f"{READERS_MAX} clients already read the console's events")
         if self._health.draining:
             raise Draining("The server is shutting down")
         reader = Reader(self._history.maxlen or 1)
@@ -137,7 +137,7 @@ class Collector:
         head = json.dumps({"columns": COLUMNS, "sample_s": self._pace.sample_s, "window_s": WINDOW_S})
         return _event("history", f'{head[:-1]}, "samples": ['.encode() + b",".join(self._history) + b"]}")
 
-    # --- at work
+    # --- sampling
 
     async def _work(self) -> None:
         pace, load = self._pace, MachineLoad()
@@ -150,7 +150,7 @@ class Collector:
             elif now_s - last_reader_s > pace.linger_s:
                 return
             if now_s >= next_sample_s:
-                if self._gpus.stale:  # for one of the next samples
+                if self._gpus.stale:  # for a later sample
                     watched(self._gpus.fresh(), "The reading of the GPUs' load")
                 self._tell_sample(load, now_s)
                 next_sample_s = max(next_sample_s + pace.sample_s, now_s)
@@ -176,7 +176,7 @@ class Collector:
         for watch in self._watches.values():
             watch.model.observe(None)
         self._watches.clear()
-        for reader in self._readers:  # the server drains, or the collector failed: readers come back
+        for reader in self._readers:  # the server drains, or the collector failed: readers reconnect
             reader.end()
 
     def _tell_sample(self, load: MachineLoad, now_s: float) -> None:

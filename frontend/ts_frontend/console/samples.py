@@ -1,5 +1,5 @@
-"""The numbers of the models over the last seconds: rates, latencies, queues, batches, streams. Pure but for the reading
-of the machine's load."""
+"""The numbers of the models over the last seconds: rates, latencies, queues, batches, streams. No I/O except the
+reading of the machine's load."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ COLUMNS = (
 #: The time between two samples.
 SAMPLE_S = 0.5
 PARTS = (0.5, 0.95, 0.99)
-#: Rates, latencies and batches cover so many seconds before the sample.
+#: Rates, latencies and batches cover this number of seconds before the sample.
 WINDOW_S = 3.0
-#: Streams of a model that are counted.
+#: The most streams of a model that are counted.
 LIVE_MAX = 10_000
 
 
@@ -55,7 +55,7 @@ class Reading(NamedTuple):
 
 
 class ModelWatch:
-    """One model version that is watched: its readings of the last seconds, and the bytes that its streams have sent."""
+    """The readings of one model version over the last seconds, and the bytes sent on its streams."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -79,8 +79,7 @@ class ModelWatch:
         return [*numbers, ledger.queued, ledger.sent, streams, stream_bytes_per_s], batches
 
     def _read(self, now_s: float) -> Reading:
-        """Returns the sums of now; the previous ones if nothing has happened since, as with most
-        models of many."""
+        """Returns the present sums; the previous object if they haven't changed, as for most of many models."""
         last, counts = self._readings[-1] if self._readings else None, self.model.ledger.counts
         if last is not None and last.ended == sum(counts[state] for state in FINAL):
             return last._replace(at_s=now_s)
@@ -137,7 +136,7 @@ def between(before: Reading, now: Reading) -> tuple[list[float | int | None], di
 
 
 def _short(value: float) -> float:
-    """Returns a number to three digits: rows are sent often."""
+    """Returns a number with three significant digits, which keeps rows short."""
     return float(f"{value:.3g}") if value else 0
 
 

@@ -1,5 +1,5 @@
-"""The console's files: pages, scripts and styles as they are in the folder `site`, read once. Nothing is fetched from
-elsewhere, and no other files are served."""
+"""The console's files: pages, scripts and styles of the folder `site`, read once. They load nothing from other origins,
+and no other files are served."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ KINDS = {
     ".svg": b"image/svg+xml",
     ".txt": b"text/plain; charset=utf-8",
 }
-#: Scripts, styles and calls only from the page's own origin, and none in the page itself; pictures also from data that
-#: the page has (an answer's); no page shows it in a frame.
+#: Scripts, styles and requests only from the page's own origin, no inline scripts; images also from data: URLs (an
+#: answer's); no framing by other pages.
 POLICY = (
     b"default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; form-action 'none'; "
     b"frame-ancestors 'none'"

@@ -1,5 +1,5 @@
-"""The state of the served models and their workers for the console's readers: everything except the numbers that
-change with each request (`samples`)."""
+"""The state of the served models and their workers for the console's readers, without the numbers that change with each
+request (`samples`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEATH_LINES = 20
 
 
 def key_of(model: Model) -> str:
-    """Returns the name by which samples and states call a model version."""
+    """Returns the key of a model version in samples and states."""
     return f"{model.name}/{model.version}"
 
 

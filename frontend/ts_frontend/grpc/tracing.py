@@ -1,7 +1,7 @@
 """A span for each call of a gRPC method, with the attributes of OpenTelemetry's conventions for RPC.
 
 The present attribute names are set together with the former ones (`rpc.system`, `rpc.service`, `rpc.grpc.status_code`),
-which dashboards read. """
+which dashboards read."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from ts_frontend.http.request import CLOSE, AsgiApp, Event, Receive, Scope, Send
 from ts_frontend.listeners.floods import Floods
 from ts_frontend.listeners.listener import Listener
 
-#: h2corn 2.0.0 closes a drained connection at the end of its last request, with anything the client has just sent
-#: unread; the system then resets the connection, and the client may lose answers that it hasn't read yet. So the last
-#: requests of a drain end a little after their answers.
+#: Seconds that the last requests of a drain stay open after their answers. h2corn 2.0.0 closes a drained connection at
+#: the end of its last request without reading what the client has just sent; the kernel then resets the connection, and
+#: the client may lose answers that it hasn't read yet.
 LINGER_S = 0.25
 
 
@@ -29,7 +29,7 @@ class Application:
         self._limits = listener.limits
         self._http_app: AsgiApp = listener.http_app or not_found
         self._draining = self._aborted = False
-        #: The tasks whose calls have no complete answer yet.
+        #: The tasks of calls whose answers aren't complete.
         self._running: set[asyncio.Task[None]] = set()
         self._floods = Floods(listener.name, listener.flooded)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -68,8 +68,8 @@ class Application:
         return current_task(self._loop)
 
     def _closing(self, scope: Scope, send: Send) -> Send:
-        """Wraps `send` so that answers of HTTP/1.1 ask their client to close the connection once the server drains:
-        h2corn closes it without notice."""
+        """Wraps `send` so that HTTP/1.1 answers ask the client to close the connection once the server drains: h2corn
+        closes it without notice."""
         if scope["type"] != "http" or scope["http_version"][0] != "1":
             return send
 
@@ -81,12 +81,12 @@ class Application:
         return closing
 
     def drain(self) -> None:
-        """Prepares for the listener's end: requests end LINGER_S after their answers, and HTTP/1.1's answers are the
-        last on their connections."""
+        """Prepares for the listener's end: requests stay open for LINGER_S after their answers, and HTTP/1.1 answers
+        announce the end of their connections."""
         self._draining = True
 
     def abort(self) -> int:
-        """Cancels the calls that are running, and answers them UNAVAILABLE; returns how many."""
+        """Cancels the running calls, which end with UNAVAILABLE; returns their number."""
         self._aborted = True
         for task in self._running:
             task.cancel()
@@ -119,7 +119,7 @@ class Application:
                 self._floods.cancelled(scope)
                 raise
             uncancel()
-            with contextlib.suppress(Exception):  # an answer that has begun can't be replaced any more
+            with contextlib.suppress(Exception):  # an answer that has begun can't be replaced
                 await answer_error(send, Draining.http_status, Draining.type_name, "The server is shutting down")
         finally:
             self._running.discard(task)

@@ -1,4 +1,4 @@
-"""The files behind TLS: read, checked before anything listens with them, and read again when they change."""
+"""The TLS files: read and checked before a listener uses them, and reloaded when they change."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _only(der: bytes) -> bytes:
 
 
 class _Elements:
-    """The elements of some DER, one after the other. `take` raises IndexError or ValueError when there are no more."""
+    """The elements of DER data, one after the other. `take` raises IndexError or ValueError when there are no more."""
 
     def __init__(self, der: bytes) -> None:
         self._der = der
@@ -89,7 +89,7 @@ class _Elements:
 
 
 def _time(tag: int, content: bytes) -> datetime:
-    """Returns a UTCTime or GeneralizedTime. UTCTime has two digits of the year, which from 50 on mean 19xx (RFC 5280,
+    """Returns a UTCTime or GeneralizedTime. UTCTime has two-digit years; those from 50 on mean 19xx (RFC 5280,
     4.1.2.5.1)."""
     text = content.decode("ascii")
     if tag == _UTC_TIME:
@@ -101,10 +101,10 @@ def _time(tag: int, content: bytes) -> datetime:
 
 logger = logging.getLogger(__name__)
 
-#: A certificate that ends sooner is worth a warning.
+#: A certificate that expires sooner causes a warning.
 ENDS_SOON = timedelta(days=14)
 
-#: The keys that both engines' TLS has. OpenSSL takes some that are a little smaller, and other curves.
+#: The keys that both engines support. OpenSSL also accepts slightly smaller keys and other curves.
 KEYS_TAKEN = "RSA of 2048 bits or more, an elliptic curve P-256, P-384 or P-521, or Ed25519"
 #: The last is OpenSSL 3's error for a key of another type than the certificate's.
 _TOO_WEAK = {
@@ -125,7 +125,7 @@ class CertificateRefused(InvalidArgument):
 
 
 def key_refused(tls: Tls) -> CertificateRefused:
-    """An engine can't use a key that OpenSSL can."""
+    """The error for a key that OpenSSL accepts and the engine doesn't."""
     what = "the server's TLS can't use the key, as it is too small or of another kind"
     return CertificateRefused(f"private_key_file {tls.key_file}: {what}; take {KEYS_TAKEN}")
 
@@ -184,7 +184,7 @@ def _check_certificates(setting: str, path: str, pem: bytes) -> None:
 def _check_key(path: str, pem: bytes) -> None:
     if any(mark in pem for mark in _ENCRYPTED):
         raise CertificateRefused(
-            f"private_key_file {path}: is encrypted with a passphrase, and a server has nobody to ask. "
+            f"private_key_file {path}: is encrypted with a passphrase, which a server can't ask for. "
             f"Decrypt it with: openssl pkey -in {path} -out key.pem; and keep key.pem readable for the server only"
         )
     if _KEY not in pem:
@@ -211,7 +211,7 @@ def _check_pair(tls: Tls) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Returns an OpenSSL error in words; the error itself often says only where it was raised."""
+    """Returns the text of an OpenSSL error; the error itself often names only where it was raised."""
     if not isinstance(error, ssl.SSLError):
         return str(error)
     if error.reason in _TOO_WEAK:
@@ -274,7 +274,7 @@ class CertificateFiles:
         except CertificateRefused as error:
             self._complain(error.message)
             return None
-        if self._signature() != before:  # somebody is writing them: next time
+        if self._signature() != before:  # a file is being written: read at the next check
             return None
         self._seen, self._complaint = before, ""
         for warning in pem.warnings:
@@ -292,7 +292,7 @@ class CertificateFiles:
         return [_signature(path) for path in paths if path is not None]
 
     async def follow(self, renew: Callable[[Pem], Awaitable[None]]) -> None:
-        """Looks for new files every `check_s` seconds and hands them to `renew`, until it is cancelled."""
+        """Checks the files every `check_s` seconds and calls `renew` with changed ones, until it is cancelled."""
         while True:
             await asyncio.sleep(self._tls.check_s)
             pem = await asyncio.to_thread(self.read_if_changed)
@@ -333,7 +333,7 @@ def check_certificates(config: ServerConfig) -> None:
 
 
 class CertificateEnds:
-    """When the first certificate of each file ends, for the metrics; a file is read again when it has changed."""
+    """The expiry of the first certificate of each file, for the metrics; a changed file is read again."""
 
     def __init__(self, tls: Tls) -> None:
         named = {"certificate_file": tls.certificate_file, "client_ca_file": tls.client_ca_file}
@@ -353,6 +353,6 @@ class CertificateEnds:
 
 
 def _first_end_s(path: str) -> float | None:
-    with contextlib.suppress(OSError, ValueError):  # the watch over the files complains
+    with contextlib.suppress(OSError, ValueError):  # the watch over the files logs it
         return min(one.ends.timestamp() for one in validities(Path(path).read_bytes()))
     return None

@@ -1,12 +1,12 @@
 """Connections that h2corn closes because their clients cancel more than CANCELS_MAX calls in WINDOW_S seconds.
 
-Calls that are cancelled before they have begun count for h2corn, but are not seen here: half as many are enough.
+Calls that are cancelled before they begin count for h2corn and are not seen here, so that half as many are enough.
 
-h2corn 2.0.0 counts the RST_STREAM frames of a connection, closes it (GOAWAY ENHANCE_YOUR_CALM), and tells nobody. It
-shows only in so many calls cancelled in so short a time, followed by a closed connection in the kernel's table: by our
-side, or by a client that read the GOAWAY first. A client that leaves with many calls has cancelled them all at once.
-One that leaves by itself after nearly so many cancels is taken for one whose connection was closed. Connections over
-Unix sockets and through proxies that tell their clients' addresses can't be recognised in the table."""
+h2corn 2.0.0 counts the RST_STREAM frames of a connection, closes it (GOAWAY ENHANCE_YOUR_CALM) and doesn't report it.
+It is recognised by many calls cancelled in a short time, followed by a closed connection in the kernel's table: closed
+by the server, or by a client that read the GOAWAY first. A client that disconnects with many calls running cancels them
+all at the same moment, and isn't counted. A client that disconnects by itself after nearly as many cancels is counted.
+Connections over Unix sockets, and through proxies that report their clients' addresses, can't be found in the table."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from ts_frontend.tasks import watched
 
 logger = logging.getLogger(__name__)
 
-#: Compiled into h2corn (h2/state.rs). Its window begins with the first cancel after the last window's end.
+#: Compiled into h2corn (h2/state.rs). A window begins with the first cancel after the previous window.
 CANCELS_MAX, WINDOW_S = 200, 10.0
 SEEN_MIN = CANCELS_MAX // 2
-#: Connections whose cancels are counted; of more, those whose last cancel is longest ago are forgotten, as are those
-#: without a cancel in the last window.
+#: The most connections whose cancels are counted; the ones whose last cancel is longest ago are dropped first, as are
+#: those without a cancel in the last window.
 CONNECTIONS_MAX = 1024
 LOOK_EVERY_S = 0.1
 TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
-#: So long after the last cancel the connection is closed, or it isn't at all.
+#: Seconds after the last cancel by which h2corn has closed the connection, if it does.
 SETTLED_S = 2.0
-#: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSING of linux/tcp_states.h: our side closed the connection first.
+#: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSING of linux/tcp_states.h: the server closed the connection first.
 _CLOSED_HERE: frozenset[str | None] = frozenset({"04", "05", "06", "0B"})
 _ESTABLISHED = "01"
-#: Cancels that come over a longer time did not come from the end of their connection.
+#: Cancels over a longer time weren't caused by the end of their connection.
 AT_ONCE_S = 0.5
 
 
@@ -67,7 +67,7 @@ class Floods:
             self._look(key, server[1], times)
 
     def _forget(self, now_s: float) -> None:
-        """Drops the connections whose last cancel is longer ago than the window, and those over CONNECTIONS_MAX."""
+        """Drops the connections whose last cancel is older than the window, and those over CONNECTIONS_MAX."""
         cancels = self._cancels
         while len(cancels) > CONNECTIONS_MAX or now_s - cancels[next(iter(cancels))][-1] > WINDOW_S:
             cancels.popitem(last=False)
@@ -77,7 +77,7 @@ class Floods:
         if host is not None:
             connection = ConnectionKey(host, client[1], own_port)
             self._looking[client] = task = watched(
-                self._tell(client, connection, times), "The look for closed connections"
+                self._tell(client, connection, times), "The check for closed connections"
             )
             task.add_done_callback(lambda _: self._looking.pop(client))
 
@@ -108,8 +108,8 @@ class Floods:
         )
 
     def _state(self, connection: ConnectionKey) -> str | None:
-        """Returns the connection's state in the kernel, None when it is in no table. It counts as open where a table
-        can't be read, and where there is none, as on macOS."""
+        """Returns the connection's state in the kernel, None when no table lists it. It counts as open if a table can't
+        be read or doesn't exist, as on macOS."""
         known = False
         for table in self._tables:
             try:

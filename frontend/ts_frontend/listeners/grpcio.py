@@ -1,6 +1,6 @@
-"""The grpcio engine: the same listeners on grpc.aio, with methods that take and give bytes.
+"""The grpcio engine: the same listeners on grpc.aio, with methods from bytes to bytes.
 
-It is the reference for our own gRPC layer, and serves where h2corn doesn't run. HTTP isn't served by it."""
+It is the reference for this server's own gRPC layer, and serves where h2corn doesn't run. It serves no HTTP."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ from ts_frontend.tasks import ENDING, kept, owned
 logger = logging.getLogger(__name__)
 
 HEADER_BYTES_MAX = 64 * 1024
-#: How often it is seen within `write_s_max` whether a client takes anything.
+#: The number of checks within `write_s_max` whether a client reads.
 STALL_LOOKS = 4
-#: After calls were cancelled: how long until their statuses are on their way.
+#: Seconds after the cancellation of calls until their statuses are sent.
 SETTLE_S = 1.0
-#: How long a drain takes to send clients away and to serve the calls they had begun, before it is grpcio's.
+#: Seconds of a drain for GOAWAY and the calls that clients have begun, before grpcio's own drain.
 QUIET_S_MAX = 1.0
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -105,9 +105,7 @@ class GrpcioServer:
     async def start(self) -> None:
         listener = self._listener
         if listener.http_app is not None:
-            logger.warning(
-                "%s: grpcio answers gRPC only; what h2corn answers by HTTP there isn't served", listener.name
-            )
+            logger.warning("%s: grpcio serves only gRPC; the HTTP routes of this address need h2corn", listener.name)
         self._server = grpc.aio.server(options=server_options(listener.limits))
         self._server.add_generic_rpc_handlers((BytesHandler(listener.routes, listener.limits, self._running),))
         certificate = Certificate(listener.name, listener.tls) if listener.tls else None
@@ -140,11 +138,11 @@ class GrpcioServer:
             await self._stop(self._server, latest_s, grace_s)
 
     async def _stop(self, server: grpc.aio.Server, latest_s: float, grace_s: float) -> None:
-        """grpcio's own drain, with an end to it."""
+        """grpcio's own drain, with a time limit."""
         held = hold(self._ports, self._paths)
         linger_s = 0.0
         try:
-            # At the end of its grace grpcio would answer CANCELLED: ours comes first.
+            # At the end of its grace grpcio would answer CANCELLED; the calls are ended UNAVAILABLE before.
             stopping = owned(server.stop(grace_s + 2 * SETTLE_S))
             stopping.add_done_callback(_retrieved)
             await asyncio.wait([stopping], timeout=latest_s - time.monotonic())
@@ -166,15 +164,15 @@ class GrpcioServer:
             logger.warning("%s: %d calls did not end in %g s and were cancelled", self._name, count, grace_s)
 
     async def _send_away(self, limit_s: float) -> None:
-        """Sends the first GOAWAY before grpcio drains: grpcio cancels the calls that come between its first GOAWAY and
-        its last, and can't send the first alone."""
+        """Sends a GOAWAY before grpcio drains: grpcio cancels the calls that arrive between its first GOAWAY and its
+        last one, and can't send only the first."""
         await say_goaway(self._ports, limit_s / 2)
         await quiet(self._ports, (), 0.0, limit_s / 2)
 
     async def _turn_away(self, latest_s: float, grace_s: float, quiet_s_max: float) -> None:
-        """Refuses new calls until those that run have ended, and ends the connections before grpcio drains, so that it
-        has nothing to cancel. A client that couldn't be sent a GOAWAY learns from the end of its connection, as soon as
-        none of its calls runs, that it is to leave."""
+        """Refuses new calls until the running ones have ended, and closes the connections before grpcio drains, so that
+        it has nothing to cancel. A client that couldn't be sent a GOAWAY is disconnected as soon as none of its calls
+        runs."""
         self._running.refuse()
         if not await self._all_ended(latest_s):
             self._abort(grace_s)
@@ -187,8 +185,8 @@ class GrpcioServer:
 
     async def _all_ended(self, latest_s: float, *, refused: bool = False) -> bool:
         """Returns whether all calls have ended, and their answers been sent, by `latest_s` (`time.monotonic()`).
-        `refused`: also those that were refused, and none has come for QUIET_S: grpcio hands them over one by one; and
-        on a Unix socket the clients have read everything, since what they write later fails before they read."""
+        `refused`: also waits until no call was refused for QUIET_S, since grpcio hands calls over one by one; and until
+        clients of Unix sockets have read everything, since a later write would fail before their read."""
         running = self._running
         while running.peers(refused=refused) or (
             refused and (time.monotonic() - running.refused_at_s < QUIET_S or unread(self._paths))
@@ -203,8 +201,8 @@ class GrpcioServer:
 
     @property
     def _takes_goaway(self) -> bool:
-        """Whether clients can be sent a GOAWAY that isn't grpcio's: there is no TLS, and the system tells what has
-        arrived."""
+        """Whether this server can send a GOAWAY itself: without TLS, and if the system reports which data was
+        acknowledged."""
         return not (self._listener.tls or self._listener.path)
 
     @property
@@ -217,14 +215,14 @@ class GrpcioServer:
 
 
 def _retrieved(done: asyncio.Future[Any]) -> None:
-    """Retrieves the exception, which nobody waits for any more when a second signal ends the server."""
+    """Retrieves the exception, which nothing awaits when a second signal ends the server."""
     if not done.cancelled():
         done.exception()
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """Returns False for an answer that couldn't be sent because its client had just left, which grpcio sometimes logs
-    as an error."""
+    """Returns False for a record about an answer that couldn't be sent because its client had disconnected, which
+    grpcio sometimes logs as an error."""
     return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
 
 
@@ -251,7 +249,7 @@ def _add_port(server: grpc.aio.Server, listener: Listener, address: str, certifi
 
 
 def _usable(certificate: Certificate) -> bool:
-    """Whether grpcio can listen with it at all: its error names the address only."""
+    """Whether grpcio can use the certificate; its own error names only the address."""
     server = grpc.server(ThreadPoolExecutor(1))
     try:
         return bool(server.add_secure_port("127.0.0.1:0", certificate.credentials()))
@@ -381,8 +379,8 @@ class RunningCalls:
         return len(self._tasks)
 
     def peers(self, *, refused: bool) -> set[str]:
-        """The addresses of the clients with calls that run, or whose answers are being sent; also of the calls that
-        were refused?"""
+        """The addresses of the clients with running calls, or whose answers are being sent; `refused`: also of refused
+        calls."""
         return {*self._peers.values(), *(self._refused.values() if refused else ())}
 
     async def run(self, call: Call, context: Context, work: Coroutine[Any, Any, bytes]) -> bytes:
@@ -434,7 +432,7 @@ def _unary(
     async def unary(request: bytes, context: Context) -> bytes:
         call = _call(path, context)
         work = answer(call, request, context)
-        del request  # what ends the call keeps this frame
+        del request  # the exception that ends the call refers to this frame
         return await running.run(call, context, work)
 
     return unary
@@ -446,7 +444,7 @@ def _server_stream(
     async def server_stream(request: bytes, context: Context) -> None:
         call = _call(path, context)
         work = _answer_stream(call, context, run(call, request), limits)
-        del request  # what ends the call keeps this frame
+        del request  # the exception that ends the call refers to this frame
         await running.run(call, context, work)
 
     return server_stream
@@ -465,7 +463,7 @@ def _bidi(
 async def _answer_stream(
     call: Call, context: Context, answers: AsyncIterator[Sequence[bytes]], limits: ListenerLimits
 ) -> bytes:
-    """`context.write` waits for the client's window, and costs less than yielding. Gives b"": all is written."""
+    """Writes all messages (`context.write` costs less than a yield) and returns b"", the empty rest."""
     stall = Stall(limits.write_s_max)
     try:
         async for messages in answers:
@@ -492,8 +490,9 @@ async def _answer_stream(
 
 
 class Stall:
-    """Ends a stream whose client takes nothing for `limit_s` (0: never): cancels its task, and `over` says that it did.
-    `written`: messages; `writing`: one waits for the client. Looks now and then, so that a message costs nothing."""
+    """Cancels the task of a stream whose client reads nothing for `limit_s` seconds (0: never); `over` is True then.
+    `written`: the number of messages; `writing`: a message waits for the client. A timer checks both, so that a message
+    costs nothing."""
 
     __slots__ = ("_every_s", "_looks", "_seen", "_task", "_timer", "over", "writing", "written")
 
@@ -551,21 +550,21 @@ def _check_size(answer: bytes, limits: ListenerLimits) -> None:
 
 
 def _failure(call: Call, error: Exception) -> Failure:
-    """Returns the status and message that the call ends with. A client\'s CancelledError never comes here: grpcio must
-    see it, or it leaks."""
+    """Returns the status and message that end the call. A client's CancelledError never comes here: it must be raised
+    to grpcio, which leaks otherwise."""
     if isinstance(error, ServeError):
         call.trailing += status_details(error)
         return error.code, error.message
     if isinstance(error, grpc.aio.UsageError | grpc.aio.InternalError):
-        raise error  # the latter: an answer that can't be sent any more
+        raise error  # the latter: an answer that can't be sent
     logger.error("%s failed", call.path, exc_info=error)
     return Code.INTERNAL, UNEXPECTED
 
 
 async def _end(call: Call, context: Context, code: Code, message: str) -> bytes:
-    """Ends the call with that status, once its method returns; the empty answer isn't sent. grpcio's `abort` would
-    raise an exception that grpcio's own state keeps in a cycle, with every frame on its way and the call: memory, and a
-    pause of the whole server when the garbage collector frees hundreds of refused calls."""
+    """Ends the call with that status when its method returns; the empty answer isn't sent. grpcio's `abort` would raise
+    an exception that grpcio keeps in a reference cycle with all frames and the call; collecting hundreds of those
+    pauses the whole server."""
     await _send_initial(call, context)
     context.set_code(_CODES[code])
     context.set_details(bounded(message))

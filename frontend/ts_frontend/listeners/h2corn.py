@@ -1,7 +1,7 @@
 """The h2corn engine: HTTP/2 in Rust threads, our ASGI application in the running loop.
 
-h2corn's `Server.serve` prints a banner, and binds sockets itself. We bind (sockets.py) and hand the descriptors to the
-entry that h2corn's own supervisor uses; it isn't public, which is one reason why the version is pinned.
+h2corn's `Server.serve` prints a banner, and binds sockets itself. This engine binds them (sockets.py) and passes the
+descriptors to the entry point of h2corn's own supervisor. It isn't public, one reason why the version is pinned.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from ts_frontend.tasks import kept, owned, watched
 
 logger = logging.getLogger(__name__)
 
-#: The drain ends by our own clock (`drain`'s `grace_s`); h2corn wants its limit long before.
+#: h2corn needs the limit of a drain at its start; `drain` limits it by `grace_s`.
 GRACE_S_MAX = 86_400.0
-#: After calls were cancelled: how long until their statuses are on their way.
+#: Seconds after the cancellation of calls until their statuses are sent.
 SETTLE_S = 1.0
-#: How long a drain waits for HTTP/1.1 clients that are talking to it before h2corn closes idle connections.
+#: Seconds that a drain waits for active HTTP/1.1 clients before h2corn closes idle connections.
 QUIET_S_MAX = 1.0
 STREAMS_PER_CONNECTION_MAX = 4096
 HEADER_BYTES_MAX = 64 * 1024
-#: In which a connection's unsent frames must go out, however steadily its client reads: far above a stall.
+#: The time limit for sending a connection's queued frames, however steadily its client reads.
 FLUSH_S_MAX = 3600.0
 HTTP_IDLE_S_MAX = 120.0
 HTTP_BODY_IDLE_S_MAX = 60.0
-#: h2corn refuses larger bodies by itself; the application, whose refusal says why, must see its limit passed first.
-#: So many bytes may be on their way to it: HTTP/2's window.
+#: h2corn refuses larger bodies itself; the application, whose error names the setting, must see its own limit first.
+#: Up to this number of bytes (HTTP/2's window) may be in flight to it.
 HTTP_BODY_BYTES_EXTRA = 8 * 1024 * 1024 + 64 * 1024
 
 
@@ -72,8 +72,8 @@ class H2cornEngine:
 
 
 class ListenerServer:
-    """One listener: its sockets, and the servers on them: the one that takes connections, and those before it, whose
-    certificate was renewed, until their connections have ended."""
+    """One listener: its sockets and servers. One server accepts connections; those from before a renewal of the
+    certificate run until their connections have ended."""
 
     def __init__(self, listener: Listener) -> None:
         if math.isfinite(listener.limits.connection_age_s_max):
@@ -81,7 +81,7 @@ class ListenerServer:
         if listener.limits.keepalive != Keepalive():
             logger.warning(
                 "%s: h2corn sends no pings and answers every ping; the keepalive settings need grpc_engine=grpcio. "
-                "TCP detects clients that are gone",
+                "TCP keepalive detects dead clients",
                 listener.name,
             )
         self._listener = listener
@@ -129,7 +129,7 @@ class ListenerServer:
             task.add_done_callback(lambda _: self._retired.pop(former, None))
 
     async def drain(self, grace_s: float) -> None:
-        """Ends when all calls have ended and clients have read their answers, or by the limits of `Serving.drain`."""
+        """Returns when all calls have ended and clients have read their answers, or at the limit of `Serving.drain`."""
         latest_s = time.monotonic() + grace_s
         await self._stop_following()
         retired = dict(self._retired)
@@ -143,8 +143,8 @@ class ListenerServer:
             if grace_s:
                 await self._until_quiet(self._listening, grace_s)
             self._listening.close()
-        # h2corn closes a connection with what has come on it unread. What its client writes next would fail, and a
-        # client may then drop answers that it hasn't read. A client that was silent for longer has read them.
+        # h2corn closes a connection without reading what has arrived. The client's next write would fail, and it may
+        # then drop answers that it hasn't read. A client that was silent for longer has read them.
         held = hold(self._ports, self._paths, silent_s=LINGER_S_MAX)
         keeping = owned(keep(held))
         draining = [owned(serving.drain(latest_s - time.monotonic())) for serving in servings]
@@ -157,9 +157,9 @@ class ListenerServer:
             await asyncio.gather(keeping, return_exceptions=True)
 
     async def _until_quiet(self, listening: Listening, grace_s: float) -> None:
-        """Waits for quiet connections before h2corn drains, since h2corn closes those without a request at once, even
-        one whose request has just come in. Until then each answer of HTTP/1.1 asks its client to leave; h2corn tells
-        HTTP/2 clients which requests it doesn't serve any more."""
+        """Waits for quiet connections before h2corn drains, since h2corn then closes connections without a request at
+        once, even if one has just arrived. Until then each HTTP/1.1 answer asks its client to close the connection;
+        HTTP/2 clients learn from h2corn which requests aren't served."""
         await listening.refuse()
         limit_s = min(QUIET_S_MAX, grace_s)
         await quiet(self._ports, self._paths, min(LINGER_S, limit_s), limit_s)
@@ -197,10 +197,10 @@ class Serving:
         self.task: asyncio.Task[None] = owned(serving)
 
     async def drain(self, grace_s: float) -> None:
-        """Returns when all calls have ended, or `grace_s` and two SETTLE_S seconds later: h2corn waits for clients that
-        don't read, whose connections are shut down then."""
+        """Returns when all calls have ended, at the latest `grace_s` + 2 * SETTLE_S seconds later: connections whose
+        clients don't read are shut down then, since h2corn would wait for them."""
         self.application.drain()
-        # Answers that were sent just before are on their way, too.
+        # Answers sent just before are still in flight, too.
         lingering_s = max(0.0, min(LINGER_S, grace_s))
         await asyncio.sleep(lingering_s)
         self.server.shutdown()
@@ -228,7 +228,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(listener: Listener, pem: Pem | None) -> Prepared:
-    """:raises CertificateRefused: h2corn can't use files that OpenSSL can."""
+    """Raises CertificateRefused for files that OpenSSL accepts and h2corn doesn't."""
     config = server_config(listener)
     if pem is None:
         return Prepared(config, prepare_tls(config, None))
@@ -243,13 +243,13 @@ def prepare(listener: Listener, pem: Pem | None) -> Prepared:
 
 
 def server_config(listener: Listener) -> h2corn.Config:
-    """h2corn's settings for a listener. gRPC's own limits (messages, deadlines) are kept by exchange.py."""
+    """h2corn's settings for a listener. exchange.py enforces gRPC's own limits (messages, deadlines)."""
     tls = listener.tls
     client_ca = Path(tls.client_ca_file) if tls and tls.client_ca_file else None
     grpc = bool(listener.routes) or listener.http_app is None
     return h2corn.Config(
         grpc=grpc,
-        bind=(f"unix:{listener.path}" if listener.path else "127.0.0.1:0",),  # says only of what kind our sockets are
+        bind=(f"unix:{listener.path}" if listener.path else "127.0.0.1:0",),  # tells only the kind of the sockets
         runtime_threads=1,  # the loop is the bottleneck; a second I/O thread costs a quarter more CPU per request
         lifespan="off",
         access_log=False,

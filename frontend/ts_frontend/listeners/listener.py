@@ -20,8 +20,8 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files; `client_ca_file` asks clients for certificates signed by it (mTLS). `check_s`: seconds between two
-    looks for new files; 0: none."""
+    """PEM files; `client_ca_file` makes clients present certificates signed by it (mTLS). `check_s`: seconds between
+    two checks for changed files; 0: none."""
 
     certificate_file: str
     key_file: str
@@ -31,8 +31,8 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """One address and its services. `port` 0 takes a free one (`Engine.port` tells); `path` is a Unix socket's, instead
-    of host and port, and `path_mode` who may connect to it. `http_app` answers requests other than gRPC (without one:
+    """One address and its services. `port` 0 takes a free one (`Engine.port` returns it); `path`: a Unix socket's, in
+    place of host and port, and `path_mode` its file mode. `http_app` answers requests other than gRPC (without one:
     404); with it and without `routes` there is no gRPC. Only the h2corn engine serves an `http_app`. `flooded` is
     called for each connection that h2corn closes because its client cancelled too many calls."""
 

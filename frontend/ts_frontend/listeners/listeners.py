@@ -80,7 +80,7 @@ log = logging.getLogger(__name__)
 
 
 def sharing(addresses: Mapping[str, Address]) -> dict[tuple[str, ...], Address]:
-    """Listeners by the names of the APIs that share them: those of one address do, unless each takes a free port."""
+    """Groups APIs by address: those of one address share a listener, unless the port is 0."""
     found: dict[tuple[str, ...], Address] = {}
     for name, address in addresses.items():
         names = next((names for names, one in found.items() if one == address and (address.port or address.path)), ())
@@ -95,16 +95,16 @@ ENGINES = ("auto", "h2corn", "grpcio")
 
 
 class Engine(Protocol):
-    """Serves several listeners in the running event loop; started and drained once."""
+    """Serves several listeners in the running event loop. It is started and drained once."""
 
     async def start(self) -> None:
-        """Starts all listeners or none. Raises OSError that names the address that can't be had."""
+        """Starts all listeners or none. Raises OSError that names the unavailable address."""
 
     def port(self, name: str) -> int:
-        """The port of the listener `name`, which the system chose if it asked for 0."""
+        """The port of the listener `name`, chosen by the system for port 0."""
 
     async def drain(self, grace_s: float) -> None:
-        """Takes no more calls, waits up to `grace_s` seconds for those running, and ends the rest UNAVAILABLE."""
+        """Accepts no more calls, waits up to `grace_s` seconds for running ones, and ends the rest UNAVAILABLE."""
 
     async def wait(self) -> None:
         """Returns after a drain; raises when the engine stopped for another reason."""
@@ -183,7 +183,8 @@ NO_HTTP = "The HTTP APIs are not served: they need h2corn, which needs Python 3.
 
 
 class Listeners:
-    """The listeners of one server. `engine` serves them; `warnings`: the services that are not offered, and why."""
+    """The listeners of one server. `engine` serves them; `warnings`: a sentence for each service that isn't
+    available."""
 
     def __init__(
         self,
@@ -234,7 +235,7 @@ class Listeners:
         self.engine: Engine = make_engine(config.grpc_engine, self.served)
 
     def check_addresses(self) -> None:
-        """Raises OSError for an address that can't be had, before models are loaded in vain."""
+        """Raises OSError for an unavailable address, before models are loaded."""
         check_free(self.served)
 
     def addresses(self) -> dict[str, str]:
@@ -250,7 +251,7 @@ class Listeners:
         return found
 
     def _grpc_address(self, name: str, host: str) -> str:
-        """Returns a listener's address in the form that gRPC clients take."""
+        """Returns a listener's address as a gRPC target."""
         if unix_path(host):
             return host
         return f"{bracketed(host)}:{self.engine.port(name)}{' (TLS)' if self._config.enable_grpc_ssl else ''}"
@@ -293,13 +294,13 @@ class Listeners:
 
     @property
     def _extra_ports(self) -> Mapping[str, ExtraPort]:
-        """Returns further listeners of gRPC inference by their names; none beside a Unix socket."""
+        """Returns further listeners of gRPC inference by their names; none if it is a Unix socket."""
         config = self._config
         extra = () if unix_path(config.grpc_inference_address) else config.grpc_extra_ports
         return {f"{INFERENCE}_{number}": port for number, port in enumerate(extra, 2)}
 
     def _grpc_listener(self, name: str, host: str, port: int, methods: Mapping[KeyKind, Sequence[Method]]) -> Listener:
-        """A listener with these methods, by the key that they need, health and reflection."""
+        """A listener with these methods, given by their kind of key, and with health and reflection."""
         config = self._config
         asked = (
             self._traced(logged(self._guarded(method, kind), self._logs, times_all=config.times_requests))
@@ -339,7 +340,7 @@ class Listeners:
         return method if self._authorization is None else guarded(method, self._authorization, kind)
 
     def _ages(self, name: str) -> tuple[float, float]:
-        """How old a connection of that listener may become, and its grace after that, in seconds."""
+        """The maximal age of a connection of that listener and the grace after it, in seconds."""
         api = MANAGEMENT if name == MANAGEMENT else INFERENCE
         age_ms = getattr(self._config, f"{api}_max_connection_age_ms")
         grace_ms = getattr(self._config, f"{api}_max_connection_age_grace_ms")
@@ -422,7 +423,7 @@ class Listeners:
         return RouteTable(ROUTES, apis, switches, [*self._services, *described, pages])
 
     def _about(self) -> dict[str, object]:
-        """What the console is told of the server."""
+        """The facts about the server for the console."""
         config = self._config
         return {
             "name": "torchrelay",
@@ -436,7 +437,7 @@ class Listeners:
         }
 
     def _console_address(self) -> str:
-        """The console's address, for the pages of other listeners: told where only this machine reaches all of them."""
+        """The console's address, for the pages of other listeners; "" unless only this machine reaches all of them."""
         config = self._config
         if not (config.enable_console and config.loopback_only):
             return ""
@@ -464,8 +465,7 @@ class Listeners:
         return Listener(names[0], address.host, address.port, {}, limits, tls, app, path, mode, flooded)
 
     def _flooded(self, api: str) -> Callable[[], None]:
-        """Makes the counter of an API's connections that h2corn closes because too many of their calls were
-        cancelled."""
+        """Returns the counter for an API's connections that h2corn closed because of too many cancelled calls."""
         self._floods[api] = 0
 
         def closed() -> None:

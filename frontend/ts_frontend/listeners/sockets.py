@@ -1,4 +1,4 @@
-"""Listening sockets of our own making, so that a failure names the address, and a port has one owner."""
+"""Listening sockets, made here so that a failure names the address, and a port has one owner."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOOK_EVERY_S = 0.005
 _DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
 _SO_ATTACH_FILTER = 26
 
-#: The flags that move listeners, by their names.
+#: The flags that set the port of a listener, by its name.
 _PORT_FLAGS = {
     "http_inference": "--http-port",
     "http_management": "--set management_address=http://HOST:PORT",
@@ -43,12 +43,12 @@ _PORT_FLAGS = {
     "grpc_management": "--set grpc_management_port=PORT",
 }
 
-#: An address family that this machine resolves but doesn't have, usually IPv6 of `localhost`.
+#: Errors for an address family that resolves but isn't available, usually IPv6 of `localhost`.
 _NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class ListenFailed(OSError):
-    """A listener's address can't be had: in use, not of this machine, or not allowed."""
+    """A listener's address is unavailable: in use, not of this machine, or not permitted."""
 
     def __init__(self, listener: Listener, reason: str) -> None:
         where = listener.path or f"{listener.host}:{listener.port}"
@@ -56,7 +56,7 @@ class ListenFailed(OSError):
 
 
 class Listening:
-    """The sockets of one listener, all on one port, and their end."""
+    """The sockets of one listener, all on one port."""
 
     def __init__(self, sockets: list[socket.socket], path: str = "") -> None:
         self._sockets = sockets
@@ -66,27 +66,25 @@ class Listening:
         self.port = 0 if path else int(sockets[0].getsockname()[1])
 
     def descriptors(self) -> list[int]:
-        """Duplicates for an engine, which closes them. While ours are open, too, no connection is refused between two
-        engines."""
+        """Duplicates for an engine, which closes them. While the originals are open, no connection is refused between
+        two engines."""
         return [os.dup(one.fileno()) for one in self._sockets]
 
     async def refuse(self) -> None:
-        """Refuses new connections, while those that the system has accepted for us can still be taken; returns when the
-        engine has taken them. A client that comes later is refused once all sockets are closed."""
+        """Refuses new connections, and returns when the engine has accepted those that the system already holds. Later
+        clients are refused once all sockets are closed."""
         self._remove_path()
         await refuse(self._sockets)
 
     def close(self) -> None:
-        """Closes our own sockets; engines listen on theirs until they are told otherwise."""
+        """Closes the originals; an engine listens on its duplicates until it is drained."""
         self._remove_path()
         for one in self._sockets:
             one.close()
 
     def _remove_path(self) -> None:
-        """Deletes the Unix socket's file before the sockets are closed: as long as we listen, no other server takes its
-        name.
-
-        """
+        """Deletes the Unix socket's file before the sockets are closed: while this process listens, no other server
+        takes its name."""
         if self._file is not None and self._file == _identity(self._path):
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
@@ -94,27 +92,27 @@ class Listening:
 
 
 async def refuse(listening: Sequence[socket.socket]) -> None:
-    """Linux: drops new connection attempts to these listening sockets, and waits, TAKEN_S_MAX seconds at most, until
-    all connections that wait in them have been taken. Elsewhere, and for Unix sockets, it does nothing.
+    """On Linux, drops new connection attempts to these listening sockets and waits at most TAKEN_S_MAX seconds until
+    all waiting connections have been accepted. Does nothing for Unix sockets and on other systems.
 
-    A listening socket that is closed resets the connections that wait in it, whose clients may have sent requests.
+    Closing a listening socket resets its waiting connections, whose clients may have sent requests.
     """
     inet = [one for one in listening if one.family != socket.AF_UNIX]
     if sys.platform != "linux":
         return
     for one in inet:
-        with contextlib.suppress(OSError):  # a sandbox may forbid filters; then the wait is all there is
+        with contextlib.suppress(OSError):  # a sandbox may forbid filters: only the wait is left
             drop = ctypes.create_string_buffer(_DROP)
             one.setsockopt(
                 socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", len(_DROP) // 8, ctypes.addressof(drop))
             )
     latest_s = time.monotonic() + TAKEN_S_MAX
-    while any(map(_waiting, inet)) and time.monotonic() < latest_s:  # noqa: ASYNC110 - the kernel tells nobody
+    while any(map(_waiting, inet)) and time.monotonic() < latest_s:  # noqa: ASYNC110 - the kernel has no event for it
         await asyncio.sleep(LOOK_EVERY_S)
 
 
 def _waiting(one: socket.socket) -> int:
-    """Returns the number of connections that wait in a listening socket."""
+    """Returns the number of connections that wait to be accepted from a listening socket."""
     at = 24  # tcp_info.tcpi_unacked, which is that of a listening socket
     return int.from_bytes(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[at : at + 4], sys.byteorder)
 
@@ -159,11 +157,11 @@ def listen(listener: Listener) -> Listening:
 
 
 def _holder(port: int) -> str:
-    """Returns a port's holder, as far as this user may know it: ` by NAME (process PID)`, or ""."""
+    """Returns a port's owner, ` by NAME (process PID)`, or "" if this user may not see it."""
     try:
         pids = {one.pid for one in psutil.net_connections("tcp") if one.laddr and one.laddr.port == port and one.pid}
         return "".join(f" by {psutil.Process(pid).name()} (process {pid})" for pid in sorted(pids)[:1])
-    except (psutil.Error, OSError, RuntimeError):  # other users' processes, or a system that doesn't say
+    except (psutil.Error, OSError, RuntimeError):  # other users' processes, or an unsupported system
         return ""
 
 
@@ -174,7 +172,7 @@ def _elsewhere(name: str) -> str:
 
 
 def check_free(listeners: Iterable[Listener]) -> None:
-    """Raises ListenFailed if a listener's port can't be had now: a check before a long start."""
+    """Raises ListenFailed if a listener's address is unavailable: a check before a long start."""
     for listener in listeners:
         if listener.port and not listener.path:
             listen(listener).close()
@@ -198,8 +196,8 @@ def _listen_at(listener: Listener) -> Listening:
 
 @contextlib.contextmanager
 def path_claimed(listener: Listener) -> Iterator[None]:
-    """Makes room at the listener's path: a socket on which nobody listens any more is deleted; anything else stays, and
-    is an error. Two servers that start at once don't delete each other's: they take turns by a lock on the directory.
+    """Deletes an abandoned socket at the listener's path; raises for anything else there. A lock on the directory keeps
+    two starting servers from deleting each other's socket.
 
     Raises ListenFailed.
     """
@@ -217,8 +215,8 @@ def path_claimed(listener: Listener) -> Iterator[None]:
 
 
 def _lock(directory: int) -> None:
-    """Locks the directory, or waits LOCK_S_MAX seconds: a holder of the lock for longer is no starting server, and
-    doesn't matter."""
+    """Locks the directory, or waits LOCK_S_MAX seconds: a process that holds the lock for longer isn't a starting
+    server, and is ignored."""
     end_s = time.monotonic() + LOCK_S_MAX
     while time.monotonic() < end_s:
         with contextlib.suppress(BlockingIOError):
@@ -237,7 +235,7 @@ def _make_room(listener: Listener, path: Path) -> None:
         number = probe.connect_ex(str(path))
     if number == errno.ECONNREFUSED:
         path.unlink()
-    elif number in (0, errno.EAGAIN):  # EAGAIN: so many are waiting there that we couldn't
+    elif number in (0, errno.EAGAIN):  # EAGAIN: its queue of connections is full
         raise ListenFailed(listener, "another server listens there")
     else:
         raise ListenFailed(listener, os.strerror(number))
@@ -250,8 +248,8 @@ def _with_port(address: tuple[object, ...], sockets: list[socket.socket]) -> tup
 
 
 def limit_writes(one: socket.socket, write_s_max: float) -> None:
-    """Makes the system reset a listening socket's connections whose clients acknowledge or take no sent data for
-    `write_s_max` seconds (0: for the system's own limit). Linux's accepted connections inherit it."""
+    """Makes the kernel reset accepted connections of a listening socket whose clients acknowledge or read no sent data
+    for `write_s_max` seconds (0: the kernel's default). On Linux, accepted connections inherit the option."""
     if hasattr(socket, "TCP_USER_TIMEOUT") and one.family != socket.AF_UNIX:
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(math.ceil(write_s_max * 1000), 2**31 - 1))
 
@@ -259,7 +257,7 @@ def limit_writes(one: socket.socket, write_s_max: float) -> None:
 def _listen_on(
     family: int, address: tuple[object, ...], write_s_max: float, *, last_chance: bool
 ) -> socket.socket | None:
-    """Returns a listening socket, None when this machine lacks the address family, unless it is the last to try."""
+    """Returns a listening socket; None if the address family isn't available, unless `last`."""
     one = None
     try:
         one = socket.socket(family, socket.SOCK_STREAM)
@@ -291,25 +289,25 @@ def _set_options(one: socket.socket, family: int) -> None:
 
 DESCRIPTORS = Path("/proc/self/fd")
 CONNECTIONS_LOOK_EVERY_S = 0.01
-#: After a look at all connections come so many times its own length without one.
+#: The pause between two scans of all connections, as a multiple of a scan's duration.
 REST_FACTOR = 10
-#: A connection on which nothing has come for so long isn't in the middle of a request's head.
+#: A connection silent for this many seconds isn't in the middle of a request's head.
 QUIET_S = 0.1
-#: How long clients may take to read their answers before a drained connection is gone.
+#: Seconds in which clients of a drained connection may read their answers.
 LINGER_S_MAX = 2.0
 _STATE_ESTABLISHED = 1
 _STATE_CLOSED = 7  # TCP_CLOSE of linux/tcp_states.h: the other side has closed, too
 _BYTES_ACKED = 120  # tcp_info.tcpi_bytes_acked
 _SETTINGS_BYTES_MIN = 10
-#: HTTP/2's frame (RFC 9113, 6.8) with the highest stream and no error: "begin no more streams", without a limit yet.
+#: HTTP/2's GOAWAY (RFC 9113, 6.8) with the highest stream id and no error: a warning before the last one.
 _GOAWAY = bytes([0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7F, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0])
 _LAST_DATA_SENT, _LAST_DATA_RECV = 44, 52  # of tcp_info: ms since then
 
 
 def hold(ports: Collection[int], paths: Collection[str] = (), *, silent_s: float = math.inf) -> list[socket.socket]:
-    """Duplicates of this process's connections to its `ports` and Unix sockets' `paths`: none where the system lists no
-    descriptors, fewer than there are when the limit of descriptors is reached. Connections on which nothing was sent
-    and nothing came for `silent_s` are left out; Unix sockets don't tell."""
+    """Duplicates of this process's connections to its `ports` and its Unix sockets at `paths`: none on systems that
+    list no descriptors, and not all at the limit of descriptors. Leaves out connections without any data for `silent_s`
+    seconds, except for Unix sockets."""
     return [one for one in _ours(ports, paths) if not _kept_if(one, _listens(one) or _silent(one, silent_s))]
 
 
@@ -336,16 +334,16 @@ def _kept_if(one: socket.socket, unwanted: bool) -> bool:
 
 
 def cut(ports: Collection[int], paths: Collection[str] = ()) -> None:
-    """Shuts the connections down whose clients don't let an engine end. Sent data still goes out."""
+    """Shuts down the connections that keep an engine from ending. Sent data is still delivered."""
     for one in hold(ports, paths):
         with one, contextlib.suppress(OSError):
             one.shutdown(socket.SHUT_RDWR)
 
 
 def finish(ports: Collection[int], paths: Collection[str], busy: Collection[str] | None) -> None:
-    """Ends our half of the connections (`busy` None: of all), but for those of the clients at the `busy` addresses (a
-    Unix socket's clients all have the address "unix"), and for Unix sockets whose clients haven't read everything. What
-    has been sent still goes out, and what comes is still read."""
+    """Shuts down the sending half of the connections, except those of clients at the `busy` addresses (None: of none;
+    clients of a Unix socket all have the address "unix") and of Unix sockets with unread data. Sent data is still
+    delivered, and received data still read."""
     remote = {address.rpartition(":")[2] for address in busy or ()}
     for one in hold(ports, paths):
         with one, contextlib.suppress(OSError):
@@ -358,7 +356,7 @@ def finish(ports: Collection[int], paths: Collection[str], busy: Collection[str]
 
 
 def unread(paths: Collection[str]) -> bool:
-    """Returns whether a client of these Unix sockets hasn't read everything yet."""
+    """Returns whether a client of these Unix sockets has unread data."""
     held = hold((), paths) if paths else []
     try:
         return any(map(_unsent, held))
@@ -368,19 +366,19 @@ def unread(paths: Collection[str]) -> bool:
 
 
 def _unsent(one: socket.socket) -> bool:
-    """Returns whether something sent waits for the other side, on a Unix socket until its process has read it."""
+    """Returns whether sent data isn't acknowledged yet; on a Unix socket, isn't read yet."""
     waiting = bytearray(4)
     fcntl.ioctl(one, termios.TIOCOUTQ, waiting)
     return any(waiting)
 
 
 def _remote_port(one: socket.socket) -> int:
-    """The port alone tells connections apart well enough: an address can be written in many ways."""
+    """The client's port, which identifies a connection well enough: addresses have several notations."""
     return int(one.getpeername()[1])
 
 
 def deafen(paths: Collection[str]) -> None:
-    """Lets nobody connect any more to Unix sockets on which this process listens."""
+    """Makes this process's Unix sockets refuse new connections."""
     for one in _ours((), paths):
         with one, contextlib.suppress(OSError):
             if _listens(one):
@@ -388,11 +386,11 @@ def deafen(paths: Collection[str]) -> None:
 
 
 async def say_goaway(ports: Collection[int], limit_s: float) -> None:
-    """Tells the HTTP/2 clients on `ports` to begin nothing new, where their engine has no call for it; calls that they
-    begin until they have read that are served. Without TLS only; returns when all have been told, or after `limit_s`.
+    """Sends a GOAWAY to the HTTP/2 clients on `ports`, for engines without a call for it; calls that they begin before
+    they read it are still served. Without TLS only. Returns when it was sent to all, at the latest after `limit_s`.
 
-    A frame of ours must not stand inside one of the engine's, which writes whole frames as long as the system takes
-    them: so nothing may be unsent, nor the engine's first frame still to come.
+    The frame must not split one of the engine's frames, which it writes whole while the kernel accepts them: so it is
+    only sent when nothing is unsent, and after the engine's first frame.
     """
     latest_s = time.monotonic() + limit_s
     untold = hold(ports)
@@ -421,13 +419,13 @@ def _told(one: socket.socket) -> bool:
             return False
         one.send(_GOAWAY, socket.MSG_DONTWAIT)
     except OSError:
-        pass  # it has just ended
+        pass  # the connection has just ended
     return True
 
 
 async def quiet(ports: Collection[int], paths: Collection[str], least_s: float, limit_s: float) -> None:
-    """Returns when nothing has come on any connection for QUIET_S and nothing waits to be read, after `least_s` seconds
-    at the earliest (at once without connections) and `limit_s` at the latest."""
+    """Returns when no connection has received data for QUIET_S and no received data is unread: after at least `least_s`
+    seconds (at once without connections) and at most `limit_s`."""
     begun_s = time.monotonic()
     while (elapsed_s := time.monotonic() - begun_s) < limit_s:
         held = hold(ports, paths)
@@ -464,7 +462,7 @@ def _sockets() -> Iterator[socket.socket]:
                 yield socket.socket(fileno=os.dup(int(name)))
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                return  # a descriptor closed meanwhile is no reason to stop, this is
+                return  # a closed descriptor doesn't stop the scan, this does
 
 
 def _names() -> list[str]:
@@ -502,8 +500,8 @@ async def release(held: Sequence[socket.socket], limit_s: float) -> None:
 
 
 async def keep(held: Sequence[socket.socket]) -> None:
-    """Keeps held connections open for their clients when the engine has closed its own descriptors: ends our half, and
-    closes them when the clients have closed theirs, or LINGER_S_MAX later. Returns when all are closed."""
+    """Keeps held connections open for their clients after the engine has closed its descriptors: shuts down the sending
+    half, and closes each when its client has, or LINGER_S_MAX later. Returns when all are closed."""
     left_s: dict[socket.socket, float] = {}
     try:
         while held:
@@ -524,9 +522,9 @@ async def keep(held: Sequence[socket.socket]) -> None:
 
 
 def _links() -> Iterator[str]:
-    """What each descriptor of this process stands for."""
+    """The target of each descriptor of this process (/proc/self/fd)."""
     for name in _names():
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # closed since it was listed
             yield os.readlink(DESCRIPTORS / name)
 
 
@@ -534,5 +532,5 @@ def _closed(one: socket.socket) -> bool:
     if one.family == socket.AF_UNIX:
         ended = select.poll()
         ended.register(one, 0)
-        return bool(ended.poll(0))  # POLLHUP is reported without being asked for
+        return bool(ended.poll(0))  # POLLHUP is always reported
     return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _STATE_CLOSED
