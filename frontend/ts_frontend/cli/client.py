@@ -136,7 +136,7 @@ class Target:
         return kind.secure_channel(address, grpc.ssl_channel_credentials(*pem), options=_OPTIONS)
 
 
-#: gRPC's message for an answer that isn't gRPC's, and the server's for a call of another API.
+#: gRPC's message for an answer of another protocol, and the server's for a call of another API.
 _NOT_GRPC, _OTHER_API = "received http2 header with status", "is unimplemented"
 
 
@@ -162,15 +162,15 @@ def _failure(error: Any, address: str) -> CallFailed:
             f"{server_here(address)}"
             "Is it elsewhere? Give its address with --host, --inference-port and --management-port.\n"
             "Does it speak TLS? Name its authority's certificate with --ca-file; if it asks for yours, --cert. "
-            "Does it not? Leave out --ca-file."
+            "If it has no TLS, leave out --ca-file."
         )
         return CallFailed(code, text)
     return CallFailed(code, f"{code}: {details or 'the server gave no reason'}")
 
 
 def server_here(address: str) -> str:
-    """A line about the server that runs on this machine, for an `address`, HOST:PORT, that did not answer; "" without a
-    server, or for an address of another machine."""
+    """A line about the server on this machine, for an `address` (HOST:PORT) that did not answer; "" if none runs, or
+    for an address of another machine."""
     host = address.rpartition(":")[0].strip("[]")
     if not is_loopback(host):
         return ""
@@ -184,7 +184,7 @@ def server_here(address: str) -> str:
 
 
 class Client:
-    """One server's two services. Every call raises CallFailed for anything but an answer."""
+    """A client of a server's inference and management services. Every call raises CallFailed on failure."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -234,7 +234,7 @@ class Client:
         return bytes(self._ask(self._inference.Predictions, request, KeyKind.INFERENCE).prediction)
 
     def stream(self, name: str, version: str, inputs: Mapping[str, bytes]) -> Iterator[bytes]:
-        """The pieces as they come. Closing the iterator, or Ctrl-C, cancels the request."""
+        """Yields the pieces as they arrive. Closing the iterator, or Ctrl-C, cancels the request."""
         request = inference_pb2.PredictionsRequest(model_name=name, model_version=version, input=inputs)
         call = self._ask(self._inference.StreamPredictions, request, KeyKind.INFERENCE)
         try:
@@ -248,7 +248,7 @@ class Client:
     # --- management
 
     def register(self, url: str, **settings: Any) -> str:
-        """The server's sentence. `settings`: fields of RegisterModelRequest, None for not given."""
+        """Returns the server's message. `settings`: fields of RegisterModelRequest, None for not given."""
         return self._manage(self._management.RegisterModel, management_pb2.RegisterModelRequest(url=url, **settings))
 
     def unregister(self, name: str, version: str = "") -> str:
@@ -256,7 +256,7 @@ class Client:
         return self._manage(self._management.UnregisterModel, request)
 
     def scale(self, name: str, version: str, least: int, most: int | None, timeout_s: int | None) -> str:
-        """Asks for so many workers and doesn't wait for them."""
+        """Sets the numbers of workers without waiting for them."""
         request = management_pb2.ScaleWorkerRequest(
             model_name=name, model_version=version, min_worker=least, max_worker=most, timeout=timeout_s
         )
@@ -293,7 +293,7 @@ Description = dict[str, Any]
 
 
 class WorkersFailed(Exception):
-    """A worker failed while its model was waited for; `last` is the description's `lastWorkerFailure`."""
+    """A worker failed during the wait for its model; `last` is the description's `lastWorkerFailure`."""
 
     def __init__(self, description: Description) -> None:
         self.name = str(description["modelName"])
@@ -317,8 +317,8 @@ def wait_for_workers(
 
     Ends early when another client asks for another number.
 
-    `known_failure`: the `lastWorkerFailure` from before; another one raises WorkersFailed. There's no limit in time:
-    the server ends a load that takes too long, and that is a failure.
+    `known_failure`: the previous `lastWorkerFailure`; another one raises WorkersFailed. There is no timeout: the server
+    ends a load that takes too long, and that is a failure.
     """
     said = ""
     while True:

@@ -25,7 +25,7 @@ _REGISTERED = re.compile(r'Model "(?P<name>.+)" Version: (?P<version>.+) registe
 
 
 def versions(client: Client) -> Iterator[tuple[dict[str, Any], bool]]:
-    """Descriptions of all versions of all models, each with a flag for the default one."""
+    """Yields the description of each version of each model, and whether it is the default."""
     for model in client.models():
         name = model["modelName"]
         try:
@@ -54,7 +54,7 @@ def register_model(client: Client, url: str, settings: dict[str, Any]) -> tuple[
         name, version = description["modelName"], description["modelVersion"]
         if description["modelUrl"] == url and (name, version) not in before:
             return name, version, True
-    raise CallFailed("UNKNOWN", f"The server said {sentence!r}, but lists no new model from {url}.")
+    raise CallFailed("UNKNOWN", f"The server answered {sentence!r}, but lists no new model from {url}.")
 
 
 DEFAULT_INPUT = "data"
@@ -122,8 +122,8 @@ def _fail(message: str, status: int = 1) -> NoReturn:
 
 
 def known_models(client: Client, name: str) -> str:
-    """The end of an error about an unknown model: the name most like it, and the names on the server. They are asked
-    for with this caller's own key: a caller who may not list models learns only that this one doesn't exist."""
+    """The end of an error about an unknown model: the most similar name, and the names on the server. They are listed
+    with the caller's own key, so that a caller who may not list models learns no names."""
     try:
         names = [model["modelName"] for model in islice(client.models(LIST_TIMEOUT_S), NAMES_ASKED_MAX)]
     except CallFailed:

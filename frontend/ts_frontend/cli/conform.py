@@ -1,4 +1,4 @@
-"""`torchserve conform`: the dialects that a running server, of any make, speaks."""
+"""`torchserve conform`: the dialects that a running server of any kind supports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ts_frontend.cli.diagnose import NOT_UNDERSTOOD_STATUS, show
 from ts_frontend.config.keys import KeyKind
 from ts_frontend.config.kinds import nearest
 
-#: The ports of the other APIs by the inference API's: TorchServe's and ours, Triton's.
+#: The ports of the other APIs by the inference API's: those of TorchServe and this server, then Triton's.
 _OTHER_PORTS = {
     8080: {"management": 8081, "metrics": 8082, "grpc": 7070, "grpc_management": 7071},
     8443: {"management": 8444, "metrics": 8445, "grpc": 7070, "grpc_management": 7071},
@@ -55,7 +55,7 @@ def _conform_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="torchserve conform",
         allow_abbrev=False,
-        description="Ask a running server, of any make, for what each dialect promises, and report which ones it "
+        description="Test a running server of any kind against each dialect, and report which ones it "
         "supports, supports in part, or doesn't have. Exit status: 0 if none is partial, 1 if one is, 2 if "
         "no server answers.",
     )
@@ -64,7 +64,7 @@ def _conform_parser() -> argparse.ArgumentParser:
     parser.add_argument("--metrics", metavar="URL", help="the metrics API  [default: by URL's port]")
     parser.add_argument("--grpc", metavar="HOST:PORT", help="gRPC  [default: by URL's port]")
     parser.add_argument("--grpc-management", metavar="HOST:PORT", help="TorchServe's management service")
-    parser.add_argument("--model", metavar="NAME", help="a served model, for the questions about models")
+    parser.add_argument("--model", metavar="NAME", help="a served model, for the tests with a model")
     parser.add_argument(
         "--input",
         action="append",
@@ -85,7 +85,7 @@ def _conform_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--key-file", type=Path, metavar="FILE", help="the server's keys  [default: key_file.json here]"
     )
-    parser.add_argument("--strict", action="store_true", help="exit status 1 also if something couldn't be asked")
+    parser.add_argument("--strict", action="store_true", help="exit status 1 also if something couldn't be tested")
     parser.add_argument("--quiet", action="store_true", help="only what differs")
     parser.add_argument("--json", action="store_true", help="JSON output, for programs")
     return parser

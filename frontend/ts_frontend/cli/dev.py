@@ -1,4 +1,4 @@
-"""`torchserve dev PATH`: serves a model that is being written, in the terminal."""
+"""`torchserve dev PATH`: serves a model under development, in the terminal."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _told(console: bool, listening: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _terminal_kept() -> Iterator[None]:
-    """Restores the terminal, which a worker that was ended at a breakpoint couldn't do."""
+    """Restores the terminal's settings, which a worker killed at a breakpoint leaves changed."""
     if not sys.stdin.isatty():
         yield
         return

@@ -15,8 +15,8 @@ from ts_frontend.config.table import SETTINGS, ServerConfig
 
 
 def spelled(words: Sequence[str], own: Collection[str], flags: Collection[str]) -> tuple[list[str], str]:
-    """The words with their options spelled as in `flags`, and the first unknown option ("" without one). Flags of `own`
-    may be abbreviated where that is unambiguous."""
+    """The words with their options spelled as in `flags`, and the first unknown option, or "". Flags of `own` may be
+    abbreviated if that is unambiguous."""
     found: list[str] = []
     for at, word in enumerate(words):
         if word == "--":
@@ -40,7 +40,7 @@ def _flag(name: str, own: Collection[str], flags: Collection[str]) -> str | None
 
 
 def _set_by(flag: str) -> str:
-    """The way to give a setting that has no flag of its own, or nothing."""
+    """The hint for a setting without a flag, or ""."""
     key = flag[2:].replace("-", "_")
     return (
         f"; {key} is a setting without a flag: --set {key}=VALUE, or a line in config.properties"
@@ -86,10 +86,10 @@ _SETTING_FLAGS = {
 
 
 class SettingsParser(argparse.ArgumentParser):
-    """Takes flags as TorchServe's users write them."""
+    """Parses flags as TorchServe does: `-` or `_`, and abbreviated."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses with `-` and `_` alike, and allows abbreviations of TorchServe's flags and ours."""
+        """Parses with `-` and `_` alike, and abbreviations of the server's flags."""
         flags = set(self._option_string_actions)
         own = [flag for flag in flags if flag.startswith("--") and flag[2:].replace("-", "_") not in ALIASES]
         words, unknown = spelled(list(sys.argv[1:] if args is None else args), own, flags)
@@ -99,7 +99,7 @@ class SettingsParser(argparse.ArgumentParser):
 
 
 def add_actions(parser: argparse.ArgumentParser) -> None:
-    """The actions of `torchserve` without a command."""
+    """Adds the actions of `torchserve` without a command."""
     action = parser.add_mutually_exclusive_group()
     action.add_argument("-v", "--version", action="store_true", help="print the version")
     action.add_argument("--start", action="store_true", help="start a server in the background (the default)")
@@ -121,7 +121,7 @@ def add_setting_groups(parser: argparse.ArgumentParser, title: str) -> None:
     _add_models(served)
     _add_manner(served)
     _add_places(parser.add_argument_group("where and how"))
-    _add_accepted(parser.add_argument_group("accepted for TorchServe's sake"))
+    _add_accepted(parser.add_argument_group("accepted for compatibility with TorchServe"))
     _add_aliases(parser)
 
 
@@ -195,7 +195,7 @@ def _add_manner(group: argparse._ArgumentGroup) -> None:
 
 def _add_places(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--profile", metavar="NAME", help="ports of triton, mlserver, kserve, dynamo, max or torchserve")
-    group.add_argument("--ray-address", metavar="ADDRESS", help="workers run where Ray places them: auto, or HOST:PORT")
+    group.add_argument("--ray-address", metavar="ADDRESS", help="workers run on a Ray cluster: auto, or HOST:PORT")
     group.add_argument("--host", metavar="ADDRESS", help="where inference and metrics listen; 0.0.0.0: everywhere")
     group.add_argument("--http-port", metavar="PORT", help="port of HTTP inference")
     group.add_argument("--metrics-port", metavar="PORT", help="port of the metrics API")
@@ -230,7 +230,7 @@ def _add_places(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_aliases(parser: argparse.ArgumentParser) -> None:
-    """Options of other servers. Most are many, and only documented."""
+    """Adds options of other servers; most are only documented."""
     group = parser.add_argument_group("as Dynamo and MAX call them (more, and Triton's: docs/profiles.md)")
     for alias in ALIASES.values():
         shown = alias.whose.startswith(("Dynamo", "MAX", "this"))
@@ -244,7 +244,7 @@ def _add_aliases(parser: argparse.ArgumentParser) -> None:
 
 
 def _given(alias: Alias) -> dict[str, Any]:
-    """argparse's arguments for an option that may be repeated or given without a value."""
+    """argparse's arguments for an option that may be repeated or have no value."""
     if alias.repeated:
         return {"action": "append"}
     return {"nargs": "?", "const": "true"} if alias.switch else {}

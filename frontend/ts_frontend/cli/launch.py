@@ -28,7 +28,7 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.process import pid_path, remove_orphan, running_server
 
-#: Blanks and "" leave sys.path, so that a directory named `ts` where the server starts isn't imported instead of ours.
+#: Removes "" from sys.path, so that a directory `ts` where the server starts isn't imported.
 COMMAND = (
     sys.executable,
     "-c",
@@ -40,7 +40,7 @@ _TAIL_LINES = 15
 _TICK_S = 0.2
 
 
-#: TorchServe's distributions, which bring the commands and packages that this one brings.
+#: TorchServe's distributions, which install commands and packages of the same names.
 RIVALS = tuple(
     name + suffix
     for name in ("torchserve", "torch-model-archiver", "torch-workflow-archiver")
@@ -49,8 +49,8 @@ RIVALS = tuple(
 
 
 def rivals(path: Sequence[str] | None = None) -> list[str]:
-    """Those of RIVALS that are installed, each with its version. `path`: the directories to look in, by default this
-    Python's. A few names are looked up: reading all that is installed, as `torchserve doctor` does, takes longer."""
+    """The installed ones of RIVALS, each with its version. `path`: the directories to look in, by default this
+    Python's. Only these names are looked up: listing all packages, as `torchserve doctor` does, takes longer."""
     found = []
     for name in RIVALS:
         places = list(sys.path if path is None else path)
@@ -114,7 +114,7 @@ def serve(
     told: Callable[[Mapping[str, str]], None] = lambda listening: None,
 ) -> int:
     """Run the server until it ends; returns its exit code. `run` prints STARTED, and reports to a descriptor that it
-    closes; without a launcher's `ready_fd` the report is shown here, and `told` gets the addresses.
+    closes. Without a launcher's `ready_fd`, the report is printed here, and `told` gets the addresses.
     """
     if ready_fd is not None:
         return run(config, ready_fd)
@@ -147,7 +147,7 @@ def _warn(message: Mapping[str, Any]) -> None:
 
 
 def refuse(ready_fd: int | None, error: str) -> None:
-    """Tell the launcher, if there is one, why this process doesn't become a server."""
+    """Report to the launcher, if there is one, why no server was started."""
     if ready_fd is not None:
         with contextlib.suppress(OSError):
             os.write(ready_fd, json.dumps({"ready": False, "error": error}).encode() + b"\n")
@@ -188,15 +188,15 @@ def start(
 
 
 def _console(config: ServerConfig) -> Path | None:
-    """The file for output of a server without console that isn't in its logs: a traceback, a C library's complaint.
-    None: our standard output has it, also where that file can't be written."""
+    """The file for output of a server without console_log that isn't in its logs: tracebacks, messages of C libraries.
+    None: this process's standard output, also if that file can't be written."""
     if config.console_log:
         return None
     file = config.log_location / CONSOLE_FILE
     try:
         config.log_location.mkdir(parents=True, exist_ok=True)
         file.touch()
-    except OSError:  # the server says so itself, of all its logs
+    except OSError:  # the server reports it itself, for all its logs
         return None
     return file
 
@@ -262,8 +262,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _tail(*files: tuple[Path | None, int]) -> str:
-    """The last lines of the first of these files that has any beyond the given size: a log's older lines are of earlier
-    servers."""
+    """The last lines of the first of these files that has grown beyond the given size, which it had before the
+    start."""
     for path, known_bytes in files:
         if path is not None and path.is_file():
             with path.open("rb") as file:
@@ -290,7 +290,7 @@ def stop(timeout_s: float, work_dir: Path | None = None) -> str:
     except psutil.NoSuchProcess:
         return "TorchServe already stopped."
     except psutil.AccessDenied:
-        raise ServerNotStarted(f"Process {process.pid} is another user's and can't be stopped.") from None
+        raise ServerNotStarted(f"Process {process.pid} belongs to another user and can't be stopped.") from None
     remove_orphan(path)
     remove_left_behind(work_dir or Path.cwd())
     return "TorchServe has stopped."
@@ -302,7 +302,7 @@ def _wait_gone(process: psutil.Process, timeout_s: float) -> None:
         try:
             process.wait(timeout=min(1.0, timeout_s - elapsed_s))
         except psutil.TimeoutExpired:
-            if _is_zombie(process):  # it has ended, but its parent, a container's first process maybe, hasn't reaped it
+            if _is_zombie(process):  # ended, but not reaped by its parent (perhaps a container's first process)
                 return status.clear()
             status.show(f"TorchServe: draining … {time.monotonic() - began_s:.0f} s")
         else:

@@ -31,18 +31,18 @@ from ts_frontend.process import STARTED, AlreadyRunning, claimed, pid_path, prep
 
 #: The variable by which a shell's completion asks for words.
 COMPLETE_VARIABLE = "_TORCHSERVE_COMPLETE"
-#: The TorchServe whose commands, APIs and archives these are.
+#: The version of TorchServe with the same commands, APIs and archives.
 COMPATIBLE_VERSION = "0.12.0"
 
 _OWN_COMMANDS = {
     "start": "the same as torchserve --start",
     "stop": "the same as torchserve --stop",
-    "dev": "serve a model that is being written: reload on save, errors in the terminal",
+    "dev": "serve a model under development: reload on save, errors in the terminal",
     "config": "show every setting with its value and source, without starting",
     "doctor": "check Python, torch, ports, directories and limits before a start",
     "migrate": "list the parts of a TorchServe deployment that stay, change or need work",
     "check": "try a model's files, settings, handler and requests without serving it",
-    "conform": "ask a running server, of any make, which dialects it speaks",
+    "conform": "test which dialects a running server of any kind supports",
 }
 
 
@@ -59,7 +59,7 @@ class Program:
 
 
 def main(argv: Sequence[str] | None = None, program: Program = Program()) -> int:
-    """Runs one command line; returns the exit code."""
+    """Runs a command line; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if argv is None and (asked := of_terminal(COMPLETE_VARIABLE)):
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None, program: Program = Program()) -> int
 
 
 def _complete(instruction: str) -> int:
-    """Answers a shell that completes a command line."""
+    """Answers a shell's completion request; returns the exit code."""
     actions = _parser()._actions
     flags = [(word, action.help or "") for action in actions for word in action.option_strings if word[:2] == "--"]
     shown = [(word, "" if said == argparse.SUPPRESS else said) for word, said in flags]
@@ -87,7 +87,7 @@ def _complete(instruction: str) -> int:
 
 
 def _flush() -> None:
-    """Flush the output; a reader that is gone isn't an error."""
+    """Flush the output; a closed pipe isn't an error."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -100,7 +100,7 @@ def _flush() -> None:
 
 class _Parser(SettingsParser):
     def format_help(self) -> str:
-        """With the commands before the options; they are only looked up for a help text."""
+        """The help with the commands before the options; the commands are imported only for it."""
         self.epilog = _EPILOG
         usage, _, rest = super().format_help().partition("\n\n")
         said, _, options = rest.partition("\n\n")
@@ -214,7 +214,7 @@ def _background(arguments: argparse.Namespace, words: Sequence[str], program: Pr
     if "console_log" not in config.sources and (where := _passing()):
         more += ["--set", "console_log=false"]
         config = settings(arguments, Option("console_log", "false", where))
-    if not config.console_log:  # else the log shows them here
+    if not config.console_log:  # else the log has them here
         warnings = [note.text for note in config.notes if note.level >= logging.WARNING]
         print("".join(f"{text}\n" for text in warnings), end="", file=sys.stderr, flush=True)
     listening = launch.start(config, [*words, *more], arguments.timeout, program.command)
@@ -230,8 +230,8 @@ def _background(arguments: argparse.Namespace, words: Sequence[str], program: Pr
 
 
 def _passing() -> str:
-    """The kind of standard output, if a log shouldn't go there after the command's end: a terminal, or a pipe, whose
-    reader would wait for the server's end. "" for a file."""
+    """The kind of standard output, "a terminal" or "a pipe", if the log shouldn't be written there after the command's
+    end (a pipe's reader would wait for the server's end); "" for a file."""
     if sys.stdout.isatty():
         return "terminal"
     try:
@@ -279,7 +279,7 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
 
 
 def _client() -> Any:
-    """The commands that talk to a running server; imported only when needed: they bring a gRPC client."""
+    """The commands that talk to a running server; imported only when needed, with the gRPC client."""
     import_module("ts_frontend.cli.tune")  # adds its own to the others
     return import_module("ts_frontend.cli.operating").commands
 

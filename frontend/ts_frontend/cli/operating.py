@@ -19,13 +19,14 @@ from ts_frontend.cli.commands import INTERRUPTED_STATUS, coloured, commands
 from ts_frontend.cli.watching import ManagementUrl, new_lines
 from ts_frontend.config.kinds import nearest
 
-#: The variable by which a shell's completion asks for words (`ts_frontend.cli.main`, which doesn't wait for this).
+#: The variable by which a shell's completion asks for words (`ts_frontend.cli.main` reads it without importing this
+#: module).
 COMPLETE_VARIABLE = "_TORCHSERVE_COMPLETE"
 #: The pause between two reads of workers' lines, and before a broken stream of events is requested again.
 POLL_S, AGAIN_S = 1.0, 1.0
-#: The width of a line of `top` that isn't shown on a terminal.
+#: The width of `top` without a terminal.
 PIPE_COLUMNS = 160
-#: The orders of `top`.
+#: The sort keys of `top`.
 SORTS = ("name", "rate", "p95", "queue")
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -50,7 +51,7 @@ _OPTIONS = (
 
 
 def watching(body: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options that say where the console is; its body gets a ManagementUrl. Failures become text on
+    """Gives a command the options for the console's address; its body gets a ManagementUrl. Failures become text on
     stderr and an exit status."""
 
     def run(url: str, ca_file: Path | None, token: str | None, key_file: Path | None, **kwargs: Any) -> None:
@@ -106,8 +107,8 @@ def top(server: ManagementUrl, once: bool, sort: str, only: str) -> None:
 
 
 def _going_on(server: ManagementUrl) -> Iterator[tuple[str, Any]]:
-    """The events. The server ends a stream now and then; a new one follows. Raises CallFailed when the server
-    is gone."""
+    """The events, over as many connections as it takes, since the server ends a stream now and then. Raises CallFailed
+    when the server can't be reached."""
     while True:
         yield from server.events()
         time.sleep(AGAIN_S)
@@ -135,7 +136,7 @@ class WorkerLines:
         return found
 
     def news(self) -> Iterator[str]:
-        """The lines that weren't shown yet, those of a worker together: `MODEL VERSION WORKER | LINE`."""
+        """Yields the lines that weren't shown yet, grouped by worker: `MODEL VERSION WORKER | LINE`."""
         for model in self.models():
             where = f"{model['name']} {model['version']}"
             failure = model.get("lastFailure")

@@ -128,7 +128,8 @@ def write_models(store: Path, program: Mapping[str, Any], found: Mapping[str, Fo
 def settings(
     found: Mapping[str, FoundOptions], program: ProgramLines, directory: Path, environ: Mapping[str, str]
 ) -> list[Option]:
-    """The server's settings for KServe's options: open to the network like KServe's, management only locally."""
+    """The server's settings for KServe's options: reachable from the network like KServe's, with management only on
+    this machine."""
     own = "KServe's defaults"
     scheme = "https" if found["ssl_certfile"].value else "http"
     http = f"{scheme}://0.0.0.0:{found['http_port'].value}"
@@ -161,7 +162,7 @@ def settings(
     return [Option(key, _text(value), source) for key, (value, source) in pairs.items()]
 
 
-#: The default limit of KServe's server for the size of a gRPC message.
+#: KServe's default limit of a gRPC message, in bytes.
 KSERVE_MESSAGE_BYTES_MAX = 8_388_608
 _SOCKET_PATH_BYTES_MAX = 107
 _SAME = {
@@ -175,8 +176,8 @@ _SAME = {
 
 
 def _management(directory: Path) -> dict[str, str]:
-    """The addresses of the management API, which KServe's servers don't have: Unix sockets that only this user can
-    open, or loopback addresses when the directory's path is too long for sockets."""
+    """Addresses for the management API, which KServe's servers don't have: Unix sockets for this user only, or loopback
+    addresses if the directory's path is too long for a socket."""
     sockets = {"management_address": directory / "http.sock", "grpc_management_address": directory / "grpc.sock"}
     if max(len(os.fsencode(path)) for path in sockets.values()) <= _SOCKET_PATH_BYTES_MAX:
         return {key: f"unix:{path}" for key, path in sockets.items()}

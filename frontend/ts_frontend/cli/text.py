@@ -9,7 +9,7 @@ from typing import Any
 
 from ts_frontend.cli.client import count_ready
 
-#: Settings worth a line only when they are in use.
+#: Settings that are shown only when they are set.
 _QUIET = frozenset({None, "", 0})
 #: The longest state in a table: `describe` and JSON have the whole text.
 STATE_CHARS_MAX = 80
@@ -51,14 +51,14 @@ def _short(line: str) -> str:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Whether a name contains a text, in any case; with `*` or `?`: whether the whole name matches the pattern."""
+    """Whether a name contains `pattern`, ignoring case; with `*` or `?`, whether the whole name matches it."""
     name, pattern = name.lower(), pattern.lower()
     return fnmatchcase(name, pattern) if "*" in pattern or "?" in pattern else pattern in name
 
 
 def overview(descriptions: Iterable[tuple[dict[str, Any], bool]], *, coloured: bool = False) -> str:
-    """One line for each version; the flag marks the default one. `coloured`: those that failed are red, those that
-    lack workers yellow."""
+    """One line for each version; the flag marks the default. `coloured`: models that failed are red, those with too few
+    workers yellow."""
     descriptions = list(descriptions)
     head = ("MODEL", "VERSION", "DEFAULT", "WORKERS", "WAITING", "URL")
     rows = [
@@ -86,7 +86,7 @@ _BOLD, _RED, _YELLOW, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[0m"
 
 
 def _style(description: dict[str, Any]) -> str:
-    """Red for a model that can't be loaded, yellow for one that lacks workers."""
+    """Red for a model that can't be loaded, yellow for one with too few workers."""
     if description.get("loadFailure") is not None:
         return _RED
     return "" if count_ready(description) >= description["minWorkers"] else _YELLOW
@@ -115,7 +115,7 @@ def details(description: dict[str, Any]) -> str:
 
 
 def _said(value: object) -> object:
-    """A table, such as that of `autoscale`, or a list in one line."""
+    """A mapping (such as `autoscale`) or a list as one line of text."""
     if isinstance(value, dict):
         return "; ".join(f"{name}: {one}" for name, one in value.items())
     return "; ".join(map(str, value)) if isinstance(value, list) else value

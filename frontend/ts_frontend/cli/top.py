@@ -21,7 +21,7 @@ _HEAD = ("MODEL", "VERSION", "STATUS", "WORKERS", "CALLS/S", "", "P50", "P95", "
 #: Columns that narrow terminals leave out, in this order; a model's name is cut before that to NAME_MIN characters.
 _DISPENSABLE = ("", "BATCH", "P99", "P50", "RUNNING", "VERSION", "STATUS", "WAITING", "WORKERS")
 NAME_MIN = 14
-#: Lines of `shown` besides those of the models and of the summary.
+#: Lines of `shown` besides the models and the summary.
 FRAME_LINES = 5
 GIB = 1 << 30
 
@@ -44,7 +44,7 @@ def seconds_text(seconds: float) -> str:
 
 
 class Board:
-    """The latest state and the samples so far. `take` each event."""
+    """The latest state and the samples so far; `take` adds an event."""
 
     def __init__(self) -> None:
         self.server: Mapping[str, Any] = {}
@@ -114,7 +114,7 @@ class Board:
     def shown(
         self, sort: str = "name", only: str = "", lines_max: int | None = None, columns: int = 160
     ) -> RenderableType:
-        """All of it, with at most `lines_max` models, in `columns` of characters."""
+        """The whole screen, with at most `lines_max` models and `columns` characters a line."""
         rows = self.rows(sort, only)
         left = 0 if lines_max is None else max(len(rows) - lines_max, 0)
         more = [Text(f"… and {left} more", "dim")] if left else []

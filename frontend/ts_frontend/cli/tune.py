@@ -1,7 +1,7 @@
-"""`torchserve tune`: finds the batch size, delay, workers and load that give a model the most answers a second.
+"""`torchserve tune`: finds the batch size, delay, workers and load with the most answers a second.
 
-A copy of the model is measured, registered under another name on the same server: the served one keeps its settings and
-keeps answering, whatever happens to this process.
+It measures a copy of the model, registered under another name on the same server: the served model keeps its settings
+and keeps answering, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def _doubled(most: int) -> tuple[int, ...]:
     return (*(1 << power for power in range(most.bit_length()) if 1 << power < most), most)
 
 
-#: Makes the sender of requests to the model of a name.
+#: Makes a sender of requests to the model with a name.
 Requests = Callable[[str], AbstractAsyncContextManager[Send]]
 
 
 class Copy:
-    """The copy of a model that is measured. Its settings are those of the last trial."""
+    """The measured copy of a model, with the settings of the last trial."""
 
     def __init__(self, client: Client, name: str, url: str, requests: Requests, length: Length) -> None:
         self.name = name
@@ -66,7 +66,7 @@ class Copy:
         self._batching: tuple[int, int] | None = None
 
     def try_out(self, trial: Trial, best_per_s: float = 0.0) -> Measurement:
-        """`best_per_s`: of the best one so far; one that is far from it is measured for a shorter time."""
+        """Measures a trial; shorter if it is far below `best_per_s`, the best answers a second so far."""
         try:
             self._set(trial)
             found = asyncio.run(self._load(trial.concurrency, best_per_s))
@@ -82,7 +82,7 @@ class Copy:
         batching = trial.batch_size, trial.delay_ms
         if self._batching != batching:
             self.remove()
-            self._batching = batching  # from now on there may be one, also if the call is interrupted
+            self._batching = batching  # the copy may exist from now on, also if the call is interrupted
             settings = {"batch_size": trial.batch_size, "max_batch_delay": trial.delay_ms, "initial_workers": 0}
             self._client.register(self._url, model_name=self.name, synchronous=True, **settings)
         if self._describe()["minWorkers"] != trial.workers:
@@ -117,7 +117,7 @@ class Copy:
 def _climb(
     copy: Copy, over: Space, bounds: Bounds, start: Trial, say: Callable[[str], None]
 ) -> tuple[Found, list[tuple[Trial, Measurement]]]:
-    """Measures what the search asks for, and reports each result."""
+    """Measures the trials of the search, and reports each result."""
     climb = search(over, bounds, start)
     trials: list[tuple[Trial, Measurement]] = []
     trial = next(climb)
@@ -135,7 +135,7 @@ def _climb(
 
 
 def _memory(_: Any, __: Any, text: str | None) -> int | None:
-    """Bytes of 1500000, 512MiB or 1.5 GB."""
+    """The bytes of a size such as 1500000, 512MiB or 1.5 GB."""
     if text is None:
         return None
     found = _SIZE.fullmatch(text.strip())
@@ -154,7 +154,7 @@ def _plot(_: Any, __: Any, path: Path | None) -> Path | None:
     if path.suffix == ".png" and not show.can_draw_png():
         raise click.BadParameter(
             f"{path}: a PNG is drawn with matplotlib, which isn't installed: pip install matplotlib. Or name an .svg "
-            "file: it needs nothing, and browsers show it"
+            "file, which needs no package"
         )
     return path
 

@@ -1,4 +1,4 @@
-"""The requests of `torchserve tune`: read from files, and sent as the model's clients send theirs."""
+"""The requests of `torchserve tune`: read from files, and sent with a protocol of the model's clients."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from ts_frontend.tuning.load import Send
 
 PROTOCOLS = ("grpc", "http", "v2")
 REQUEST_S_MAX = 60.0
-#: Bytes of a line of an answer's head.
+#: The most bytes of a line in an answer's head.
 _LINE_BYTES_MAX = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One request to send again. `media_type`: "" where the file's name says none."""
+    """One request to send again. `media_type`: "" if the file's name has no known suffix."""
 
     body: bytes
     media_type: str
 
 
 def read(paths: Sequence[Path], protocol: str) -> list[Recorded]:
-    """The requests of these files, in turn: a folder's are its files by name, a `.jsonl` file's are its lines.
+    """The requests of these files in order: a folder's files by name, a `.jsonl` file's lines.
 
-    :raises click.BadParameter: there is none, or one that the protocol can't carry.
+    :raises click.BadParameter: there is none, or one that is invalid for the protocol.
     """
     files = [file for path in paths for file in (_files_of(path) if path.is_dir() else [path])]
     found = [request for file in files for request in _requests_of(file)]
@@ -78,7 +78,7 @@ def _check_v2(body: bytes, where: str) -> None:
 async def sender(
     protocol: str, target: Target, http_port: int, name: str, requests: Sequence[Recorded]
 ) -> AsyncIterator[Send]:
-    """The sender of the n-th request to the model of this name; its connections last as long as the context."""
+    """Yields the sender of the n-th request to this model; its connections are closed with the context."""
     if protocol == "grpc":
         async with target.channel(target.address(target.inference_port), grpc.aio) as channel:
             yield _over_grpc(channel, target, name, requests)
@@ -116,7 +116,7 @@ def _over_http(connections: _Connections, path: str, requests: Sequence[Recorded
 
 
 class _Connections:
-    """HTTP/1.1 connections to one address that are used again, as many as there are requests at once."""
+    """A pool of HTTP/1.1 connections to one address, as many as concurrent requests."""
 
     def __init__(self, target: Target, port: int) -> None:
         self._host, self._port = target.host, port
@@ -136,7 +136,7 @@ class _Connections:
         return f"{head}Content-Length: {len(request.body)}\r\n\r\n".encode() + request.body
 
     async def call(self, message: bytes) -> None:
-        """Sends it and reads the answer. CallFailed unless the answer is a success."""
+        """Sends it and reads the answer. Raises CallFailed unless it succeeds."""
         try:
             reader, writer = self._idle.pop() if self._idle else await self._open()
         except OSError as error:

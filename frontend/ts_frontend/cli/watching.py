@@ -17,7 +17,7 @@ from ts_frontend.config.keys import KeyKind
 from ts_frontend.diagnosis.asking import why_unanswered
 
 EVENTS = "/console/events"
-#: An event comes at least every half second; after this silence the server hangs, or is gone.
+#: Events come at least every half second; after this time in seconds the server counts as gone.
 SILENCE_S_MAX = 30.0
 #: The longest line of an event: the state of a thousand models.
 LINE_BYTES_MAX = 64 << 20
