@@ -22,7 +22,7 @@ UNIX = "unix:"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of an HTTP API: a host and port, or a Unix socket's path. Port 0 takes a free one."""
+    """The address of an HTTP API: a host and port, or a Unix socket's path. Port 0: a free port."""
 
     scheme: str
     host: str = ""
@@ -35,7 +35,7 @@ class Address:
 
     @property
     def loopback(self) -> bool:
-        """True when only this machine can reach it."""
+        """True if only this machine can reach it."""
         return self.scheme == "unix" or is_loopback(self.host)
 
     def __str__(self) -> str:

@@ -15,7 +15,7 @@ _SELF_SIGNED = (
 
 
 def problems(config: ServerConfig) -> Iterator[str]:
-    """One line for each thing that keeps a server with these settings from starting."""
+    """Yields a line for each problem that keeps a server with these settings from starting."""
     yield from _tls(config)
     yield from _ports(config)
     if config.bypass_serve:
@@ -69,7 +69,7 @@ def _convert(config: ServerConfig) -> str:
 
 
 def _ports(config: ServerConfig) -> Iterator[str]:
-    """Addresses that two settings claim; HTTP APIs may share one."""
+    """Yields a line for each address with two users; HTTP APIs may share one."""
     taken: dict[tuple[str, int], str] = {}
     for key, host, port in _grpc_places(config):
         if port or unix_path(host):
@@ -85,7 +85,7 @@ def _ports(config: ServerConfig) -> Iterator[str]:
 
 
 def _grpc_places(config: ServerConfig) -> Iterator[tuple[str, str, int]]:
-    """(setting that differs between the two, host, port)"""
+    """Yields (setting by which the two differ, host, port) of each gRPC listener."""
     for api in ("inference", "management"):
         host = getattr(config, f"grpc_{api}_address")
         key = f"grpc_{api}_address" if unix_path(host) else f"grpc_{api}_port"
@@ -106,7 +106,7 @@ def _claim(config: ServerConfig, taken: dict[tuple[str, int], str], key: str, pl
 
 
 def who_may(config: ServerConfig) -> tuple[str, str]:
-    """Two sentences for the start: whether keys are asked for and whether models can be registered, and why."""
+    """Two sentences for the start, with reasons: whether calls need keys, and whether models can be registered."""
     tokens = "on" if config.token_authorization else "off"
     models = "on" if config.model_api_enabled else "off (--enable-model-api turns it on)"
     return (
@@ -116,7 +116,7 @@ def who_may(config: ServerConfig) -> tuple[str, str]:
 
 
 def _why(config: ServerConfig, key: str, given: Sequence[str] = ()) -> str:
-    """The deciding reason: the setting `key`, else keys that were `given`, else who can reach the server."""
+    """The deciding reason: the setting `key`, else the `given` keys, else the reachable addresses."""
     if getattr(config, key) is not None:
         return f"{key}={str(getattr(config, key)).lower()} ({config.sources.get(key, 'default')})"
     if given:

@@ -1,6 +1,6 @@
 """Settings that follow from others: ports and hosts of addresses, TLS everywhere, places under one directory. Pure.
 
-When two of them conflict, the stronger source wins (`ranks`: 0 is the strongest).
+If two values conflict, the stronger source wins (`ranks`: 0 is the strongest).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _UNDER_WORK_DIR = {"temp_dir": "tmp", "log_location": "logs", "environments_dir"
 
 
 class Derived:
-    """The values of one server while derived ones are added; `sources` name the source of each."""
+    """Adds derived values to the values of a server; `sources` has the source of each."""
 
     def __init__(self, values: dict[str, Any], sources: dict[str, str], ranks: Mapping[str, int]) -> None:
         self._values, self._sources, self._ranks = values, sources, ranks
@@ -72,7 +72,7 @@ class Derived:
                 self._move(target, key, host=self._values[key])
 
     def _from_profile(self, *keys: str) -> bool:
-        """A profile's `host` is that of its own addresses."""
+        """Whether the profile set all of these keys."""
         return all(self._sources.get(key, "").startswith("profile ") for key in keys)
 
     def _ports(self) -> None:
@@ -101,7 +101,7 @@ class Derived:
                 self._set(key, work_dir.absolute() / name, "as work_dir")
 
     def _absolute(self) -> None:
-        """Makes paths absolute, as a handler in this process may change the working directory."""
+        """Makes paths absolute, since a handler in this process may change the working directory."""
         places = {key for key in SETTINGS if isinstance(self._value(key), Path)}
         for key in (*places, "temp_dir"):
             value = self._values.get(key, SETTINGS[key].default)

@@ -13,7 +13,7 @@ from ts_frontend.config.table import EFFECTS, NO_EFFECT, SETTINGS, ServerConfig,
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """A setting, its value as text ("" for not set) and where that came from."""
+    """A setting, its value as text ("" if it isn't set) and the source of the value."""
 
     key: str
     value: str
@@ -30,7 +30,7 @@ def explain(config: ServerConfig) -> list[Explained]:
 
 
 def snapshot_settings(config: ServerConfig) -> dict[str, str]:
-    """The settings that a snapshot keeps, in a form that reads back: those that aren't defaults, and no secret."""
+    """The settings for a snapshot, as text that parses to the same values: no defaults, no secrets."""
     return {
         key: as_text(value.absolute() if isinstance(value := getattr(config, key), Path) else value)
         for key, setting in SETTINGS.items()
@@ -40,7 +40,7 @@ def snapshot_settings(config: ServerConfig) -> dict[str, str]:
 
 
 def as_text(value: object) -> str:
-    """A value as a config file has it. "" for None."""
+    """A value in the format of a config file; "" for None."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -56,7 +56,7 @@ def _shown(config: ServerConfig, setting: Setting) -> str:
 
 
 def settings_table() -> str:
-    """Markdown: TorchServe's settings, ours, and the keys without effect."""
+    """Markdown tables of TorchServe's settings, this server's own, and the keys without effect."""
     theirs = [setting for setting in SETTINGS.values() if not setting.group]
     ours = [setting for setting in SETTINGS.values() if setting.group]
     parts = [

@@ -1,4 +1,4 @@
-"""Keys, the three kinds of them, and their two forms: `Authorization: Bearer KEY`, and key_file.json. Pure.
+"""The three kinds of keys and their two formats: `Authorization: Bearer KEY`, and key_file.json. Pure.
 
 Sources: TorchServe 0.12's key_file.json and token authorization; RFC 6750 for the header. Nothing here puts a key into
 a message.
@@ -16,7 +16,7 @@ from enum import Enum
 from hmac import compare_digest
 from typing import Any, TypeAlias
 
-#: The length of TorchServe's own keys: shorter ones from outside are taken for a mistake.
+#: The length of TorchServe's own keys: shorter given keys are refused as a mistake.
 KEY_CHARACTERS_MIN = 8
 KEY_CHARACTERS_MAX = 4096
 #: Each request is compared with all keys of a kind.
@@ -29,7 +29,7 @@ _LAST_S = datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp()
 
 
 class KeyKind(Enum):
-    """The calls that a key opens; the value is its name in key_file.json. API: the call that makes new keys."""
+    """The calls that a key permits; the value is its name in key_file.json. API: calls that make new keys."""
 
     MANAGEMENT = "management"
     INFERENCE = "inference"
@@ -37,7 +37,7 @@ class KeyKind(Enum):
 
 
 class BadKeys(ValueError):
-    """Keys from outside that can't be used; the message says which and why, without containing them."""
+    """Invalid given keys; the message names which and why, without the keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ Keys: TypeAlias = "Mapping[KeyKind, tuple[Key, ...]]"
 
 
 def bearer(values: Sequence[bytes]) -> bytes | None:
-    """The key of the request's `Authorization` headers; None unless there is one, and it is `Bearer KEY`."""
+    """The key of the `Authorization` header; None unless there is exactly one, in the form `Bearer KEY`."""
     match = _BEARER.fullmatch(values[0]) if len(values) == 1 else None
     return None if match is None else match[1]
 
 
 def opens(keys: Sequence[Key], presented: bytes, now_s: float) -> bool:
-    """Whether it is one of these keys, and not expired. The time this takes reveals only the keys' length."""
+    """Whether `presented` is one of these keys and not expired. Its timing reveals only the keys' length."""
     good = False
     for key in keys:
         good |= compare_digest(key.secret, presented) and now_s < key.expires_s
@@ -100,7 +100,7 @@ def time_text(seconds: float) -> str:
 
 
 def parse_time(text: str) -> float:
-    """Seconds since 1970 of such a time, with any number of digits after the point, and Z or an offset.
+    """Seconds since 1970 of an ISO 8601 time, with any number of digits of the second, and Z or an offset.
 
     :raises ValueError: it isn't one.
     """
@@ -115,7 +115,7 @@ def parse_time(text: str) -> float:
 def parse_key_file(text: str) -> Keys:
     """The keys of a JSON text: one key of each kind, `{"key": KEY, "expiration time": TIME}`, or a list of these.
 
-    :raises BadKeys: it isn't that.
+    :raises BadKeys: the text has another form.
     """
     try:
         tree = json.loads(text)
@@ -133,7 +133,7 @@ def parse_key_file(text: str) -> Keys:
 
 
 def kind_named(name: str) -> KeyKind | None:
-    """The kind that a name in a file, or of a file, stands for; `api` is API."""
+    """The kind with this name, exact or in lower case, or None."""
     return next((kind for kind in KeyKind if name in (kind.value, kind.value.lower())), None)
 
 
@@ -148,7 +148,7 @@ def _parsed_keys(kind: KeyKind, value: Any) -> Iterator[Key]:
 
 
 def key_of(where: str, text: str, expires: object = None) -> Key:
-    """A key from outside, checked; `where` says in a message which one. `expires`: a time's text, None for never."""
+    """A given key, checked; `where` names it in messages. `expires`: the text of a time, None for never."""
     if not _KEY.fullmatch(text):
         raise BadKeys(f"{where}: allowed are printable ASCII characters without blanks")
     if not KEY_CHARACTERS_MIN <= len(text) <= KEY_CHARACTERS_MAX:
@@ -160,13 +160,13 @@ def key_of(where: str, text: str, expires: object = None) -> Key:
 
 
 def parse_key_lines(kind: KeyKind, text: str) -> tuple[Key, ...]:
-    """The keys of a file that holds keys of one kind, one a line."""
+    """The keys of a file with keys of one kind, one on each line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return tuple(key_of(f"{kind.value} key {number}", line) for number, line in enumerate(lines, 1))
 
 
 def checked(keys: Mapping[KeyKind, tuple[Key, ...]]) -> Keys:
-    """The same keys. :raises BadKeys: none at all, none of a kind that is named, or too many."""
+    """Returns the keys. :raises BadKeys: none at all, none of a named kind, or more than KEYS_MAX of one."""
     if not keys:
         raise BadKeys("it holds no key")
     for kind, found in keys.items():
@@ -178,7 +178,7 @@ def checked(keys: Mapping[KeyKind, tuple[Key, ...]]) -> Keys:
 
 
 def joined(*some: Keys) -> Keys:
-    """The keys of all, each secret of a kind once: the one named first counts."""
+    """The keys of all arguments; of equal secrets of a kind, the first counts."""
     found: dict[KeyKind, dict[bytes, Key]] = {}
     for keys in some:
         for kind, ones in keys.items():

@@ -1,6 +1,6 @@
-"""Kinds of settings: how each one's text becomes a value, and its allowed values. Pure.
+"""The types of settings: the parsing of their text, and the allowed values. Pure.
 
-A kind's `parse` takes text without blanks at its ends, never empty, and raises ValueError naming the allowed values.
+`SettingKind.parse` takes stripped, non-empty text, and raises ValueError naming the allowed values.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def no_effect(what: str, where: str, why: str) -> str:
-    """The log's sentence about an accepted option, given in `where`, that has no effect."""
+    """The log message about an option without effect, `what`, given in the source `where`."""
     return f"{what} ({where}) has no effect: {why}"
 
 
 class ConfigError(InvalidArgument):
-    """The server can't start with these settings; one line for each of them."""
+    """The server can't start with these settings; one line for each problem."""
 
     remedy = "Correct the settings, one a line; `torchserve config` shows each value and its source."
 
 
 @dataclass(frozen=True, slots=True)
 class SettingKind:
-    """A kind of setting. `name` is its name in the documentation."""
+    """A type of setting. `name`: its name in the documentation."""
 
     name: str
     parse: Callable[[str], Any]
@@ -57,7 +57,7 @@ def whole(least: int = 0, most: float = math.inf) -> SettingKind:
 
 
 def number(least: float = 0.0) -> SettingKind:
-    """Numbers from `least` on, fractions too."""
+    """Numbers from `least` on, also fractions."""
 
     def parse(text: str) -> float:
         value = float(text) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text) else math.nan
@@ -70,7 +70,7 @@ def number(least: float = 0.0) -> SettingKind:
 
 
 def choice(*allowed: str) -> SettingKind:
-    """One of these words, in any case."""
+    """One of these words, ignoring case."""
 
     def parse(text: str) -> str:
         if text.lower() not in allowed:
@@ -98,14 +98,14 @@ def _boolean(text: str) -> bool:
 
 
 def _mode(text: str) -> str:
-    """Permissions as chmod takes them: three octal digits."""
+    """File permissions: three octal digits."""
     if not re.fullmatch(r"0?[0-7]{3}", text):
         raise ValueError("allowed are three octal digits, such as 600 or 660")
     return text[-3:]
 
 
 def _open_inference(text: str) -> bool:
-    """`oip` (TorchServe's word in the environment) or true; TorchServe takes every other text for off."""
+    """True for `oip` (TorchServe's value in the environment) or true; false for any other text, as in TorchServe."""
     return text.lower() == "oip" or text.lower() in _TRUE
 
 
@@ -214,7 +214,7 @@ class ProgramLine:
 
 @dataclass(frozen=True, slots=True)
 class ProgramLines:
-    """Several of them; as text with `;` between."""
+    """Several programs; as text, separated by `;`."""
 
     lines: tuple[ProgramLine, ...] = ()
 
@@ -256,13 +256,13 @@ EXTRA_PORTS = SettingKind("comma list of `PORT[:DIALECT]`", _extra_ports)
 
 
 def s3_of(path: Path) -> str | None:
-    """`s3://bucket/prefix` for the path `s3:/bucket/prefix`, which Path makes of it; None for other paths."""
+    """`s3://bucket/prefix` for the path `s3:/bucket/prefix`, its form as a Path; None for other paths."""
     parts = path.parts
     return f"s3://{'/'.join(parts[1:])}" if len(parts) > 1 and parts[0].lower() == "s3:" else None
 
 
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
-    """`; did you mean X?` for the known word most like this one, or nothing."""
+    """`; did you mean X?` for the most similar known word, or "". `likeness`: difflib's ratio, 0 to 1."""
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=likeness)
     return f"; did you mean {by_lower[close[0]]}?" if close else ""

@@ -35,19 +35,19 @@ __all__ = [
     "worker_environment",
 ]
 
-#: Variables that only the server, or its commands, should see.
+#: Variables that aren't passed to workers.
 SECRETS = frozenset({setting.env for setting in SETTINGS.values() if setting.secret} | {"TORCHSERVE_TOKEN"})
-#: Variables that say how the threads of GNU's OpenMP, which torch has on Linux, wait for one another, and what they
-#: are told without them: to sleep after some microseconds. By default they spin for milliseconds, and on a busy machine
-#: keep those threads from running that they wait for.
+#: Variables for the waiting of GNU OpenMP's threads (used by torch on Linux), with the values that workers get if they
+#: aren't set: threads sleep after some microseconds. By default they spin for milliseconds, which delays the threads
+#: that they wait for on a busy machine.
 WAITING = frozenset({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
 SPIN_COUNT = "1000"
 _VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
 _DEFAULT_FILE = Path("config.properties")
-#: Switches that flags can turn on, and the environment can keep off.
+#: Switches that flags turn on, unless the environment sets them to false.
 OPENING = ("disable_token_authorization", "enable_model_api")
-#: Settings that belong to the models of a snapshot: without them models wouldn't be found, or would behave differently.
-#: None opens anything: each start sets its own addresses, TLS, tokens, origins and permissions of clients.
+#: Settings that belong to the models of a snapshot: models need them to be found and to behave as before. None affects
+#: security: each start sets its own addresses, TLS, tokens, origins and permissions of clients.
 WITH_MODELS = frozenset(
     {"model_store", "models", "default_service_handler", "service_envelope", "install_py_dep_per_model"}
     | {"decode_input_request", "job_queue_size", "default_response_timeout", "default_startup_timeout"}
@@ -139,8 +139,8 @@ def _command_line(options: Sequence[Option], found: _Findings) -> _Layer:
 
 
 def _not_opened(command_line: _Layer, environment: _Layer, found: _Findings) -> _Layer:
-    """The command line without the OPENING flags that the environment sets to false: for these, TorchServe's order
-    holds, in which the environment is stronger, so that no server is open that wasn't with TorchServe."""
+    """The command line without the OPENING flags that the environment sets to false. For these, TorchServe's order is
+    kept, in which the environment is stronger, so that no server is less restricted than with TorchServe."""
     values = dict(command_line.values)
     for key in OPENING:
         if _on([command_line], key) and _off([environment], key):
@@ -153,7 +153,7 @@ def _is_known(key: str) -> bool:
 
 
 def _environment(environ: Mapping[str, str], command_line: _Layer, file: _Layer, found: _Findings) -> _Layer:
-    """Our own variables and those of other servers always count, TorchServe's settings with enable_envvars_config."""
+    """This server's own and other servers' variables always count, TorchServe's with enable_envvars_config."""
     _note_misspelt(environ, found)
     present = {s.key: _Value(environ[s.env], f"environment {s.env}") for s in SETTINGS.values() if s.env in environ}
     others = _known(dict(_other_variables(environ)), found)
@@ -179,7 +179,7 @@ def _other_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, _Value]]
 
 
 def _note_misspelt(environ: Mapping[str, str], found: _Findings) -> None:
-    """Variables that are one or two letters away from one that would count."""
+    """Warns of variables that resemble a known one."""
     known = {s.env for s in SETTINGS.values() if s.env.startswith("TS_")} | OTHER_VARIABLES
     for name in sorted(environ):
         if name.startswith("TS_") and name not in known and (meant := nearest(name, known, 0.9)):
@@ -213,7 +213,7 @@ def _file_path(ts_config: Path | None, environ: Mapping[str, str], found: _Findi
 
 
 def _there(path: Path, source: str) -> Path:
-    """Raises ConfigError unless it is a file."""
+    """Returns the path. Raises ConfigError unless it is a file."""
     if path.is_dir():
         raise ConfigError(f"{source} is a directory, not a config file: {path}")
     if not path.is_file():
@@ -222,7 +222,7 @@ def _there(path: Path, source: str) -> Path:
 
 
 def located(path: Path) -> str:
-    """A path for a message, with the place that a relative one means."""
+    """A path for a message; a relative one with its absolute path."""
     return str(path) if path.is_absolute() else f"{path} (it would be {path.absolute()})"
 
 
@@ -236,8 +236,8 @@ def _expanded(key: str, value: _Value, environ: Mapping[str, str], found: _Findi
 
 
 def _known(values: Mapping[str, _Value], found: _Findings) -> dict[str, _Value]:
-    """The values of settings, also those that options of other servers stand for; a note for each key that isn't one,
-    or that does nothing. A setting's own name beats other words for it."""
+    """The values of settings, including those set by other servers' options; notes each unknown key and each key
+    without effect. A setting's own name is stronger than an alias."""
     own: dict[str, _Value] = {}
     meant: dict[str, _Value] = {}
     for key, value in values.items():
@@ -268,7 +268,7 @@ def _meant(alias: Alias, value: _Value, found: _Findings) -> dict[str, _Value]:
 
 
 def _profile(strong: Sequence[_Layer]) -> _Layer:
-    """The defaults of the server that this one stands in for. A name that isn't one is an error later."""
+    """The defaults of the profile. An unknown name is reported when its setting is parsed."""
     behind_kserve = _on(strong, "kserve_mode")
     name = _text(strong, "profile").lower() or ("kserve" if behind_kserve else "")
     source = f"profile {name}"
@@ -282,8 +282,8 @@ def _profile(strong: Sequence[_Layer]) -> _Layer:
 def _mlserver(
     strong: Sequence[_Layer], environ: Mapping[str, str], found: _Findings
 ) -> tuple[_Layer, mlserver_settings.MLServerDefaults]:
-    """With MLServer's profile: the settings.json of the model store, or of this directory, and MLSERVER_ variables,
-    also those of a file .env; and their defaults for models."""
+    """With MLServer's profile: the settings.json of the model store or of this directory, the MLSERVER_ variables, also
+    those of a file .env, and their defaults for models."""
     source = mlserver_settings.FILE
     nothing = _Layer(source, {}), mlserver_settings.MLServerDefaults()
     if _text(strong, "profile").lower() != "mlserver":
@@ -356,24 +356,24 @@ def _log_location(layers: Sequence[_Layer]) -> Path:
     return Path("logs")
 
 
-# --- which layer wins
+# --- precedence
 
 
 def _text(layers: Sequence[_Layer], key: str) -> str:
-    """The strongest text of a setting; "" without any."""
+    """The text of a setting from the strongest source; "" if it isn't set."""
     texts = (layer.values[key].text.strip() for layer in layers if key in layer.values)
     return next(filter(None, texts), "")
 
 
 def _on(layers: Sequence[_Layer], key: str) -> bool:
-    """Whether a switch is on, before parsing. Text that is neither true nor false is an error later."""
+    """Whether a switch is on, before parsing. Invalid text is reported when the setting is parsed."""
     with contextlib.suppress(ValueError):
         return bool(BOOLEAN.parse(_text(layers, key)))
     return False
 
 
 def _off(layers: Sequence[_Layer], key: str) -> bool:
-    """Whether it is explicitly false."""
+    """Whether a switch is explicitly false."""
     with contextlib.suppress(ValueError):
         return BOOLEAN.parse(_text(layers, key)) is False
     return False
@@ -393,7 +393,7 @@ def _resolved(layers: Sequence[_Layer], environ: Mapping[str, str], found: _Find
 
 
 def _chosen(layers: Sequence[_Layer]) -> Iterator[tuple[str, _Value]]:
-    """The strongest value of each setting; one that is blank counts as not set."""
+    """The strongest value of each setting; a blank value counts as not set."""
     for key in SETTINGS:
         for layer in layers:
             value = layer.values.get(key)
@@ -451,7 +451,7 @@ def _note_snapshot(layer: _Layer, chosen: Mapping[str, _Value], found: _Findings
 
 
 def forget_secrets() -> None:
-    """Removes the secrets from this process's environment, so that processes it starts from now on don't get them."""
+    """Removes the secrets from this process's environment, so that later child processes don't inherit them."""
     for name in SECRETS:
         os.environ.pop(name, None)
 
@@ -472,5 +472,5 @@ def worker_environment(config: ServerConfig) -> dict[str, str]:
 
 
 def of_terminal(name: str) -> str:
-    """A variable that isn't a setting but belongs to the command's terminal or shell; "" without it."""
+    """The value of a variable of the terminal or shell that isn't a setting, or ""."""
     return os.environ.get(name, "")

@@ -1,5 +1,4 @@
-"""The parameters of the management calls that register and scale: one table for HTTP, gRPC, the command line and the
-API description.
+"""The parameters of the register and scale calls: one table for HTTP, gRPC, the command line and the API description.
 
 A new one has its row here, a field in `models/settings.py` if it is a setting of the model, and a field in
 `protos/management.proto`.
@@ -9,22 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: The most workers of one model version: each is a process, and a typing error must not become a fork bomb.
+#: The most workers of one model version: each is a process, and a mistyped number must not start thousands.
 WORKERS_MAX = 1024
-#: The `timeout` of a scale call that stands for none, in seconds.
+#: The `timeout` of a scale call that means no timeout.
 UNLIMITED = -1
 _INT_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class CallParameter:
-    """`name`: of the query parameter, the member of a JSON body, and the field of the gRPC message; `kind`: str, int or
-    bool; `default`: its value where it isn't given. `setting`: its field in `Requested`, "" for a parameter of the call
-    itself; its value is from `least` to `most`.
+    """`name`: of the query parameter, of the member of a JSON body, and of the field of the gRPC message; `kind`: str,
+    int or bool; `default`: the value if it isn't given. `setting`: its field in `Requested`, whose value is from
+    `least` to `most`; "" for a parameter of the call itself.
 
-    `tuning`: over HTTP, text that isn't a number counts as not given, as in TorchServe: the call does its main work
-    without it. `zero_needs`: a 0 counts as not given, unless that parameter has a value. `http`: whether HTTP has it.
-    `flag`: of the command line, "" for none, with its `metavar` and `help`."""
+    `tuning`: over HTTP, text that isn't a number counts as not given, as in TorchServe. `zero_needs`: a 0 counts as not
+    given unless the parameter of this name has a value. `http`: whether HTTP has it. `flag`: of the command line, ""
+    for none, with its `metavar` and `help`."""
 
     name: str
     kind: type = str

@@ -1,4 +1,4 @@
-"""Java properties text, as java.util.Properties reads and writes it. Pure.
+"""The text format of java.util.Properties, read and written. Pure.
 
 Syntax (docs of java.util.Properties.load): `=`, `:` or blanks separate key and value; `#` and `!` start a comment line;
 a line that ends in an odd number of backslashes continues in the next one, whose leading blanks don't count;
@@ -19,7 +19,7 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 class PropertiesError(ValueError):
-    """Text that java.util.Properties refuses too; the message names the line."""
+    """Invalid properties text, also for java.util.Properties; the message names the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Property:
 
 
 def parse(text: str) -> list[Property]:
-    """All entries in their order; a key may come twice (the last one counts).
+    """All entries in order; of equal keys, the last counts.
 
     :raises PropertiesError: a `\\u` without four hexadecimal digits.
     """
@@ -40,7 +40,7 @@ def parse(text: str) -> list[Property]:
 
 
 def render(pairs: Iterable[tuple[str, str]], comments: Iterable[str] = ()) -> str:
-    """Text that `parse` and java.util.Properties read back as the same pairs. Pure ASCII."""
+    """ASCII text from which `parse` and java.util.Properties read the same pairs."""
     lines = [f"#{comment}" for comment in comments]
     lines += [f"{_escaped(key, blanks=True)}={_escaped(value, blanks=False)}" for key, value in pairs]
     return "".join(line + "\n" for line in lines)

@@ -26,7 +26,7 @@ _DEFAULT_DELAY_MS = 100
 
 
 class SnapshotKind(Enum):
-    """When a snapshot is taken: after the start, after a change, at the end."""
+    """The occasion of a snapshot: after the start, after a change, at the shutdown."""
 
     STARTUP = "startup"
     SNAPSHOT = "snapshot"
@@ -39,9 +39,9 @@ class SnapshotError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class VersionState:
-    """One version of a model: its file name in the store (`archive`), where it came from (`url`, "" when unknown),
-    and its settings. `max_batch_delay_set` is False when no delay was requested and it is only the default.
-    `requested`: the register call's parameters, as JSON, so that a default isn't restored as a requested value."""
+    """One version of a model: its file name in the store (`archive`), its source (`url`, "" if unknown), and its
+    settings. `max_batch_delay_set`: False for the default delay. `requested`: the register call's parameters, as JSON,
+    so that a restart doesn't take defaults for requested values."""
 
     archive: str
     default: bool
@@ -69,8 +69,8 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowState:
-    """A workflow: its file name in the workflow store (`archive`), where it came from (`url`), the register call's
-    parameters (None: unset), and its nodes by the names of their models."""
+    """A workflow: its file name in the workflow store (`archive`), its source (`url`), the register call's parameters
+    (None: unset), and its nodes by the names of their models."""
 
     archive: str
     url: str
@@ -90,7 +90,7 @@ class Snapshot:
 
 
 def encode(snapshot: Snapshot, settings: Mapping[str, str], when: datetime) -> str:
-    """The text of a snapshot file. `model_snapshot` comes last: a file that was cut off has none that can be read."""
+    """The text of a snapshot file. `model_snapshot` comes last, so that it is unreadable in a truncated file."""
     tree: dict[str, Any] = {
         "name": snapshot.name,
         "modelCount": len(snapshot.models),
@@ -108,9 +108,9 @@ def encode(snapshot: Snapshot, settings: Mapping[str, str], when: datetime) -> s
 
 
 def decode(text: str) -> tuple[dict[str, str], Snapshot]:
-    """The settings and the models of a snapshot file, ours or TorchServe's.
+    """The settings and the models of a snapshot file of this server or TorchServe.
 
-    :raises SnapshotError: no properties, no `model_snapshot`, or one that isn't as it should be.
+    :raises SnapshotError: no properties, no `model_snapshot`, or an invalid one.
     """
     try:
         settings = {entry.key: entry.value for entry in properties.parse(text)}
@@ -124,7 +124,7 @@ def decode(text: str) -> tuple[dict[str, str], Snapshot]:
 def decode_models(text: str) -> Snapshot:
     """The models in the value of `model_snapshot`.
 
-    :raises SnapshotError: not the JSON that it should be.
+    :raises SnapshotError: it isn't JSON, or has other members.
     """
     try:
         tree = json.loads(text)
@@ -161,8 +161,8 @@ def version_tree(state: VersionState) -> dict[str, Any]:
 
 
 def version_state(tree: Mapping[str, Any]) -> VersionState:
-    """One version from its JSON. TorchServe leaves members out in old snapshots; its delay counts as asked for unless
-    it is the default."""
+    """One version from its JSON. TorchServe's old snapshots lack some members; a delay other than the default counts as
+    requested."""
     ours = tree.get("torchrelay", {})
     delay_ms = int(tree.get("maxBatchDelay", _DEFAULT_DELAY_MS))
     return VersionState(
@@ -213,7 +213,7 @@ class SnapshotFiles:
         return []
 
     def newest(self) -> tuple[FoundSnapshot | None, tuple[str, ...]]:
-        """The newest file that can be read (None without any), and why each newer one can't."""
+        """The newest readable file (None without any), and a sentence for each newer one that can't be read."""
         skipped: list[str] = []
         try:
             names = self.names()

@@ -1,8 +1,8 @@
-"""Every setting of the server, once: key, kind, default, environment name, documentation. Pure.
+"""The table of the server's settings: key, type, default, environment variable, documentation. Pure.
 
-A field of ServerConfig is one row of the table; SETTINGS lists the rows. From them come parsing, defaults,
-`torchserve config` and the table in docs/configuration.md. Keys are those of TorchServe's config.properties;
-our own ones are in the group "torchrelay" and carry their unit at the end.
+Each row is a field of ServerConfig; SETTINGS lists them. Parsing, defaults, `torchserve config` and the table in
+docs/configuration.md are made from them. Keys are those of TorchServe's config.properties; this server's own keys are
+in the group "torchrelay" and end with their unit.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from ts_frontend.config.kinds import (
 )
 from ts_frontend.config.snapshot import Snapshot
 
-#: The text of `Setting.effect` in the documentation and in the note that a start with such a setting logs.
+#: The texts of `Setting.effect`, for the documentation and the log.
 EFFECTS = {"none": "accepted; has no effect here"}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row. `env` is the environment variable, "" for none; `env_always`: it counts without enable_envvars_config.
-    `effect` is "" for a setting that is read, or a key of EFFECTS. `restored` is False for settings that only a
-    snapshot asked for by name can set: security, paths and addresses. `secret`: never shown or written."""
+    """One row. `env`: the environment variable, or ""; `env_always`: it counts also without enable_envvars_config.
+    `effect`: "" for a setting that is read, else a key of EFFECTS. `restored`: False for settings (security, paths,
+    addresses) that only a snapshot given by name can set. `secret`: never shown or written."""
 
     key: str
     kind: SettingKind
@@ -78,7 +78,7 @@ class Note:
 
 
 def _row(kind: SettingKind, default: object, doc: str, **more: Any) -> Any:
-    """A dataclass field that carries its row; a callable makes the default. `more` are further columns of Setting."""
+    """A dataclass field with its row; a callable `default` makes the default. `more`: further columns of Setting."""
     metadata = {"kind": kind, "doc": doc, **more}
     shown = not more.get("secret", False)
     return (
@@ -101,9 +101,9 @@ def _system_temp_dir() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """The settings of one server, checked. None: not set. `sources` says where each value that isn't the default
-    came from; `notes` is for the log; `snapshot` holds the models to restore; `environment` is the process's;
-    `mlserver`: defaults of MLServer's models."""
+    """The checked settings of one server. None: not set. `sources`: the source of each value that isn't the default;
+    `notes`: messages for the log; `snapshot`: the models to restore; `environment`: that of the process; `mlserver`:
+    defaults for MLServer's models."""
 
     # Addresses
     inference_address: Address = _row(
@@ -659,7 +659,7 @@ class ServerConfig:
 
     @property
     def loopback_only(self) -> bool:
-        """True while no API that can predict or manage is reachable from other machines."""
+        """True if other machines can reach neither inference nor management addresses."""
         return not self.outside_addresses()
 
     def outside_addresses(self) -> tuple[str, ...]:
@@ -671,7 +671,7 @@ class ServerConfig:
 
     @property
     def errors_explained(self) -> bool:
-        """Whether callers see the messages of handlers' exceptions."""
+        """Whether clients see the exceptions of handlers."""
         return self.loopback_only if self.debug_errors is None else self.debug_errors
 
     @property
@@ -681,7 +681,7 @@ class ServerConfig:
 
     @property
     def docs_enabled(self) -> bool:
-        """Whether there is a page about the HTTP APIs."""
+        """Whether the page about the HTTP APIs is served."""
         return self.loopback_only if self.enable_docs_url is None else self.enable_docs_url
 
     @property
@@ -704,7 +704,7 @@ class ServerConfig:
         return not self.loopback_only or bool(self.given_keys())
 
     def given_keys(self) -> tuple[str, ...]:
-        """The settings that bring keys from outside."""
+        """The keys of the settings that give keys."""
         keys = ("token_path", "inference_token", "management_token", "api_token")
         return tuple(key for key in keys if getattr(self, key))
 
@@ -733,7 +733,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {column.name: _setting(column) for column in fields(ServerConfig) if "kind" in column.metadata}
 )
 
-#: Keys of TorchServe that are accepted and do nothing: why.
+#: Keys of TorchServe that are accepted without effect, with the reasons.
 NO_EFFECT: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(
         ("number_of_netty_threads", "netty_client_threads", "prefer_direct_buffer", "use_native_io", "io_ratio"),
@@ -752,5 +752,5 @@ NO_EFFECT: Mapping[str, str] = MappingProxyType(
     | {"cpp_log_config": "is for TorchServe's C++ workers, which this server doesn't have"}
 )
 
-#: Keys that TorchServe writes into its snapshots for itself.
+#: Internal keys in TorchServe's snapshots.
 INTERNAL = frozenset({"model_server_home", "version", "python", "tsConfigFile", "model_snapshot"})

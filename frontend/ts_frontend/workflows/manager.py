@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class WorkflowManager:
-    """Manages workflows. `models` serves the nodes, `model_store` has their archives, `workflow_store` those of the
-    workflows. `on_change` is called after each change that a restart should remember."""
+    """Manages workflows. `models`: serves the nodes; `model_store`: has the nodes' archives, `workflow_store` those of
+    workflows. `on_change`: called after each change that a restart should restore."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class WorkflowManager:
         self._arriving: set[str] = set()
 
     def __iter__(self) -> Iterator[Workflow]:
-        """Names sorted."""
+        """The workflows, sorted by name."""
         return iter([self._workflows[name] for name in sorted(self._workflows)])
 
     def find(self, name: str) -> Workflow:
@@ -71,7 +71,7 @@ class WorkflowManager:
         response_timeout: int | None = None,
         startup_timeout: int | None = None,
     ) -> Outcome:
-        """Adds a workflow, whole or not at all; a cancelled caller doesn't stop it."""
+        """Registers a workflow, entirely or not at all; it goes on if the caller is cancelled."""
         return await self.models.tasks.load(
             self._register(url, workflow_name, Timeouts(response_timeout, startup_timeout))
         )
@@ -92,8 +92,8 @@ class WorkflowManager:
     async def add(
         self, fetched: Fetched, name: str | None, timeouts: Timeouts, fetch: Fetch, *, start: bool
     ) -> Workflow:
-        """Registers the workflow in `fetched`. `fetch` finds the nodes' archives; `start`: its workers are started;
-        otherwise the caller starts them later. A failure leaves nothing behind."""
+        """Registers the workflow in `fetched`. `fetch`: finds the nodes' archives; `start`: also starts the workers,
+        which the caller does otherwise. A failure leaves nothing behind."""
         try:
             opening = partial(open_workflow, fetched.path, self._work_dir, self._extract_limits)
             archive = await in_thread(opening, WorkflowArchive.remove)
@@ -179,7 +179,7 @@ class WorkflowManager:
         }
 
     def describe(self, name: str) -> list[Mapping[str, Any]]:
-        """The description of a workflow; the numbers are its defaults for models."""
+        """The description of a workflow; its numbers are the defaults of its models."""
         workflow = self.find(name)
         spec = workflow.archive.spec
         return [

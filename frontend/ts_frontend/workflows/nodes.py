@@ -23,7 +23,8 @@ Fetch = Callable[[Node], Awaitable[Fetched]]
 
 
 async def add_nodes(workflow: Workflow, models: ModelManager, fetch: Fetch) -> None:
-    """Registers every node's model, without workers yet. WorkflowFailed when some fail; the others stay registered.
+    """Registers every node's model, without workers yet. Raises WorkflowFailed if some fail; the others stay
+    registered.
 
     `fetch` finds a node's archive. Nodes of the same URL share one fetched archive.
     """
@@ -36,13 +37,13 @@ async def add_nodes(workflow: Workflow, models: ModelManager, fetch: Fetch) -> N
 
 
 async def start_nodes(workflow: Workflow, models: ModelManager) -> None:
-    """Starts the workers of all nodes; WorkflowFailed."""
+    """Starts the workers of all nodes. Raises WorkflowFailed."""
     await _all(workflow, [_start(model, models) for model in models_of(workflow, models)])
 
 
 async def remove_nodes(workflow: Workflow, models: ModelManager, drain_s: float, *, own: bool = False) -> bool:
-    """Removes all models registered under the names of the nodes, also versions added by hand, or only its `own`. False
-    when not all of their accepted requests were answered in time."""
+    """Removes all models registered under the names of the nodes, including versions registered by hand, or only its
+    `own` ones. Returns False if not all accepted requests were answered within `drain_s`."""
     leaving = [model for model in models_of(workflow, models) if model.workflow or not own]
     return all(await asyncio.gather(*(models.retire(model, drain_s) for model in leaving)))
 
@@ -74,7 +75,7 @@ def _node_error(name: str, error: ServeError) -> ServeError:
 
 
 async def _add_archives(workflow: Workflow, nodes: Sequence[Node], models: ModelManager, fetch: Fetch) -> None:
-    """Registers the nodes of one URL: the first owns a downloaded archive, the others only use it."""
+    """Registers the nodes of one URL: the first one owns a downloaded archive and deletes it with its model."""
     fetched: Fetched | None = None
     for node in nodes:
         name = workflow.model_name(node.name)
@@ -91,7 +92,7 @@ async def _add_archives(workflow: Workflow, nodes: Sequence[Node], models: Model
 
 
 async def _add_function(workflow: Workflow, node: Node, models: ModelManager) -> None:
-    """A function of the handler file, as a model whose files are the workflow's. It has no URL."""
+    """Registers a function of the handler file as a model without URL, with the workflow's files."""
     archive = workflow.archive
     files = Archive(
         archive.dir,

@@ -33,7 +33,7 @@ class Graph:
 
 
 def make_graph(edges: Mapping[str, Sequence[str]]) -> Graph:
-    """The graph of each node's children; nodes that are named only as children have none. Raises InvalidGraph."""
+    """The graph of each node's children; a node that is only listed as a child has no children. Raises InvalidGraph."""
     children = {name: tuple(dict.fromkeys(named)) for name, named in edges.items()}
     for named in edges.values():
         for child in named:
@@ -54,8 +54,8 @@ def make_graph(edges: Mapping[str, Sequence[str]]) -> Graph:
 
 
 def _check_cycles(children: Mapping[str, Sequence[str]], parents: Mapping[str, Sequence[str]]) -> None:
-    """Removes nodes without parents as long as there are any: the rest is on a cycle or below one. Raises
-    InvalidGraph."""
+    """Raises InvalidGraph if there is a cycle: removes nodes without parents repeatedly; any rest is on a cycle or
+    below one."""
     missing = {name: len(before) for name, before in parents.items()}
     free = [name for name, count in missing.items() if not count]
     while free:
@@ -108,8 +108,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowSpec:
-    """`defaults`: the node settings that a model without its own has. `dag_text`: the graph as TorchServe shows it.
-    `warnings`: sentences about ignored models and settings."""
+    """`defaults`: the settings of nodes without their own. `dag_text`: the graph in TorchServe's notation. `warnings`:
+    sentences about ignored models and settings."""
 
     defaults: Node
     nodes: Mapping[str, Node]
@@ -150,7 +150,7 @@ def _model(name: str, value: object) -> dict[str, Any]:
 
 
 def _children(name: str, value: object) -> list[str]:
-    """The children of a node; empty entries don't count."""
+    """The children of a node; empty entries are ignored."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -218,7 +218,7 @@ def _warnings(own: Mapping[str, Mapping[str, Any]], nodes: Mapping[str, Node]) -
 
 
 def _java_text(edges: Mapping[str, list[str]]) -> str:
-    """A map of lists as Java prints it."""
+    """A map of lists in Java's notation."""
     return "{" + ", ".join(f"{name}=[{', '.join(children)}]" for name, children in edges.items()) + "}"
 
 
@@ -242,7 +242,7 @@ class WorkflowArchive:
 def open_workflow(path: Path, work_dir: Path, limits: ExtractLimits, stop: Stop | None = None) -> WorkflowArchive:
     """Unpacks the archive at `path` to `work_dir/workflows/<32 hex>` and reads it. Blocking.
 
-    Raises InvalidWorkflow, InvalidGraph, ServeError (disk), Stopped once `stop` is set; nothing is left then.
+    Raises InvalidWorkflow, InvalidGraph, ServeError (disk), Stopped once `stop` is set; nothing stays behind then.
     """
     try:
         if path.is_dir():

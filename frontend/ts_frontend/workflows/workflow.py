@@ -39,7 +39,7 @@ class Reply(NamedTuple):
 
 
 class NodeFailed(ServeError):
-    """A node gave no answer. The status is that of its cause; an exception of the handler is 500."""
+    """A node failed. The status is that of its cause; 500 for an exception of the handler."""
 
     remedy = "Fix the node's handler that the message names."
 
@@ -55,15 +55,15 @@ class NodeFailed(ServeError):
 
 
 class NodeGone(ServeError):
-    """A node's model was unregistered by itself."""
+    """A node's model was unregistered separately."""
 
     remedy = "Register the workflow again: the model of a node was unregistered."
     code, http_status, type_name = Code.UNAVAILABLE, 503, "ServiceUnavailableException"
 
 
 class Run:
-    """One request's run through the graph. `find` gives the model of a node's name. `deadline_s`: `time.monotonic()`
-    seconds for all of it."""
+    """One request's run through the graph. `find`: returns the model of a node's name. `deadline_s`: in
+    `time.monotonic()` seconds, for the whole run."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class Run:
         self._running: dict[asyncio.Task[Reply | Ending], str] = {}
 
     async def leaves(self, inputs: Sequence[Input]) -> dict[str, Reply]:
-        """The answers of the nodes without children, in the graph's order. The first failure ends the run:
-        its error is raised and the others are cancelled, as after a cancel of the caller."""
+        """The answers of the nodes without children, in the graph's order. The first failure raises its error and
+        cancels the other nodes, as does a cancellation of the caller."""
         graph = self._graph
         missing = {name: len(parents) for name, parents in graph.parents.items()}
         self._begin(graph.start, inputs)
@@ -116,7 +116,7 @@ class Run:
             task.cancel()
         if self._running:
             await asyncio.gather(*self._running, return_exceptions=True)
-            self._running.clear()  # a cancelled task keeps its exception, and with that the frames that hold this
+            self._running.clear()  # breaks the cycle of a cancelled task, its exception and this frame
 
     def _inputs(self, name: str) -> list[Input]:
         """The parents' answers: that of one as `body`, those of several by their names."""
@@ -127,7 +127,7 @@ class Run:
     # --- one node
 
     async def _outcome(self, node: Node, inputs: Sequence[Input]) -> Reply | Ending:
-        """The answer, or the error as a value: an exception in a task would hold the frames that hold the task."""
+        """The answer, or the error as a value, since an exception in a task makes a reference cycle with its frames."""
         try:
             return await self._answer(node, inputs)
         except ServeError as error:
@@ -147,7 +147,7 @@ class Run:
                 log.info("Workflow node %s is tried again after attempt %d: %s", node.name, attempt, error.message)
 
     def _may_pass(self, error: ServeError) -> bool:
-        """Whether another attempt may succeed: not if the request is at fault, or no model takes it."""
+        """Whether another attempt may succeed: not for an invalid request, or without a model for it."""
         if isinstance(error, (NodeGone, NoWorker, QueueFull, Draining)) or 400 <= error.http_status < 500:
             return False
         return time.monotonic() < self._deadline_s

@@ -1,1 +1,1 @@
-"""Options and settings of other servers, mapped to ours."""
+"""Options and settings of other servers, mapped to this server's."""

@@ -1,8 +1,8 @@
-"""Options of other servers, and the settings of ours that each one sets: one table. Pure.
+"""The table of other servers' options, each with the settings of this server that it sets. Pure.
 
-Every row is a flag (`--grpc-port 8001`), a key (`--set grpc_port=8001`, or a line of the config file) and, where it has
-them, environment variables. `-`, `_` and `.` are alike in its name. A meaning takes the given text and returns settings
-with their texts, or a note why it has no effect; it raises ValueError for a value that this server can't honour.
+A row is a flag (`--grpc-port 8001`), a key (`--set grpc_port=8001`, or a line of the config file) and, for some, an
+environment variable. `-`, `_` and `.` are equal in its name. A meaning maps the option's text to settings with their
+texts, or to a note why it has no effect; it raises ValueError for a value that this server can't honour.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Meaning: TypeAlias = Callable[[str], Said]
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """An option of other servers. `name` is written with `_`; `whose` names the servers; `switch`: as a flag it may
-    stand without a value, for true; `doc` is its description in the documentation."""
+    """An option of other servers. `name`: written with `_`; `whose`: the servers; `switch`: as a flag, it may have no
+    value, for true; `doc`: its description in the documentation."""
 
     name: str
     whose: str
@@ -39,9 +39,9 @@ class Alias:
     doc: str
     switch: bool = False
     env: tuple[str, ...] = ()
-    #: As a flag, where the key of that name is a setting of ours that means something else.
+    #: Only a flag: the key of this name is a setting of this server with another meaning.
     spelt: str = ""
-    #: May be given several times; its text has `;` between.
+    #: May be given several times; the texts are joined with `;`.
     repeated: bool = False
 
     @property
@@ -50,7 +50,7 @@ class Alias:
 
 
 def canonical(name: str) -> str:
-    """A key or option with `_` where others write `-` or `.`."""
+    """A key or option with `_` in place of `-` and `.`."""
     return name.strip().replace("-", "_").replace(".", "_")
 
 
@@ -58,7 +58,7 @@ def canonical(name: str) -> str:
 
 
 def _sets(*keys: str) -> Meaning:
-    """Sets each of these settings to the text."""
+    """A meaning that sets each of these settings to the text."""
     return lambda text: Said(dict.fromkeys(keys, text))
 
 
@@ -67,7 +67,7 @@ def _sets_and(key: str, **more: str) -> Meaning:
 
 
 def _only(value: bool, reason: str) -> Meaning:
-    """Accepts only this value, which is the server's behaviour anyway."""
+    """A meaning that accepts only this value, the server's fixed behaviour."""
 
     def meaning(text: str) -> Said:
         if BOOLEAN.parse(text) is not value:
@@ -89,7 +89,7 @@ def _refused(why: str) -> Meaning:
 
 
 def _seconds(key: str) -> Meaning:
-    """Converts the option's milliseconds to the setting's whole seconds, at least 1."""
+    """A meaning that converts milliseconds to whole seconds, at least 1."""
 
     def meaning(text: str) -> Said:
         if not text.isdecimal():
@@ -100,7 +100,7 @@ def _seconds(key: str) -> Meaning:
 
 
 def _verbosity(text: str) -> Said:
-    """Triton: 0 for off, a level above it, or a truth value."""
+    """Triton's verbosity: 0 for off, a level above 0, or a truth value."""
     verbose = int(text) > 0 if text.isdecimal() else BOOLEAN.parse(text)
     return Said({"log_level": "debug"} if verbose else {})
 
@@ -114,17 +114,17 @@ def _one_model(text: str) -> Said:
 
 
 def _quieter(level: str) -> Meaning:
-    """When false, sets the log level, so that only more severe messages are logged."""
+    """A meaning that, for false, sets the log level `level`, so that only more severe messages are logged."""
     return lambda text: Said({} if BOOLEAN.parse(text) else {"log_level": level})
 
 
 def _tritons(key: str) -> Meaning:
-    """A flag of Triton that also selects Triton's profile: its ports and its model repository."""
+    """A meaning for Triton's flags that also selects Triton's profile: its ports and its model repository."""
     return lambda text: Said({key: text, "profile": "triton"})
 
 
 def _metrics_host(text: str) -> Said:
-    """Triton's is a host, TorchServe's key of this name a URL."""
+    """Triton's option is a host; TorchServe's key of this name is a URL."""
     return Said({"metrics_address" if ":/" in text else "metrics_host": text})
 
 

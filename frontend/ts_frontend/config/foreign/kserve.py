@@ -1,8 +1,8 @@
-"""The options of KServe's and aiSSEMBLE's servers, and where their values come from. Pure.
+"""The options of KServe's and aiSSEMBLE's servers, and the sources of their values. Pure.
 
-Precedence, strongest first: arguments, the environment, `oip.properties` (Krausening), the values that the program gave
-its server, the defaults. As in aiSSEMBLE, an empty text means no value, and in the environment and the file only
-`true`, in any case, is true; arguments take KServe's words.
+Precedence, strongest first: arguments, the environment, `oip.properties` (Krausening), the values that the program
+passes to its server, the defaults. As in aiSSEMBLE, an empty text is no value, and in the environment and the file only
+`true`, in any case, is true; arguments also accept KServe's other words.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def count(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KServeOption:
-    """One option. `name` is the argument's, after `--`; `variable` and `key` (of oip.properties) are "" for arguments
-    that only KServe has. `note`: the reason logged for an option without full effect, "" for one that has it."""
+    """One option. `name`: the argument's, after `--`; `variable` and `key` (of oip.properties): "" for arguments that
+    only KServe has. `note`: the reason logged for an option without full effect, or ""."""
 
     name: str
     kind: Callable[[str], Any]
@@ -110,7 +110,7 @@ AUTH = {"AUTH_ENABLED": "auth_enabled", "AUTH_SECRET": "auth_secret", "OIP_PDP_U
 
 @dataclass(frozen=True, slots=True)
 class FoundOptions:
-    """A value, and its source as messages name it."""
+    """A value, and its source for messages."""
 
     value: Any
     source: str
@@ -122,7 +122,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def arguments(argv: Sequence[str]) -> dict[str, str]:
-    """The options on a command line, as text; other words are the program's own. `-` and `_` are alike in names.
+    """The options on a command line, as text; other words belong to the program. `-` and `_` are alike in names.
 
     Raises ConfigError for an option without a value.
     """
@@ -153,7 +153,7 @@ def resolve(
 
 
 def value_of(name: str, argv: Sequence[str], environ: Mapping[str, str], properties: Mapping[str, str]) -> Any:
-    """One option's value, for a program that gives its server none. Raises ConfigError."""
+    """One option's value, if the program passes none to its server. Raises ConfigError."""
     (option,) = (one for one in OPTIONS if one.name == name)
     return _found(option, arguments(argv), environ, properties, {}).value
 
@@ -210,7 +210,7 @@ PLACES = ("KRAUSENING_BASE", "KRAUSENING_EXTENSIONS", "KRAUSENING_OVERRIDE_EXTEN
 
 
 def read(environ: Mapping[str, str]) -> dict[str, str]:
-    """The properties, {} where there are none. Raises ConfigError for a file that can't be read."""
+    """The properties, {} without a file. Raises ConfigError for a file that can't be read."""
     found: dict[str, str] = {}
     for place in PLACES:
         file = Path(environ.get(place) or "/nonexistent", NAME)

@@ -1,4 +1,4 @@
-"""MLServer's settings.json and MLSERVER_* variables, in this server's words (docs/mlserver.md). Reads no file."""
+"""MLServer's settings.json and MLSERVER_* variables, mapped to this server's settings (docs/mlserver.md). No I/O."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ts_frontend.errors import InvalidArgument
 @dataclass(frozen=True, slots=True)
 class MLServerDefaults:
     """The defaults for all models from MLServer's settings.json and variables. `model`: members for every
-    model-settings.json that lacks them; with an `implementation` there, a store without any such file is itself a
-    model. `only`: folders of other kinds are ignored."""
+    model-settings.json that lacks them; with an `implementation`, a store without any such file is itself one model.
+    `only`: folders without a model-settings.json are ignored."""
 
     model: Mapping[str, Any] = field(default_factory=dict)
     server_name: str = "mlserver"
@@ -30,12 +30,12 @@ __all__ = ["FILE", "PLACES", "MLServerDefaults", "MLServerSettings", "dotenv", "
 
 FILE = "settings.json"
 PREFIX = "MLSERVER_"
-#: Variables that say where the models lie; the second is that of MLServer's images.
+#: Variables with the models' directory; the second is set in MLServer's images.
 PLACES = ("MLSERVER_MODEL_REPOSITORY_ROOT", "MLSERVER_MODELS_DIR")
 #: Variables of models: defaults for their model-settings.json.
 _MODEL_PREFIX = "MLSERVER_MODEL_"
 _LOCAL, _HTTP_PORT, _METRICS_PORT = "127.0.0.1", 8080, 8082
-#: Each names one setting of ours.
+#: MLServer's settings that equal one setting of this server.
 _SAME = {
     "grpc_port": ("grpc_inference_port",),
     "grpc_max_message_length": ("max_request_size", "max_response_size"),
@@ -50,7 +50,7 @@ _CORS = {
 }
 _ADDRESSES = ("host", "http_port", "metrics_port")
 _KNOWN = frozenset({*_SAME, *_ADDRESSES, "cors_settings", "load_models_at_startup", "server_name"})
-#: The members that a model's variables set: texts, and values in JSON.
+#: The members that variables can set for a model: texts, and values in JSON.
 _MODEL_TEXTS, _MODEL_VALUES = ("name", "platform", "implementation"), ("versions", "inputs", "outputs", "parameters")
 _MODEL_NUMBERS = ("max_batch_size", "max_batch_time", "parallel_workers")
 _PARAMETER_TEXTS = ("version", "environment_path", "environment_tarball", "format", "content_type")
@@ -60,8 +60,8 @@ PARAMETERS = (*_PARAMETER_TEXTS, "uri", "extra", "inference_pool_gid", "autogene
 
 
 class MLServerSettings(NamedTuple):
-    """`values`: our settings, as text, by their names in config.properties. `notes`: settings without effect, and why.
-    `models`: the defaults for models."""
+    """`values`: this server's settings, as text, by their names in config.properties. `notes`: settings without effect,
+    and why. `models`: the defaults for models."""
 
     values: dict[str, str]
     notes: list[str]
@@ -69,8 +69,8 @@ class MLServerSettings(NamedTuple):
 
 
 def read(text: str | None, environ: Mapping[str, str]) -> MLServerSettings:
-    """MLServer's settings in ours. `text`: the content of settings.json, None without one; variables override it, as in
-    MLServer. Raises InvalidArgument, naming the key, for invalid values."""
+    """Maps MLServer's settings to this server's. `text`: the content of settings.json, or None; variables override it,
+    as in MLServer. Raises InvalidArgument, naming the key, for invalid values."""
     settings = _parsed(text) | _variables(environ)
     values, notes = _addresses(settings), []
     for key, value in settings.items():
@@ -79,7 +79,7 @@ def read(text: str | None, environ: Mapping[str, str]) -> MLServerSettings:
         if key not in _KNOWN:
             notes.append(f"MLServer's setting {key} has no effect here")
     if values.get("default_workers_per_model") == "0":
-        values["default_workers_per_model"] = "1"  # MLServer's 0 is: in the server's own process
+        values["default_workers_per_model"] = "1"  # MLServer's 0 means the server's own process
     if str(settings.get("load_models_at_startup", True)).lower() not in ("false", "0", "off", "no", "f", "n"):
         values["load_models"] = "all"
     values |= _cors(settings.get("cors_settings"))
@@ -106,7 +106,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _prefixed(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """The variables with that prefix, by their names without it, in lower case, as case doesn't matter."""
+    """The variables with that prefix, by their names without it, in lower case."""
     return {name[len(prefix) :].lower(): value for name, value in environ.items() if name.upper().startswith(prefix)}
 
 
@@ -124,7 +124,7 @@ def dotenv(text: str) -> dict[str, str]:
 
 
 def _model(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The variables of models, in the form of a model-settings.json. Paths are relative to the current directory."""
+    """The variables about models, as members of a model-settings.json. Paths are relative to the current directory."""
     given = {name: value for name, value in _prefixed(environ, _MODEL_PREFIX).items() if value.strip()}
     found: dict[str, Any] = {name: given[name] for name in _MODEL_TEXTS if name in given}
     found |= {name: _json(name, given[name]) for name in (*_MODEL_VALUES, *_MODEL_NUMBERS) if name in given}
@@ -168,7 +168,7 @@ def _addresses(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _cors(found: Any) -> dict[str, str]:
-    """Lists become the values of headers."""
+    """The CORS settings: lists become comma-separated header values."""
     if found is None:
         return {}
     try:

@@ -13,10 +13,10 @@ _LOCAL = "http://127.0.0.1"
 #: These servers have no limit over HTTP, or 64 MiB; tensors of images are larger than TorchServe's 6.5 MB.
 _LARGE = {"max_request_size": "67108864", "max_response_size": "67108864"}
 
-#: Those servers keep no state, and models registered with TorchServe aren't theirs: no snapshot is read or written.
+#: These servers keep no state between runs: no snapshot is read or written.
 _FORGETFUL = {"ncs": "true"}
 
-#: Those servers' metrics are Prometheus'.
+#: These servers have Prometheus metrics.
 _SCRAPED = {"metrics_mode": "prometheus"}
 
 #: Settings by profile. 8081 is TorchServe's management API and the gRPC port of MLServer and KServe's servers.
@@ -73,7 +73,7 @@ PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 
-#: The settings that `kserve_mode` adds to another profile: behind KServe, the gateway decides who may call.
+#: The settings that `kserve_mode` adds to another profile: behind KServe, the gateway authorizes calls.
 KSERVE_MODE: Mapping[str, str] = MappingProxyType({"host": "0.0.0.0", "disable_token_authorization": "true"})
 
 #: Given keys turn token authorization on in any profile.
