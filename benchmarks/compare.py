@@ -30,7 +30,7 @@ from peers.systems import SYSTEMS
 
 RESULTS = Path(__file__).resolve().parent / "results" / "compare.json"
 AGAIN_S_MAX = 0.5
-"""Of load before a scenario, on a server that has its warm-up behind it."""
+"""The most seconds of load before a scenario, on a warmed-up server."""
 
 
 def say(text: str) -> None:
@@ -86,7 +86,7 @@ def _measure_text(options: argparse.Namespace) -> str:
 
 
 class Comparison:
-    """A run: its results so far, and what keeps a server out of it."""
+    """A run: its results so far, and the servers that are left out."""
 
     def __init__(self, options: argparse.Namespace, servers: Servers) -> None:
         self.results = Results()
@@ -125,7 +125,7 @@ class Comparison:
                     self._attempt(scenario, name, lambda *known: self._measure(*known), scenario, load, name, number)
 
     def _attempt(self, scenario: Scenario, name: str, action: Callable[..., Sequence[Row]], *known: Any) -> None:
-        """Adds the rows that `action` gives, unless the server is left out; leaves it out where it fails."""
+        """Adds the rows of `action`, unless the server is left out; a server that fails is left out."""
         if not self._takes_part(scenario, name):
             return
         try:
@@ -141,7 +141,7 @@ class Comparison:
             )
 
     def _prepare(self, scenario: Scenario, name: str) -> Sequence[Row]:
-        """Starts the server where it isn't running, and warms it up."""
+        """Starts the server if necessary, and warms it up."""
         if name == IN_PROCESS:
             return ()
         running = self._servers.get(name, [load.call for load in scenario.loads])
@@ -187,7 +187,7 @@ class Comparison:
 
 
 def about_the_machine(options: argparse.Namespace) -> dict[str, str]:
-    """What a reader needs to know of a run, without its date."""
+    """The machine, versions and size of a run, without its date."""
     found = machine.describe()
     versions = machine.versions(())
     memory_gib = int(str(found["memory_bytes"])) / (1 << 30)
@@ -202,7 +202,7 @@ def about_the_machine(options: argparse.Namespace) -> dict[str, str]:
 
 
 def command(options: argparse.Namespace) -> str:
-    """What repeats the run."""
+    """The command that repeats the run."""
     words = [f"--only {','.join(options.only)}"] if options.only else []
     words += [f"--systems {','.join(options.systems)}"] if options.systems else []
     words += [f"--rounds {options.rounds} --seconds {options.seconds:g}", "--write docs/benchmarks.md"]
@@ -210,7 +210,7 @@ def command(options: argparse.Namespace) -> str:
 
 
 def save(options: argparse.Namespace, results: Results, about: Mapping[str, str]) -> None:
-    """Every figure, and the page where it's asked for."""
+    """Saves every figure as JSON, and the page if requested."""
     options.json.parent.mkdir(parents=True, exist_ok=True)
     told = {"machine": about, "command": command(options), **results.as_json()}
     options.json.write_text(json.dumps(told, indent=1) + "\n")

@@ -3,9 +3,9 @@
 Usage: python benchmarks/many_models.py [--models N] [--fit N] [--requests N] [--clients N] [--megabytes N] [--packed N]
     [--seed N]
 
-Each model is an archive with a handler that holds `--megabytes` of its own, and a file of `--packed` MiB. A request
-is cold when its answer says so (`x-cold-start-ms`, the time that it waited for the load). What a cold request takes beside the time that a load takes
-alone, with room for it, is the server's own.
+Each model is an archive with a handler that holds `--megabytes` MB of its own, and a file of `--packed` MiB. A request
+is cold if its answer has `x-cold-start-ms`, the time that it waited for the load. The rest of its time, compared with
+that of a load with free memory, is the server's overhead.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def one_model_bytes(folder: Path, started: Processes) -> int:
-    """What a loaded model takes, told by describe, and a tenth."""
+    """The memory of a loaded model, from describe, plus a tenth."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         alone = Path(name)
         (alone / "store").mkdir()

@@ -1,4 +1,5 @@
-"""Measures workers on the nodes of a Ray cluster: beside local ones, while nodes die, and beside Ray Serve.
+"""Measures workers on the nodes of a Ray cluster: compared with local ones, while nodes die, and compared with Ray
+Serve.
 
 Usage: python benchmarks/on_ray.py [--only beside,deaths,serve] [--seconds N] [--rounds N] [--minutes N]
 
@@ -122,7 +123,7 @@ def wait_for(look: Any, started: Processes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a model is asked."""
+    """The protocol of requests to a model."""
 
     http_port: int
     grpc_port: int
@@ -153,7 +154,7 @@ def shown(values: Sequence[float], digits: int = 0) -> str:
 
 
 def beside(python: Path, folder: Path, started: Processes, options: argparse.Namespace) -> None:
-    """Two models of two workers each, on three nodes and on this machine, in turns."""
+    """Measures two models of two workers each, on three nodes and on this machine, in turns."""
     with cluster_of(python, 3) as cluster:
         ways = {
             "nodes": Ours(Folder(folder / "nodes", started), python, 2, cluster.address).running,
@@ -193,7 +194,7 @@ def beside(python: Path, folder: Path, started: Processes, options: argparse.Nam
 
 @dataclass
 class Tally:
-    """What became of requests. `failed`: their words, with the status and text."""
+    """The results of requests. `failed`: the ids of failed ones, with status and text."""
 
     answered: int = 0
     failed: list[tuple[str, str]] = field(default_factory=list)
@@ -286,7 +287,8 @@ def placement(ours: Ours, killed: str, begun_s: float) -> list[float]:
 
 
 def beside_serve(python: Path, folder: Path, started: Processes, options: argparse.Namespace) -> None:
-    """One worker beside one replica on the same cluster, in turns; first with Ray Serve's settings for throughput."""
+    """Measures one worker and one replica of Ray Serve on the same cluster, in turns; first with Ray Serve's
+    settings for throughput."""
     for title, env in (("Ray Serve tuned for throughput", TUNED), ("Ray Serve with its defaults", {})):
         place, env = folder / title.rpartition(" ")[2], {"PYTHONPATH": str(APP.parent), **PATIENT, **env}
         with cluster_of(python, 3, env) as cluster:
@@ -306,7 +308,7 @@ def beside_serve(python: Path, folder: Path, started: Processes, options: argpar
 
 
 def compare(title: str, ways: Mapping[str, Way], roots: Sequence[psutil.Process], options: argparse.Namespace) -> None:
-    """Loads in turns. CPU: of all processes of the cluster and both servers, less what they use while nobody asks."""
+    """Loads in turns. CPU: of all processes of the cluster and both servers, less their idle use."""
     say(f"\n{title}, one replica beside one worker of ours on the same three nodes, {CLIENTS} connections:")
     idle = used(roots, options.seconds, lambda: time.sleep(options.seconds))
     say(f"  idle: all processes together use {idle:.2f} cores (taken off below)")

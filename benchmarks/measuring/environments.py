@@ -1,4 +1,4 @@
-"""Virtual environments of other servers, so that their packages and ours don't meet."""
+"""Virtual environments of other servers, so that their packages don't conflict with ours."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PLACE = (Path(__file__).resolve().parent.parent / ".envs").resolve()
 
 
 class NotInstalled(BenchmarkFailed):
-    """Another server can't be installed or run here; the message says what to do."""
+    """Another server can't be installed or run here; the message has the remedy."""
 
 
 def ensure(name: str, packages: Sequence[Sequence[str]], say: Callable[[str], None]) -> Path:
-    """The folder of the environment `name`, with what pip installs for each of `packages`, in this order.
-    Makes it where that hasn't been done. Raises NotInstalled."""
+    """The folder of the environment `name`, with what pip installs for each of `packages`, in this order. Creates it
+    if necessary. Raises NotInstalled."""
     folder = PLACE / name
     wanted = "\n".join(word for words in packages for word in words)
     stamp = folder / "installed.txt"

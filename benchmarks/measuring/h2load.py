@@ -31,12 +31,12 @@ STUCK_S_MAX = 60.0
 
 
 class LoadFailed(BenchmarkFailed):
-    """The load didn't run, or the answers weren't what they should be."""
+    """The load didn't run, or had wrong answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What h2load saw. `latencies_s` is sorted; `generator_cpu_s` is the CPU time of h2load itself."""
+    """The result of h2load. `latencies_s` is sorted; `generator_cpu_s` is the CPU time of h2load itself."""
 
     requests: int
     failed: int
@@ -67,7 +67,7 @@ class Load:
 
 
 def version() -> str:
-    """Of h2load; LoadFailed when there is none."""
+    """The version of h2load. Raises LoadFailed if it isn't installed."""
     if shutil.which("h2load") is None:
         raise LoadFailed(MISSING)
     return subprocess.run(["h2load", "--version"], check=True, capture_output=True, text=True).stdout.strip()
@@ -132,7 +132,7 @@ def _number(pattern: str, output: str) -> int:
 
 
 def parse(output: str, log: str, seconds: float, generator_cpu_s: float) -> Load:
-    """From what h2load printed and the lines of its log: start, status, microseconds."""
+    """The result from h2load's output and the lines of its log: start, status, microseconds."""
     ended = [line.split("\t") for line in log.splitlines()]
     latencies_s = sorted(int(microseconds) / 1e6 for _, status, microseconds in ended if status in ANSWERED)
     succeeded = _number(r"(\d+) succeeded", output) + sum(status == NO_REASON for _, status, _ in ended)

@@ -1,4 +1,4 @@
-"""Where and with what was measured."""
+"""The machine and the versions of a measurement."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUSY_LOAD = 0.5
 
 
 def processor() -> str:
-    """Its name as the system tells it, "" when it doesn't."""
+    """The processor's name, "" if the system doesn't report it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

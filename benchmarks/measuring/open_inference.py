@@ -1,4 +1,4 @@
-"""The Open Inference Protocol: a tensor of 16 numbers there and back, and the servers that are asked for it.
+"""The Open Inference Protocol: a tensor of 16 numbers there and back, and its servers.
 
 The same model files are served by two servers each: a Python model of a Triton model repository by Triton and by ours,
 a runtime of MLServer by MLServer and by ours.
@@ -32,7 +32,7 @@ PACKAGES = {"triton": [VERSIONS["triton"], "numpy<2"], "mlserver": [VERSIONS["ml
 
 
 def packages(name: str) -> list[list[str]]:
-    """What pip installs: torch first, for the models that need it."""
+    """pip's requirements, with torch first for the models that need it."""
     return [torch_spec(), [*PACKAGES[name], "pillow"]]
 
 
@@ -107,7 +107,7 @@ def _numbers_of_json(body: bytes) -> list[float]:
 
 
 def start_ours_with(place: Place, kind: str, http: bool = False) -> Served:
-    """Ours with the files that `kind` (triton or mlserver) serves, too."""
+    """Our server with the same files as `kind` (triton or mlserver)."""
     folder = str(place.store / kind)
     models = ["--model-repository", folder] if kind == "triton" else ["--model-store", folder, "--models", "all"]
     return start_ours(place, http=http, models=models, title=f"ours-{kind}")
@@ -118,8 +118,8 @@ def start_triton(place: Place, http: bool = False) -> Served:
 
 
 def run_triton(folder: Folder, repository: Path) -> Running:
-    """The Triton inside nvidia-pytriton, with its Python backend, started as its own command is. `repository`: its
-    models. Raises NotInstalled."""
+    """Triton from nvidia-pytriton, with its Python backend, started like its own command. `repository`: its models.
+    Raises NotInstalled."""
     environment = environments.ensure("triton", packages("triton"), print)
     (site,) = (environment / "lib").glob("python3*/site-packages")
     triton = site / "pytriton" / "tritonserver"
@@ -167,5 +167,5 @@ def _served(name: str, place: Place, running: Running, http: bool) -> Served:
 
 
 def path_of(environment: Path) -> str:
-    """With its commands first: an embedded Python looks for itself there."""
+    """The search path with the environment's commands first, which an embedded Python needs."""
     return f"{environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"

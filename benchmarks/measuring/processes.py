@@ -20,7 +20,7 @@ LOG_LINES_SHOWN = 15
 
 
 class BenchmarkFailed(Exception):
-    """A benchmark can't go on; the message says why, and what to do."""
+    """A benchmark can't continue; the message has the reason and the remedy."""
 
 
 @contextmanager
@@ -39,7 +39,7 @@ class ServerFailed(BenchmarkFailed):
 
 
 class Processes:
-    """What the benchmark has started."""
+    """The processes that the benchmark has started."""
 
     def __init__(self) -> None:
         self._started: list[tuple[psutil.Popen, Path]] = []

@@ -48,11 +48,12 @@ class RayCluster:
         return self._said()
 
     def add_node(self, **resources: Any) -> str:
-        """Adds a node with what `Cluster.add_node` takes (num_cpus, num_gpus, memory, resources, labels); its id."""
+        """Adds a node with the options of `Cluster.add_node` (num_cpus, num_gpus, memory, resources, labels);
+        returns its id."""
         return str(self._ask(order="add", **resources)["id"])
 
     def kill_node(self, node: str) -> None:
-        """Ends a node and all that runs on it, without a word."""
+        """Kills a node with all its processes."""
         self._ask(order="kill", id=node)
 
     def end_head(self) -> None:

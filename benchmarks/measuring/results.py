@@ -1,4 +1,4 @@
-"""What was measured, the ratios in it, and the table."""
+"""The measured figures, their ratios, and the tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Row:
 
 
 class Spread(NamedTuple):
-    """Of one figure over the rounds."""
+    """The spread of one figure over the rounds."""
 
     least: float
     median: float
@@ -40,7 +40,7 @@ class Spread(NamedTuple):
 
 
 def significant(value: float) -> str:
-    """Three digits that count."""
+    """A value with three significant digits."""
     if value >= 1000:
         return f"{float(f'{value:.3g}'):,.0f}"
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"

@@ -16,7 +16,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long and how often."""
+    """The duration and number of measurements."""
 
     workload: Workload
     clients: Sequence[int]
@@ -26,7 +26,7 @@ class Plan:
 
 
 def warm_up(servers: Sequence[Served], plan: Plan, say: Say) -> None:
-    """Load that isn't measured, as long as each server needs to be at its best."""
+    """Load that isn't measured, for the time that each server needs to reach its best speed."""
     for served in servers:
         seconds = min(served.warm_up_s, plan.warm_up_s_max)
         if seconds > 0:
@@ -35,7 +35,7 @@ def warm_up(servers: Sequence[Served], plan: Plan, say: Say) -> None:
 
 
 def run(servers: Sequence[Served], plan: Plan, say: Say) -> list[Row]:
-    """The measured rounds. Raises LoadFailed or WrongAnswer when a server doesn't answer as it should."""
+    """The measured rounds. Raises LoadFailed, WrongAnswer."""
     rows = []
     for number in range(plan.rounds):
         turned = [*servers[number % len(servers) :], *servers[: number % len(servers)]]

@@ -1,4 +1,4 @@
-"""The servers that are compared: how each is started, and when it is ready."""
+"""The servers of the comparison: their start and readiness."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ TORCHSERVE_QUIET = """<?xml version="1.0" encoding="UTF-8"?>
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running server, asked at `port` as `client` does. `answer`: the messages it answers with; empty until its first
-    answer, where they aren't known beforehand. `warm_up_s`: load it needs before it is at its best."""
+    """A running server, called at `port` by `client`. `answer`: the messages of its answer; if they aren't known
+    beforehand, empty until its first answer. `warm_up_s`: seconds of load that it needs to reach its best speed."""
 
     name: str
     port: int
@@ -78,7 +78,7 @@ class Folder:
             (self.folder / name).mkdir(parents=True)
 
     def env(self) -> dict[str, str]:
-        """Ours without what would change a server's settings, and with temporary and log folders of its own."""
+        """Our environment without variables of a server's settings, and with separate temporary and log folders."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TS_")}
         own = {"TMPDIR": self.folder / "tmp", "TEMP": self.folder / "tmp"}
         own |= {"LOG_LOCATION": self.folder / "logs", "METRICS_LOCATION": self.folder / "logs"}
@@ -90,7 +90,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Place(Folder):
-    """With what the server is to serve there."""
+    """The folder with the models that the server serves."""
 
     workload: Workload
 

@@ -18,7 +18,7 @@ PACKAGES = (f"torchserve=={VERSION}", "numpy", "packaging", "pillow", "psutil", 
 
 
 def torch_spec() -> list[str]:
-    """What pip installs as torch; the same variable as in the Makefile."""
+    """pip's requirement for torch; the same variable as in the Makefile."""
     return os.environ.get("TORCH_SPEC", "torch==2.13.0").split()
 
 
@@ -34,12 +34,12 @@ def java_version() -> str:
 
 
 def ensure(say: Callable[[str], None]) -> Path:
-    """The folder with TorchServe's commands; installs it first where that hasn't been done. Raises NotInstalled."""
+    """The folder with TorchServe's commands, after installing it if necessary. Raises NotInstalled."""
     java_version()
     # torch first: TorchServe would take any.
     return environments.ensure("torchserve", (torch_spec(), PACKAGES), say) / "bin"
 
 
 def command_environment(bin_folder: Path) -> dict[str, str]:
-    """What must stand in the environment so that TorchServe's own Python is the one its workers get."""
+    """The environment variables that make TorchServe's workers use its own Python."""
     return {"PATH": f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}", "VIRTUAL_ENV": str(bin_folder.parent)}

@@ -1,4 +1,4 @@
-"""What is asked of the servers, and which answer is the right one."""
+"""The requests of the benchmarks, and their right answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TORCH_ANSWER: bytes = PredictionResponse(prediction=b"64.0").SerializeToString(
 
 
 class WrongAnswer(BenchmarkFailed):
-    """A server answered something else than it should."""
+    """A server's answer was wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Workload:
         build_archive(self.name, HANDLERS / f"{self.name}.py", store)
 
     def is_right(self, got: Sequence[bytes], wanted: Sequence[bytes], http: bool) -> bool:
-        """Whether the messages of an answer are what a server that answers `wanted` has to answer."""
+        """Whether the messages of an answer equal `wanted`, in this protocol's form."""
         return list(got) == list(wanted)
 
 
@@ -86,7 +86,7 @@ WITH_TORCH = Workload("with_torch", "a model that imports torch", Names.Predicti
 
 
 class Client(Protocol):
-    """How a server is asked: over gRPC or HTTP."""
+    """The protocol of requests: gRPC or HTTP."""
 
     http1: bool
 
@@ -100,7 +100,7 @@ class Client(Protocol):
 
 
 class NoAnswer(Exception):
-    """A server doesn't answer (yet), or with an error."""
+    """A server has no answer (yet), or answers with an error."""
 
 
 class GrpcClient:

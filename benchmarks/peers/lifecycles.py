@@ -77,7 +77,8 @@ def memory(servers: Servers, scenario: Scenario, loads: Sequence[Load], name: st
 
 
 def memory_mib(root: psutil.Process) -> float:
-    """Of the tree; what processes share counts once. Without Linux's proportional sizes: what each has alone."""
+    """The memory of the process tree, with shared pages counted once. Without Linux's proportional sizes: the
+    private memory of each process."""
     total = 0
     for process in tree(root):
         try:
@@ -129,7 +130,7 @@ def models(
 
 
 def register(running: Running, archive: str, count: int) -> None:
-    """So many models more of an archive of the store, without workers. Raises ServerFailed.
+    """Registers this many more models of an archive of the store, without workers. Raises ServerFailed.
 
     Over HTTP: to gRPC's registration no workers are as many as the settings say, as with TorchServe.
     """
@@ -151,7 +152,7 @@ def register(running: Running, archive: str, count: int) -> None:
 
 
 def _without_workers(connection: http.client.HTTPConnection, name: str) -> None:
-    """Raises ServerFailed where a model has workers, or isn't there."""
+    """Raises ServerFailed if a model has workers or is missing."""
     connection.request("GET", f"/models/{name}")
     (found,) = json.loads(connection.getresponse().read())
     if found["workers"] or found["minWorkers"]:

@@ -25,7 +25,7 @@ OVERLOAD_SHARE_OF_S = 3
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A running server and what it's asked."""
+    """A running server and its requests."""
 
     name: str
     running: Running

@@ -54,7 +54,7 @@ def due(planned_s: float, now_s: float) -> float:
 
 @dataclass(slots=True)
 class Offered:
-    """What came of the requests. `latencies_s` are those of answers with status 200."""
+    """The results of the requests. `latencies_s`: of answers with status 200."""
 
     seconds: float
     offered: int = 0
@@ -208,7 +208,7 @@ class Client:
         self._settle()
 
     def _settle(self) -> None:
-        """Nothing more is to come."""
+        """Notes that no more requests follow."""
         if self._asked_all and not self.result.unanswered:
             self._settled.set()
 

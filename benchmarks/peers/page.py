@@ -79,7 +79,7 @@ def one_line(text: str, characters_max: int = 200) -> str:
 
 
 def servers(results: Results) -> str:
-    """Who takes part, with versions, and who doesn't."""
+    """The table of servers with versions, and the ones that were left out."""
     absent = _skipped(results, "")
     present = {row.system for row in results.rows}
     lines = [["name", "server", "version"]]

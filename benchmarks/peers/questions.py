@@ -1,5 +1,5 @@
-"""The models that all servers have, and what clients ask them: over the paths of TorchServe, over paths of the server's
-own (`/NAME`), and over the Open Inference Protocol."""
+"""The models of all servers, and their requests: over TorchServe's paths, over a server's own paths (`/NAME`), and
+over the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is asked of which model. `size`: bytes of an echo's body."""
+    """A request's model. `size`: bytes of an echo's body."""
 
     model: str
     size: int = 0
@@ -97,7 +97,7 @@ class Question:
 
 
 def body(call: Call) -> bytes:
-    """What a client sends a model that takes bytes."""
+    """The body of a request to a model that takes bytes."""
     if call.model == "echo":
         return random.Random(call.size).randbytes(call.size)
     if call.model == "mlp":
@@ -106,7 +106,7 @@ def body(call: Call) -> bytes:
 
 
 def is_answer(call: Call, answer: bytes) -> bool:
-    """Whether a model that gives bytes has answered so. Of a stream: all pieces joined."""
+    """Whether the answer of a model that gives bytes is right; the pieces of a stream are joined."""
     if call.model == "echo":
         return answer == body(call)
     if call.model in ("mlp", "image"):
@@ -210,7 +210,7 @@ def _row() -> bytes:
 
 @lru_cache
 def image() -> bytes:
-    """A PNG of colours that change from block to block."""
+    """A PNG of coloured blocks."""
     numbers, side = random.Random(2), IMAGE_SIDE
     blocks = [[numbers.randbytes(3) for _ in range(side // 8)] for _ in range(side // 8)]
     lines = b"".join(b"\0" + b"".join(block * 8 for block in blocks[row // 8]) for row in range(side))

@@ -1,4 +1,4 @@
-"""What was measured, and the ratios of one round's figures."""
+"""The measured figures, and the ratios within a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers of a run: started when a scenario needs them first, and with all models that the run asks of them."""
+"""The servers of a run: each is started for its first scenario, with all models of the run."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Servers:
         return running
 
     def wait(self, name: str, running: Running, call: Call) -> float:
-        """Asks until there is a right answer; the time then. Raises ServerFailed, WrongAnswer."""
+        """Sends requests until an answer is right; returns that time. Raises ServerFailed, WrongAnswer."""
         system = SYSTEMS[name]
         http = "http" in system.protocols and not (call.model == "pieces" and "grpc" in system.protocols)
         question, give_up_s = system.question(call, http), time.monotonic() + START_S_MAX
@@ -87,7 +87,7 @@ class Servers:
 
     @contextmanager
     def only(self, name: str) -> Iterator[None]:
-        """All other shared servers stand still (SIGSTOP): some use CPU time although nobody asks them."""
+        """Stops all other shared servers (SIGSTOP), because some use CPU time without requests."""
         others = [
             member for other, running in self.running.items() if other != name for member in tree(running.process)
         ]

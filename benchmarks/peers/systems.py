@@ -1,4 +1,4 @@
-"""The servers that are compared: what each serves, how it is installed, started and asked."""
+"""The servers of the comparison: their models, installation, start and requests."""
 
 from __future__ import annotations
 
@@ -332,5 +332,5 @@ SYSTEMS: Mapping[str, System] = {
 
 
 def reference(name: str, among: Sequence[str]) -> str:
-    """Which of ours `name` is compared with: the one with the same model files where it takes part."""
+    """The one of our servers that `name` is compared with: if present, the one with the same model files."""
     return f"ours-{name}" if f"ours-{name}" in among else "ours"

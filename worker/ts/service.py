@@ -1,4 +1,4 @@
-"""A loaded handler as TorchServe had it: for tests of handlers, and for code written around its loader."""
+"""A loaded handler in TorchServe's form, for tests of handlers and for code based on its loader."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Service:
-    """A handler's entry point with its context. `predict` runs it for requests that are given as TorchServe's frontend
-    gave them."""
+    """A handler's entry point with its context. `predict` runs it for requests in the form of TorchServe's frontend."""
 
     def __init__(
         self,

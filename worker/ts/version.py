@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 
 def is_compiled() -> bool:
-    """Whether this Python runs the compiled form (docs/performance.md). One of another version or machine than that of
-    the build runs the sources that lie beside it."""
+    """Whether this Python runs the compiled form (docs/performance.md). A Python of another version or architecture
+    than the build's runs the sources."""
     found = find_spec("ts.protocol.frames")
     return found is not None and isinstance(found.loader, ExtensionFileLoader)

@@ -1,4 +1,4 @@
-"""What to do about the usual mistakes in handlers: a sentence behind the exception's own words, for who wrote it."""
+"""Remedies for common mistakes in handlers: a sentence after the exception's own text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _LOOKED_AT_MAX = 10_000
 
 
 def of_exception(error: BaseException, inputs: Sequence[str] | None = None) -> str:
-    """A sentence, "" for an exception that says enough. `inputs`: the names in the request's row, where it has one."""
+    """A sentence, "" for an exception without a known remedy. `inputs`: the names in the request's row, if it has
+    one."""
     text = str(error)
     if isinstance(error, TypeError) and (found := _CALLED_WRONGLY.match(text)):
         return _of_signature(found[1], found[2])
@@ -115,7 +116,7 @@ def _of_device(text: str) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether it is about memory; other errors of a GPU's are none."""
+    """Whether the exception is about memory, not another error of a GPU."""
     return isinstance(error, MemoryError) or ("CUDA" in str(error) and not any(one in str(error) for one in _NO_GPU))
 
 
@@ -123,7 +124,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def of_result(value: Any) -> str:
-    """Where in a handler's answer is what JSON can't have, and what to write there; "" where that isn't known."""
+    """The place of a value in a handler's answer that JSON can't represent, and its remedy; "" if unknown."""
     found = _odd(value, "", [0])
     if found is None:
         return ""
@@ -135,7 +136,7 @@ def of_result(value: Any) -> str:
 
 
 def _odd(value: Any, where: str, seen: list[int]) -> tuple[Any, str] | None:
-    """The first element that JSON can't have, and its place."""
+    """The first element that JSON can't represent, and its place."""
     seen[0] += 1
     if seen[0] > _LOOKED_AT_MAX or where.count("[") > 20 or isinstance(value, (str, int, float, type(None))):
         return None

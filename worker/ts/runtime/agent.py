@@ -1,7 +1,7 @@
-"""What looks after a worker on a machine other than the frontend's: it starts the worker's process, sends its lines,
-its memory and its end to the frontend, and ends it when asked to, or when the frontend is gone.
+"""The supervisor of a worker on another machine than the frontend: it starts the worker's process, sends its lines, its
+memory and its end to the frontend, and ends it on request or at the end of the connection.
 
-It runs in a process that somebody else placed there (Ray), as long as the worker lives.
+It runs in a process placed there by Ray, as long as the worker lives.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GREETING_BYTES_MAX = 4096
 
 
 def greet(instructions: dict[str, Any], role: str, **more: Any) -> tuple[SecureSocket, float]:
-    """Connects to the frontend and says who this is. Returns the socket, and the seconds by which the frontend's
+    """Connects to the frontend and identifies itself. Returns the socket, and the seconds by which the frontend's
     monotonic clock is ahead of this machine's. Raises OSError."""
     own = PeerCertificate(instructions["authority"], instructions["certificate"], instructions["key"])
     plain = socket.create_connection((instructions["host"], instructions["port"]), CONNECT_S_MAX)
@@ -147,7 +147,7 @@ class Agent:
             self._send(stream=name, lines=[line.rstrip(b"\r").decode("utf-8", "backslashreplace") for line in lines])
 
     def _obey(self) -> None:
-        """Reads the frontend's orders; there is one: end the worker. Raises ConnectionError when it has left."""
+        """Reads the frontend's only order, to end the worker. Raises ConnectionError at the end of the connection."""
         try:
             data = self._sock.recv(READ_BYTES)
         except BlockingIOError:

@@ -44,7 +44,7 @@ class AsyncRunner:
         self._take()
 
     def _take(self) -> None:
-        """Starts the queued batches, and notices when all work is done."""
+        """Starts the queued batches, and checks whether all work is done."""
         ledger = self._ledger
         while ledger.queue:
             batch = ledger.queue.popleft()

@@ -24,7 +24,7 @@ _Generator: TypeAlias = "Generator[Any, Any, Any]"
 class BlockingRunner:
     """The main loop of a worker whose handler isn't async.
 
-    When the handler is known to be a generator, each batch has a context of its own, and several run in turns.
+    If the handler is a generator, each batch has its own context, and several run in turns.
     """
 
     def __init__(self, link: Link, loaded: Loaded, opened: Opened, progress: Progress, decode: bool) -> None:
@@ -93,8 +93,8 @@ class BlockingRunner:
             running.finish(result)
 
     def _call(self, function: Any, *arguments: Any, begins: int = 0) -> Any:
-        """A piece of the user's code, timed, and watched by the other thread. `begins`: the batch whose first piece it
-        is, which is noted as the last thing before the call."""
+        """Runs a piece of the user's code, timed and watched by the other thread. `begins`: the batch that begins
+        with it, which is recorded immediately before the call."""
         link = self._link
         begun_s = perf_counter()
         link.enter()
@@ -107,7 +107,7 @@ class BlockingRunner:
             self._mean_s += (perf_counter() - begun_s - self._mean_s) * 0.1
 
     def _before_call(self) -> None:
-        """Sends finished answers now, unless calls are so quick that a few can go together; looks for cancels."""
+        """Sends finished answers now, unless calls are so quick that a few can be sent together; reads cancels."""
         now_s = perf_counter()
         ledger = self._ledger
         if ledger.unsent and (
@@ -125,7 +125,7 @@ class BlockingRunner:
     # --- generators
 
     def _round(self) -> None:
-        """One step of each generator that may take one; new requests and cancels are read in between."""
+        """Runs one step of each generator that isn't waiting; new requests and cancels are read in between."""
         stepped = False
         for entry in list(self._active):
             running, generator = entry

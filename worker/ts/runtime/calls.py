@@ -25,7 +25,7 @@ SIDE_BY_SIDE_MAX = 64
 
 
 class NestedCallFailed(Exception):
-    """The server has no answer. `code`: HTTP status."""
+    """The call failed. `code`: HTTP status."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -33,7 +33,7 @@ class NestedCallFailed(Exception):
 
 
 class ServerCall:
-    """One call, whose answer comes in pieces. From any thread or loop."""
+    """One call, with an answer in pieces. It can be used from any thread or loop."""
 
     def __init__(self, calls: Calls, call_id: int) -> None:
         self._calls, self.id = calls, call_id
@@ -79,13 +79,13 @@ class ServerCall:
         return piece
 
     def cancel(self) -> None:
-        """Ends the call: the answer is no longer wanted. It fails unless it was complete."""
+        """Cancels the call. It fails unless its answer was complete."""
         if not self._over and not self._cancelled:
             self._cancelled = True
             self._calls.send(Cancel(self.id))
 
     def abandon(self) -> None:
-        """`cancel`, soon: for finalizers, which may run while the ledger is locked."""
+        """Schedules `cancel`, for finalizers, which may run while the ledger is locked."""
         if not self._over:
             self._calls.abandoned.append(self)
 
@@ -126,7 +126,7 @@ class Calls:
         Calls.latest = self
 
     def begin(self, what: dict[str, Any], data: Buffer = b"") -> ServerCall:
-        """Begins a call to the server. It ends with the batch it is made for, if nobody waits for that any more."""
+        """Begins a call to the server. It is cancelled when no caller waits for its batch any more."""
         self.sweep()
         batch_id = _PLACE.get().batch_id
         message = frames.Call(next(self._ids), {**what, "batch": self.batch_id if batch_id is None else batch_id}, data)
@@ -163,7 +163,7 @@ class Calls:
 
 
 class _Place(NamedTuple):
-    """The batch that a task works for. `turns`: how many more calls it may begin at the same time."""
+    """The batch of a task. `turns`: the number of further concurrent calls that it may begin."""
 
     batch_id: int | None
     turns: asyncio.Semaphore | None
@@ -174,7 +174,7 @@ _PLACE: ContextVar[_Place] = ContextVar("place", default=_Place(None, None))  # 
 
 
 class NoServer(RuntimeError):
-    """There is no server to ask."""
+    """The process has no server to call."""
 
 
 def here() -> Calls:
@@ -203,5 +203,5 @@ def belong_to(batch_id: int | None, *, coroutines: bool = True) -> None:
 
 
 def turn() -> AbstractAsyncContextManager[Any]:
-    """Held by a coroutine during a call of its batch, of which there are no more than SIDE_BY_SIDE_MAX then."""
+    """Held by a coroutine during a call: a batch has at most SIDE_BY_SIDE_MAX calls at a time."""
     return _PLACE.get().turns or contextlib.nullcontext()

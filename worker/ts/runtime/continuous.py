@@ -1,8 +1,8 @@
 """Runs handlers of continuous batches: `handle` is called for every step with the requests that are in progress.
 
-A request comes with its inputs to its first step, and with its headers alone to the later ones; a handler keeps its
-state of it under the request's id. A request is over when its answer says so (`_Step.goes_on`), when it fails, or when
-its caller has left: then it isn't in the next step any more.
+The first step of a request has its inputs, later steps have only its headers; a handler keeps the request's state under
+its id. A request leaves the batch when its answer ends it (`_Step.goes_on`), when it fails, or when its caller has
+given up.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Active:
 
 
 class _Jobs(Batch):
-    """The requests of one step. A slow reader holds up nobody: its pieces are kept, up to a limit."""
+    """The requests of one step. A slow reader doesn't delay others: its pieces are kept, up to a limit."""
 
     __slots__ = ()
 
@@ -160,7 +160,7 @@ class ContinuousRunner:
                 link.receive(wait=True)
 
     def _admit(self) -> None:
-        """Admits new requests as far as there is room, and drops those whose callers have left."""
+        """Admits new requests as far as there is room, and drops those whose callers have given up."""
         for one in self._active:
             if one.job.cancelled:
                 self._ledger.give(one.job, CANCELLED, last=True)
@@ -177,7 +177,7 @@ class ContinuousRunner:
                 self._unbegun.append(batch.batch_id)
 
     def _unused_id(self, job: Job) -> str:
-        """The request's id, made unique: two clients may have chosen one id, and a handler must not mix them up."""
+        """The request's id with a suffix if it is taken: two clients may choose the same id."""
         used = any(one.id == job.request_id for one in self._active)
         return f"{job.request_id}#{job.job_id}" if used else job.request_id
 
@@ -189,7 +189,7 @@ class ContinuousRunner:
         self._run(step, rows, begun)
 
     def _call_once(self, batch: Batch) -> None:
-        """Describe calls and tensor requests have a call of their own, whose result is their whole answer."""
+        """Runs a describe call or a tensor request alone; the result is the whole answer."""
         running = self._opened(batch, self._context)
         rows = running.rows(self._decode)
         if rows:

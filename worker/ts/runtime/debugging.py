@@ -16,8 +16,8 @@ INSTALL = "debugpy isn't installed: pip install debugpy"
 
 
 def prepare(settings: dict[str, Any], *, holds: bool = False) -> None:
-    """Prepares the process for breakpoints, as the Load's settings say: `terminal`, the path of the server's terminal,
-    and `debugpy_port`. `holds`: it is no worker, and may not have the threads of a debugger."""
+    """Prepares the process for breakpoints, as the Load's settings say: `terminal`, the path of the server's
+    terminal, and `debugpy_port`. `holds`: the process is a holder, which can't have a debugger's threads."""
     if settings.get("terminal"):
         stop_in(str(settings["terminal"]))
     if settings.get("debugpy_port") and not holds:
@@ -25,8 +25,8 @@ def prepare(settings: dict[str, Any], *, holds: bool = False) -> None:
 
 
 def stop_in(terminal: str) -> None:
-    """Has breakpoints of pdb, and of what is built on it, use that terminal. It becomes this process's input and output
-    when the first one is reached."""
+    """Makes breakpoints of pdb, and of debuggers based on it, use that terminal. It becomes this process's input and
+    output at the first breakpoint."""
     begin = pdb.Pdb.__init__
 
     def begin_there(self: pdb.Pdb, *arguments: Any, **named: Any) -> None:
@@ -52,7 +52,7 @@ def take(terminal: str) -> None:
 
 
 def _listen(port: int) -> None:
-    """Lets debuggers connect to that port of this machine."""
+    """Listens for debuggers on that port of this machine."""
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # it would complain of Python's own modules
     try:
         debugpy = importlib.import_module("debugpy")

@@ -1,4 +1,4 @@
-"""What a process has that its forks can't share: threads, devices, connections and child processes."""
+"""Resources of a process that its forks can't share: threads, devices, connections and child processes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ACCELERATORS = ("cuda", "xpu", "mps")
 
 
 class Footprint(NamedTuple):
-    """The threads, descriptors and children of this process. `tasks`: kernel threads by id, with their names; `files`:
-    descriptors and their targets; all {} where the system doesn't tell."""
+    """The threads, descriptors and children of this process. `tasks`: kernel threads by id, with their names;
+    `files`: descriptors and their targets; all {} if the system doesn't provide them."""
 
     threads: frozenset[int]
     tasks: dict[int, str]
@@ -35,7 +35,7 @@ class Footprint(NamedTuple):
         return Footprint(threads, tasks, _files(), _children(tasks))
 
     def refusal(self, before: Footprint) -> str:
-        """The reason why this process can't be forked after it has become so since `before`; "" when it can."""
+        """The reason why this process can't be forked since the footprint `before`; "" if it can."""
         if device := _device() or self._opened_device(before):
             return f"it uses {device}, which a forked process can't"
         if threads := self.threads - before.threads:
@@ -116,8 +116,8 @@ def _device() -> str:
 
 
 def owned_files(but: Collection[int]) -> None:
-    """Opens the regular files of a forked process again, at the same place: with its parent's descriptors, each
-    process would move the others' place in the file."""
+    """Reopens the regular files of a forked process at the same offset: with inherited descriptors, the processes
+    would share the offset."""
     for fd in _files():
         if fd <= 2 or fd in but:
             continue

@@ -28,8 +28,8 @@ CRASHED_STATUS = 1
 
 
 class Forking:
-    """The control socket, and the children that have not been reported yet. It has one thread: only that is left in a
-    forked child, and what the others had locked would stay so."""
+    """The control socket, and the children that have not been reported yet. The process has one thread: a forked
+    child has only that one, and locks of other threads would stay locked."""
 
     #: The requests that fork, each with the number of descriptors that come with it.
     forks: ClassVar[Mapping[str, int]] = {"fork": 4}
@@ -43,7 +43,7 @@ class Forking:
             os.set_blocking(fd, False)
 
     def serve(self) -> None:
-        """Until the control socket ends."""
+        """Serves until the control socket ends."""
         process.outlive_stops()
         self._watch_children()
         self._answer({"op": "ready", "pid": os.getpid()})
@@ -163,7 +163,7 @@ class Forking:
             os._exit(CRASHED_STATUS)
 
     def become(self, fds: list[int], request: dict[str, Any]) -> None:
-        """What a child does with its descriptors, until it ends."""
+        """The life of a child with its descriptors, until its end."""
         raise NotImplementedError
 
     def forget(self) -> None:

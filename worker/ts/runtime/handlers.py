@@ -23,7 +23,7 @@ _RUNTIME = str(Path(__file__).parent)
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback without the import system's frames and without ours that lead to the handler."""
+    """The traceback without the frames of the import system and of the runtime."""
     whole = traceback.TracebackException.from_exception(error)
     _trim(whole, set())
     return "".join(whole.format())
@@ -51,7 +51,7 @@ TRACEBACK_CHARS_MAX = 64 * 1024
 
 
 class HandlerNotUsable(ValueError):
-    """The handler can't be found or has no entry point; the message says why."""
+    """The handler can't be found or has no entry point; the message has the reason."""
 
 
 class Loaded(NamedTuple):
@@ -117,7 +117,7 @@ def openai_of(handler: Any) -> dict[str, Any] | None:
 
 
 def _kind(entry: Entry, settings: Settings) -> str:
-    """With asyncCommunication a handler counts as async that only wraps an async function."""
+    """The kind of a handler; with asyncCommunication a wrapper of an async function counts as async."""
     kind = kind_of(entry)
     return "async" if settings.get("asynchronous") and kind == "blocking" else kind
 
@@ -131,7 +131,7 @@ def _continuous(kind: str) -> str:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """The loop of an async handler, which `initialize` finds as the current one."""
+    """Makes the loop of an async handler, the current one in `initialize`."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     return loop
@@ -159,7 +159,7 @@ def entry_point_of(handler: str, model_dir: str) -> tuple[Entry, Callable[[Conte
 
 
 def _prepare_paths(settings: Settings) -> None:
-    """The model's folder comes first for this process's imports, and is known to processes that it starts."""
+    """Puts the model's folder first on the import path of this process and of its child processes."""
     model_dir = settings["model_dir"]
     folder = os.path.join(model_dir, os.path.dirname(str(settings.get("handler") or "").partition(":")[0])).rstrip("/")
     more = [path for path in (folder, *(settings.get("python_path") or ())) if path != folder or os.path.isdir(path)]
@@ -172,7 +172,7 @@ def _prepare_paths(settings: Settings) -> None:
 
 
 def context_of(settings: Settings) -> Context:
-    """The context that the handler of a model with these settings gets."""
+    """The handler's context for a model with these settings."""
     context = Context(
         settings.get("model_name", ""),
         settings["model_dir"],
@@ -214,7 +214,7 @@ def _metrics(settings: Settings) -> Any:
 
 
 def _import(handler: str, model_dir: str) -> ModuleType:
-    """The module of `[dir/]name[.py]`: the archive's own, else one on the path, else a built-in handler."""
+    """The module of `[dir/]name[.py]`: the archive's own, otherwise one on the path, otherwise a built-in handler."""
     name = os.path.basename(handler).removesuffix(".py")
     if not name:
         raise HandlerNotUsable("the archive names no handler: give one to the archiver or when registering")
@@ -233,7 +233,7 @@ def _import(handler: str, model_dir: str) -> ModuleType:
 
 
 def _meant(name: str, model_dir: str) -> str:
-    """`; did you mean X?` for the file of the model or the built-in handler whose name is most like this one."""
+    """`; did you mean X?` for the model's file or the built-in handler with the most similar name."""
     folders = (Path(model_dir), Path(_RUNTIME).parent / "torch_handler")
     known = {file.stem for folder in folders for file in folder.glob("*.py") if not file.stem.startswith("_")}
     close = difflib.get_close_matches(name, sorted(known), n=1)
@@ -367,7 +367,7 @@ def _only_class(module: ModuleType, function_name: str) -> type:
 
 
 def _is_network(found: type) -> bool:
-    """Whether a class is a torch.nn.Module, and no handler."""
+    """Whether a class is a torch.nn.Module without a handler's methods."""
     torch = sys.modules.get("torch")
     return torch is not None and issubclass(found, torch.nn.Module) and not callable(getattr(found, "handle", None))
 
@@ -377,7 +377,7 @@ def _file_of(module: ModuleType) -> str:
 
 
 def kind_of(entry: Entry) -> str:
-    """How the handler runs: `blocking`, `generator` or `async`."""
+    """The kind of a handler: `blocking`, `generator` or `async`."""
     function = inspect.unwrap(entry.target.handle if isinstance(entry, _Handle) else entry)
     if not inspect.isroutine(function):
         function = getattr(function, "__call__", function)  # noqa: B004 - the method itself, to look at

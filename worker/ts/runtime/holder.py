@@ -1,10 +1,10 @@
 """A process that has loaded a model once, on the CPU, and forks the model's workers: `python -m ts.runtime.holder
 --fd N --progress-fd M`, or `hold` in a child of the forkserver.
 
-Its memory is the workers' until one writes to it: what a worker changes is its own. After `ready` the frontend asks
-`{"op": "load", "id": int, "settings": {...}}`, the settings of a worker's Load. The answer `loaded` has `load_s`, and
-`refusal` with the reason why workers can't be forked from this handler (`ts.runtime.forkable`), else "". A handler
-whose load fails is `failed`: its workers announce the exception.
+Workers share its memory until one of them writes to it (copy-on-write). After `ready` the frontend asks `{"op": "load",
+"id": int, "settings": {...}}`, the settings of a worker's Load. The answer `loaded` has `load_s`, and `refusal` with
+the reason why workers can't be forked from this handler (`ts.runtime.forkable`), else "". A handler whose load fails is
+`failed`: its workers announce the exception.
 
 With `renewable` among the settings, a request `{"op": "renewal", "id": int}` is answered by `renewal`, whose `refusal`
 says why the model must be loaded again for the present source files, else "" (`ts.runtime.renewal`): workers take
@@ -92,7 +92,7 @@ class Holder(Forking):
 
     @contextlib.contextmanager
     def _noted(self, settings: Settings) -> Iterator[None]:
-        """Notes what runs in the block, of a model whose source may change."""
+        """Records the functions that run in the block, for a model whose source may change."""
         if not settings.get("renewable"):
             yield
             return
@@ -125,7 +125,7 @@ class Holder(Forking):
             torch.set_num_threads = setting
 
     def _note_signals(self) -> None:
-        """Notes the handlers of signals that the model has installed, which a worker's own come before."""
+        """Notes the signal handlers that the model has installed, which override a worker's own."""
         for number in process.STOPPING:
             how = signal.getsignal(number)
             if callable(how) and how is not process.stays and how is not signal.default_int_handler:
@@ -175,7 +175,7 @@ def _without_loop(loaded: Loaded) -> tuple[Loaded, str]:
 
 
 def hold(control_fd: int) -> None:
-    """Until the control socket ends, and with it the process."""
+    """Serves until the control socket ends, and then ends the process."""
     Holder(socket.socket(fileno=control_fd)).serve()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""The batches and requests a worker has, and the state of each answer. No I/O.
+"""The batches and requests of a worker, and the state of each answer. No I/O.
 
 Two threads use it: the one that runs handlers, and the one that stands in for it at the socket. State that both touch
 is guarded by `Ledger.lock`.
@@ -34,8 +34,8 @@ from ts.protocol.outbox import Outbox
 
 
 class Failure(NamedTuple):
-    """Why a request has no answer. `code` is an HTTP status. `by_handler`: the handler is at fault, not its request;
-    `cause` is its error in one line, and `traceback` that of the error."""
+    """The failure of a request. `code`: HTTP status. `by_handler`: the handler is at fault, not its request; `cause`
+    is its error in one line, and `traceback` that of the error."""
 
     code: int
     message: str
@@ -82,13 +82,13 @@ class Job:
 
     @property
     def stalled(self) -> bool:
-        """True when its reader has no credit left."""
+        """True if its reader has no credit left."""
         return self.credit_bytes <= 0 and not self.cancelled and not self.over
 
 
 class Batch:
-    """Requests that go to the handler together. `on_change` is called when credit comes or nobody waits any more;
-    `failed`: further failures of its requests are no request's own."""
+    """Requests that the handler gets together. `on_change` is called for new credit and for a cancel; `failed`: the
+    batch failed as a whole, so further failures aren't caused by single requests."""
 
     __slots__ = ("batch_id", "failed", "jobs", "on_change", "started")
 
@@ -105,7 +105,7 @@ class Batch:
 
     @property
     def stalled(self) -> bool:
-        """True when a reader has no credit left: the batch is one computation, so all of it waits."""
+        """True if a reader has no credit left: the batch is one computation, so it waits as a whole."""
         jobs = self.jobs
         return jobs[0].stalled if len(jobs) == 1 else any(job.stalled for job in jobs)
 
@@ -116,8 +116,8 @@ class Batch:
 
 
 class Ledger:
-    """Every request from its arrival to its end, and the messages to send. `explains`: callers may see the error of a
-    handler; otherwise they learn where it is logged."""
+    """Every request from its arrival to its end, and the messages to send. `explains`: callers may see a handler's
+    error; otherwise they get the place of its log."""
 
     def __init__(self, credit_bytes: int, response_bytes_max: int, explains: bool = False) -> None:
         self.credit_bytes, self.response_bytes_max, self.explains = credit_bytes, response_bytes_max, explains
@@ -209,7 +209,7 @@ class Ledger:
     # --- to the frontend
 
     def start(self, batch: Batch) -> bool:
-        """Drops cancelled and expired requests; False when none is left to run."""
+        """Drops cancelled and expired requests; returns False if none is left."""
         with self.lock:
             batch.started = True
             now_s, whole = 0.0, True
@@ -233,9 +233,9 @@ class Ledger:
         headers: Pairs = (),
         later: Pairs = (),
     ) -> None:
-        """A piece of a request's answer, or its failure: sent now, or held until its reader has credit. Status, phrase
-        and headers count for the first piece, `later` are headers of those after it. Raises ValueError for a piece that
-        fits no message to the frontend: the request then is as it was, and can still be failed."""
+        """A piece of a request's answer, or its failure: sent now, or held until its reader has credit. Status,
+        phrase and headers count for the first piece, `later` are headers of those after it. Raises ValueError for a
+        piece that doesn't fit a message: the request is then unchanged, and can still be failed."""
         if self.on_given is not None:
             self.on_given(job, value, last)
         with self.lock:
@@ -284,7 +284,7 @@ class Ledger:
             return True
 
     def _failed(self, job: Job, failure: Failure) -> Failed:
-        """The failure as the request's caller may know it."""
+        """The failure in the form that the caller may see."""
         code, message, by_handler, cause, trace = failure
         if not by_handler:
             return Failed(job.job_id, code, message)
@@ -296,7 +296,7 @@ class Ledger:
         return Failed(job.job_id, code, message, True)
 
     def refuse(self, job: Job, failure: Failure) -> None:
-        """Fails a request that the handler is not given."""
+        """Fails a request that doesn't reach the handler."""
         with self.lock:
             if not job.over:
                 self._put(job, self._failed(job, failure)._replace(begun=False))
@@ -351,7 +351,7 @@ def _is_bare(piece: Chunk) -> bool:
 
 class SilentLedger(Ledger):
     """The ledger of a rank other than 0, whose answers are not needed: it reports only the end of each request. Its
-    pieces cost no credit, so that no reader holds it up."""
+    pieces need no credit, so no reader delays it."""
 
     def give(
         self,

@@ -129,7 +129,7 @@ def prepare_process() -> None:
 
 
 def prepare_logging(settings: dict[str, Any]) -> None:
-    """For handlers of TorchServe's kind; other servers' models and programs set up logging as they do there."""
+    """Sets up logging for TorchServe's handlers; other servers' models and programs set it up themselves."""
     if not settings.get("adapter"):
         log_to_stdout()
 
@@ -178,7 +178,7 @@ def _exit_status(error: SystemExit) -> int:
 
 
 def live(socket_fd: int, progress_fd: int, silent: bool = False, loading: Loading = load) -> None:
-    """`run`, and the end of the process: threads that the handler left running don't hold it up."""
+    """`run`, and the end of the process, without waiting for the handler's threads."""
     outlive_stops()
     status = run(socket_fd, progress_fd, silent, loading)
     with contextlib.suppress(Exception):
@@ -212,7 +212,7 @@ def live_in_process(socket_fd: int, progress_fd: int) -> int:
 
 
 def _close_loop(loaded: Loaded) -> None:
-    """Ends what an async handler still runs, and its loop."""
+    """Ends an async handler's tasks, and its loop."""
     loop = loaded.loop
     if loop is None:
         return
@@ -225,7 +225,7 @@ def _close_loop(loaded: Loaded) -> None:
 
 
 def _forget_modules(settings: dict[str, Any]) -> None:
-    """Has the modules of the model's folder imported again: they may have been edited since."""
+    """Makes the next import reload the modules of the model's folder, which may have been edited."""
     folder = os.path.join(os.path.realpath(settings["model_dir"]), "")
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)

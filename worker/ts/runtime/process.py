@@ -36,7 +36,8 @@ def die_with(parent_pid: int) -> None:
 
 
 def keep_only(socket_fd: int, progress_fd: int, stdout_fd: int, stderr_fd: int) -> tuple[int, int]:
-    """Puts the pipes to stdout and stderr and closes everything else; the numbers of the two that stay."""
+    """Connects stdout and stderr to the pipes and closes all other descriptors but two; returns the new numbers of
+    these."""
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (stdout_fd, 1), (stderr_fd, 2)):
         os.dup2(source, target)
@@ -59,7 +60,7 @@ def _open_fds() -> list[int]:
 
 
 def replace_streams(stdout_fd: int, stderr_fd: int) -> None:
-    """Puts the pipes to stdout and stderr, and nothing to stdin."""
+    """Connects stdout and stderr to the pipes, and stdin to the null device."""
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (stdout_fd, 1), (stderr_fd, 2)):
         os.dup2(source, target)
@@ -103,12 +104,12 @@ _masks = _Masks()
 
 
 def _block() -> None:
-    """A signal that reaches a child before it has its own handlers must wait for them."""
+    """Blocks signals in a child until it has its own signal handlers."""
     _masks.before.append(signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP)))
 
 
 def _restore() -> None:
-    """Not unblocked, since who forks a worker has blocked them until the worker handles them itself."""
+    """Restores the former mask: the fork of a worker has signals blocked until the worker handles them itself."""
     signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before.pop())
 
 
@@ -120,7 +121,7 @@ def _forked() -> None:
 
 
 def reseed() -> None:
-    """Forked copies of one generator would all draw the same numbers."""
+    """Reseeds the random generators: forks would otherwise draw the same numbers."""
     seed = int.from_bytes(os.urandom(8), "little") >> 1
     random.seed(seed)
     numpy = sys.modules.get("numpy")
@@ -133,7 +134,7 @@ def reseed() -> None:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Libraries that are imported in the block start no pools of threads, as far as these variables tell them."""
+    """Makes libraries that are imported in the block use one thread, as far as environment variables control it."""
     given = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     try:
@@ -146,8 +147,8 @@ def one_thread() -> Iterator[None]:
 
 
 def set_threads(threads: int | None, workers: int = 1) -> None:
-    """Sets the number of threads per operation: the model's setting, else the environment's, else the share of the
-    cores that a worker has which computes beside `workers` - 1 others."""
+    """Sets the number of threads per operation: the model's setting, otherwise the environment's, otherwise the
+    cores divided by `workers`."""
     given = _given_threads()
     wanted = threads or given or max(1, physical_cores() // workers)
     if threads is not None or (workers > 1 and not given):
@@ -158,20 +159,20 @@ def set_threads(threads: int | None, workers: int = 1) -> None:
 
 
 def _given_threads() -> int:
-    """What the environment says; 0 if nothing."""
+    """The number of threads set in the environment; 0 without one."""
     value = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     return int(value) if value.isdecimal() else 0
 
 
 def physical_cores() -> int:
-    """The number of cores this process may use; two hardware threads of a core count once where the system tells. A
-    container's share of the processors counts, rounded up."""
+    """The number of cores this process may use; two hardware threads of a core count once if the system reports
+    them. A container's CPU limit counts, rounded up."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     return min(len({_core(cpu) for cpu in usable}), allotted_cores())
 
 
 def allotted_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """The processors whose time the control group may use (cgroup v2, v1); very many without a limit."""
+    """The CPU limit of the control group (cgroup v2, v1), in processors; very many without a limit."""
     try:
         quota, period = (root / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -200,7 +201,7 @@ def turn_to(batch: Batch) -> None:
 
 
 def mark_lines() -> None:
-    """From now on; threads that a handler starts are in no request."""
+    """Marks printed lines from now on; threads started by a handler belong to no request."""
     sys.stdout, sys.stderr = MarkedStream(sys.stdout), MarkedStream(sys.stderr)
 
 

@@ -1,8 +1,8 @@
 """A worker on another machine than its frontend: `python -m ts.runtime.remote`, with its instructions (a JSON object)
 on standard input.
 
-It connects to the frontend over TLS and says who it is; then it is a worker like any other. What the frontend reads off
-a shared file otherwise, the batches that have begun, it is told here, before the handler is called.
+It connects to the frontend over TLS and identifies itself; then it is a worker like any other. The begun batches, which
+the frontend otherwise reads from a shared file, are sent as messages before the handler is called.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ts.runtime.worker import leave
 
 
 def moved(value: Any, origin: str, here: str) -> Any:
-    """Settings with the paths that they have on this machine."""
+    """Settings with paths of this machine."""
     if isinstance(value, str):
         inside = value == origin or value.startswith(origin + "/")
         return here + value[len(origin) :] if inside else value

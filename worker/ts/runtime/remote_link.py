@@ -1,5 +1,6 @@
-"""The link of a worker on another machine than its frontend, whose clock is another: times are turned into its own when
-they come, and into the frontend's when they go. What has begun is told, since there is no memory to share.
+"""The link of a worker on another machine than its frontend, whose clock is another: received times are converted to
+its own clock, and sent times to the frontend's. Begun batches are sent as messages, because there is no shared
+memory.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class RemoteLink(Link):
 
 
 class _TimedOutbox(Outbox):
-    """Gives times as the frontend's clock has them."""
+    """Converts times to the frontend's clock."""
 
     def __init__(self, ahead_s: float) -> None:
         super().__init__()
@@ -61,8 +62,8 @@ class RemoteLedger(Ledger):
 
 
 class ReportedProgress(Progress):
-    """Tells the frontend of each batch before its handler is called: the note is with the system by then, which sends
-    it even if this process is killed."""
+    """Tells the frontend of each batch before its handler is called: the operating system has the message by then,
+    and sends it even if this process is killed."""
 
     __slots__ = ("_link",)
 

@@ -1,9 +1,10 @@
-"""A loaded handler with newer source files: whether what it has loaded still counts, and its code taken from them.
+"""Renewal of a loaded handler from newer source files: the check whether its loaded state is still valid, and the
+update of its code.
 
-What is loaded is the work of the functions that ran meanwhile. It counts as long as these functions, and what they use
-of their files, read as they did; comments, layout and docstrings don't matter. Everything else may change: then the
-statements at the top of a file that are new or changed run in its module, functions and classes get the new code in
-place, so that objects of theirs have it, too, and values that are assigned as before stay as they are.
+The loaded state is the work of the functions that ran during the load. It stays valid as long as these functions, and
+the names that they use of their files, are unchanged; comments, layout and docstrings don't matter. Everything else may
+change: then the statements at the top of a file that are new or changed run in its module, functions and classes get
+the new code in place, so that existing objects have it too, and values with an unchanged assignment stay.
 
 Modules of a folder that is being written are compiled at each import (`SourceImports`).
 """
@@ -87,14 +88,14 @@ def _bindings(statement: ast.stmt) -> list[str]:
 
 
 def _idle(statement: ast.stmt) -> bool:
-    """Docstrings, and what only runs in a program."""
+    """Whether a statement has no effect on an import: a docstring, or code that only runs in a program."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return True
     return isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test)
 
 
 def _said(node: ast.AST) -> str:
-    """What a node says, without docstrings and positions."""
+    """A node's content, without docstrings and positions."""
     node = ast.parse(ast.unparse(node))
     for one in ast.walk(node):
         body = getattr(one, "body", None)
@@ -104,7 +105,7 @@ def _said(node: ast.AST) -> str:
 
 
 def _shell(node: ast.ClassDef) -> str:
-    """What a class says, without its functions."""
+    """A class's content, without its functions."""
     body = [one for one in node.body if not isinstance(one, FUNCTIONS) and not _idle(one)]
     shell = ast.ClassDef(**{**dict(ast.iter_fields(node)), "body": body or [ast.Pass()]})
     return _said(ast.fix_missing_locations(shell))
@@ -118,8 +119,8 @@ def _used(node: ast.AST) -> set[str]:
 
 
 class SourceImports:
-    """Has the modules of a folder imported from their source files alone, from `begin` to `end`. Python takes the
-    bytecode of a former import for that of a file with the same size that was saved in the same second."""
+    """Makes modules of a folder be imported from their source files only, from `begin` to `end`. Python's bytecode
+    cache doesn't notice a change of a file within the same second and of the same size."""
 
     def __init__(self, folder: str) -> None:
         self._root = os.path.join(os.path.realpath(folder), "")
@@ -141,7 +142,7 @@ class SourceImports:
         return os.path.join(os.path.realpath(path), "").startswith(self._root)
 
     def _finder(self, path: str) -> FileFinder:
-        """Raises ImportError for other folders, which has the next hook asked."""
+        """Raises ImportError for other folders, so that Python uses the next hook."""
         if not (self._has(path) and os.path.isdir(path)):
             raise ImportError
         return FileFinder(
@@ -153,7 +154,7 @@ class SourceImports:
 
 
 class _SourceLoader(SourceFileLoader):
-    """Neither reads nor writes bytecode: what tells whether it is that of the file isn't there."""
+    """A loader without a bytecode cache."""
 
     def path_stats(self, path: str) -> Mapping[str, Any]:
         raise OSError(f"{path} is compiled at each import")
@@ -177,7 +178,7 @@ class Loading:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Notes what runs in the block."""
+        """Records the functions that run in the block."""
         codes = self._codes
 
         def note(frame: Any, event: str, argument: Any) -> None:
@@ -211,7 +212,7 @@ class Loading:
         self._codes.clear()
 
     def _times(self) -> dict[str, tuple[int, int]]:
-        """Times and sizes of the Python files of the model's folder, as far as it is one."""
+        """Times and sizes of the Python files of the model's folder, if it is a folder."""
         found: dict[str, tuple[int, int]] = {}
         for folder, folders, files in os.walk(self._root):
             deep = folder.count(os.sep) - self._root.count(os.sep) >= DEPTH_MAX
@@ -242,8 +243,8 @@ class Loading:
         return {path: text for path, text in found.items() if text != self.sources[path].text}
 
     def refusal(self) -> str:
-        """Why what was loaded doesn't count for the present files; "" when it does. A file that can't be parsed is no
-        reason: it fails the worker that imports it."""
+        """The reason why the loaded state isn't valid for the present files; "" if it is. A syntax error is no
+        reason, because it fails the worker that imports the file."""
         if self._torn:
             return self._torn
         changed = self.changed()
@@ -274,7 +275,7 @@ def _by_line(source: SourceFile) -> dict[tuple[int, str], str]:
 
 
 class _Comparison:
-    """The files as they were loaded beside the present ones."""
+    """The loaded files compared with the present ones."""
 
     def __init__(self, loading: Loading, new: Mapping[str, SourceFile]) -> None:
         self._loading, self._old, self._new = loading, loading.sources, new
@@ -388,7 +389,7 @@ def renew(loading: Loading) -> bool:
 
 
 def _renew_module(module: ModuleType, old: SourceFile, new: SourceFile) -> dict[int, tuple[object, object]]:
-    """Runs what is new in the module; the objects that others have taken the place of, by id, with these."""
+    """Runs the new statements in the module; returns the replaced objects by id, with their replacements."""
     values = vars(module)
     before = {name: values[name] for name in old.defined if name in values}
     for name in [*old.bound, *before]:
@@ -448,7 +449,8 @@ def _function_taken_over(was: FunctionType, now: FunctionType) -> bool:
 
 
 def _class_taken_over(was: type, now: type) -> None:
-    """`super()` in the new functions finds the class in a cell, which is made to hold the old one."""
+    """Gives a class the code of a new one. `super()` in the new functions uses a cell, which is set to the old
+    class."""
     for value in vars(now).values():
         inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
         function = inspect.unwrap(inner) if callable(inner) else inner

@@ -1,5 +1,4 @@
-"""One batch in the hands of the handler: its requests as rows, its context, and its results as answers (as in
-TorchServe 0.12)."""
+"""A running batch: its requests as rows, its context, and its results as answers (as in TorchServe 0.12)."""
 
 from __future__ import annotations
 
@@ -105,7 +104,7 @@ FORM, JSON, TEXT, BYTES = "form", "json", "text", "bytes"
 
 @lru_cache(maxsize=forms.CONTENT_TYPES_MAX)
 def _kind(content_type: str) -> str:
-    """How an input of that type is read. JSON and text compare with their case, forms without."""
+    """The way to decode an input of that content type. JSON and text compare case-sensitively, forms don't."""
     if forms.is_form(content_type):
         return FORM
     base = content_type.partition(";")[0].strip()
@@ -121,7 +120,7 @@ def _expanded(part: Input) -> Sequence[Input]:
 
 
 def _decoded(content_type: str, data: Buffer) -> Any:
-    """JSON and text as values; anything else, and input that doesn't parse, as a bytearray."""
+    """JSON and text as values; other types, and invalid input, as a bytearray."""
     kind = _kind(content_type)
     try:
         if kind == JSON:
@@ -134,12 +133,12 @@ def _decoded(content_type: str, data: Buffer) -> Any:
 
 
 def _own(data: Buffer) -> bytearray:
-    """The bytearray that a handler gets, which it may change. Large data came in one of its own."""
+    """A bytearray that the handler may change. Large data already has its own."""
     return data if type(data) is bytearray else bytearray(data)
 
 
 def row_of(inputs: Sequence[Input], decode: bool) -> dict[str, Any]:
-    """The inputs of a request by name. The last one wins where names are equal."""
+    """The inputs of a request by name; the last one of equal names."""
     if not decode:
         return {name: _own(data) for name, _, data in inputs}
     return {name: _decoded(content_type, data) if content_type else _own(data) for name, content_type, data in inputs}
@@ -210,7 +209,7 @@ def _misbehaved(failure: Failure, cause: str) -> Failure:
 
 
 def _shortened(value: Any) -> str:
-    """A handler's result as text, as much of it as fits a line; a value's repr may fail."""
+    """A handler's result as text, as much of it as fits a line; also if its repr fails."""
     try:
         return reprlib.repr(value)
     except Exception as error:
@@ -218,8 +217,8 @@ def _shortened(value: Any) -> str:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The code and message that callers see for a handler's exception. Anything but a PredictionException is the
-    handler's fault, and told with its cause."""
+    """The code and message that callers see for a handler's exception. Any exception but a PredictionException is
+    the handler's fault, and has its cause in the message."""
     given: Any = error  # whose fields may be of any type
     try:
         if isinstance(error, PredictionException):
@@ -233,8 +232,8 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def _cause(error: BaseException) -> str:
-    """The last line of a traceback, with the file and line of the handler's own code that it came from, and what to do
-    about a usual mistake."""
+    """The last line of a traceback, with the file and line in the handler's own code, and the remedy for a common
+    mistake."""
     text = " ".join("".join(traceback.format_exception_only(type(error), error)).split())
     if len(text) > CAUSE_CHARS_MAX:
         text = text[:CAUSE_CHARS_MAX] + "…"
@@ -248,7 +247,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _inputs_of(here: TracebackType | None) -> list[str] | None:
-    """The names of the first request's inputs, read off the arguments of the handler's call that failed there."""
+    """The names of the first request's inputs, from the arguments of the failed call."""
     if here is None:
         return None
     frame: Any = here.tb_frame  # the locals are a dict, or from Python 3.13 on a view
@@ -261,7 +260,7 @@ def _inputs_of(here: TracebackType | None) -> list[str] | None:
 
 
 def failure_with(code: Any, message: Any) -> Failure:
-    """The failure with the code and message of a handler. A code that is no HTTP status becomes 500."""
+    """The failure with the code and message of a handler. An invalid HTTP status becomes 500."""
     text = str(message).encode("utf-8", "replace").decode()
     return Failure(code if isinstance(code, int) and 100 <= code <= 999 else 500, text)
 
@@ -286,9 +285,9 @@ def _said_of(error: BaseException, failure: Failure) -> str:
 
 
 def check_device(error: BaseException) -> None:
-    """Raises SystemExit with DEVICE_LOST when a handler's exception comes from its GPU and has left it unusable, as an
-    illegal access or a failed assertion of a kernel does: every further call to it from this process would fail, too,
-    so another one takes its place. An allocation that doesn't fit leaves it as it was."""
+    """Raises SystemExit with DEVICE_LOST when a handler's exception comes from its GPU and has left it unusable, as
+    an illegal access or a failed assertion of a kernel does: every further call to it from this process would fail
+    too, so a new process replaces this one. A failed allocation leaves the GPU usable."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not _OF_A_DEVICE.search(f"{type(error).__name__}: {error}"):
         return
@@ -306,7 +305,7 @@ def check_device(error: BaseException) -> None:
 
 
 def _without_runtime(error: BaseException) -> TracebackType | None:
-    """The traceback from the handler's own frame on, when it got that far."""
+    """The traceback from the handler's own frame on, if it has one."""
     here = error.__traceback__
     while here is not None and os.path.dirname(here.tb_frame.f_code.co_filename) in _RUNTIME_DIRS:
         here = here.tb_next
@@ -331,8 +330,8 @@ PLAIN_HEAD = Head()
 
 
 def head_of(processor: Any) -> Head:
-    """The status and headers that a handler set in its `RequestProcessor`, of any type. Raises ValueError for values
-    that can't be sent."""
+    """The status and headers that a handler set in its `RequestProcessor`, with values of any type. Raises
+    ValueError for values that can't be sent."""
     if processor.is_plain():
         return PLAIN_HEAD
     status, phrase = processor.get_response_status_code(), str(processor.get_response_status_phrase())
@@ -351,7 +350,7 @@ def head_of(processor: Any) -> Head:
 
 
 class Refused(NamedTuple):
-    """An element that a generator may yield: a failure among the answers, after which the request goes on."""
+    """An element that a generator may yield: a failure among the answers, after which the request continues."""
 
     error: Any  # an Exception
 
@@ -363,8 +362,8 @@ class Ended(NamedTuple):
 
 
 class Together(NamedTuple):
-    """What an async generator may yield: pieces of answers that are ready together, each with the place of its request
-    in the batch (None as a piece: nothing)."""
+    """An element that an async generator may yield: pieces of answers that are ready together, each with its
+    request's position in the batch (None: no piece)."""
 
     pieces: Sequence[tuple[int, Any]]
 
@@ -385,7 +384,7 @@ class Running:
         self._asked: list[tuple[Pairs, Sequence[tuple[str, ...]]]] = []
 
     def rows(self, decode: bool) -> list[Any]:
-        """The rows for the handler, whose context is set to this batch. Empty when no request could be read."""
+        """The rows for the handler, whose context is set to this batch. Empty if no request could be read."""
         return self._only_row() or self._rows(decode)
 
     def _only_row(self) -> list[Any] | None:
@@ -442,7 +441,7 @@ class Running:
             self.link.flush()
 
     def _add_piece(self, index: int, value: Outcome) -> bool:
-        """Gives a piece in the usual case; False for any other, which is left to `_give`."""
+        """Gives a piece in the ordinary case; returns False for any other case, which `_give` handles."""
         job = self.jobs[index]
         usual = type(value) is bytes and job.answered and self.context.is_plain
         return usual and self.ledger.add_piece(job, value)  # type: ignore[arg-type]  # it is bytes
@@ -489,7 +488,8 @@ class Running:
         return PLAIN_HEAD if self.context.is_plain else head_of(self.context.request_processor[index])
 
     def _piece(self, index: int, value: Outcome, last: bool) -> bool:
-        """Gives a piece of one answer. One whose head or bytes can't be sent fails that request alone: False."""
+        """Gives a piece of one answer. If its head or bytes can't be sent, only that request fails, and it returns
+        False."""
         try:
             self._put(index, value, last)
             return True
@@ -532,7 +532,7 @@ class Running:
         return jobs[0].over if len(jobs) == 1 else all(job.over for job in jobs)
 
     def finish(self, result: Any) -> None:
-        """The handler has returned `result`."""
+        """Answers the requests with the handler's `result`."""
         if len(self.jobs) == 1 and type(result) is list and len(result) == 1 and self.verbatim:
             value = result[0]
             if type(value) is str:
@@ -552,7 +552,7 @@ class Running:
             self._piece(index, piece, True)
 
     def finish_stream(self, result: Any) -> None:
-        """A generator has ended; `result` is its return value, None for no last piece."""
+        """Ends the answers of a generator; `result` is its return value, None for no last piece."""
         if result is None:
             result = [b""] * len(self.jobs)
         elif not isinstance(result, list) and len(self.jobs) == 1:
@@ -566,7 +566,8 @@ class Running:
             self.ledger.give(job, failure, last=True)
 
     def failed(self, error: BaseException) -> None:
-        """The handler raised `error`; SystemExit is the caller's to deal with. Raises it when the GPU is lost."""
+        """Fails the requests with the handler's `error`; the caller handles SystemExit. Raises SystemExit if the GPU
+        is lost."""
         if self.batch.cancelled and isinstance(error, (RequestCancelled, CancelledError)):
             self.fail(PREDICTION_FAILED)
         else:
@@ -583,9 +584,9 @@ def frozen(value: Outcome) -> Outcome:
 
 
 class Opening:
-    """Opens each batch, for reading and writing its requests. `with_tensors` makes the function that opens batches with
-    requests of a tensor protocol among them: it is called when the first one comes, since it imports numpy, which not
-    every worker needs."""
+    """Opens each batch, for reading and writing its requests. `with_tensors` makes the function that opens batches
+    with requests of a tensor protocol among them: it is called for the first one, because it imports numpy, which
+    not every worker needs."""
 
     def __init__(self, link: Link, takes_rows: bool, with_tensors: Callable[[], Opened]) -> None:
         self._link, self._takes_rows, self._make = link, takes_rows, with_tensors

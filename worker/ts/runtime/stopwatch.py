@@ -20,7 +20,7 @@ MEASURED_MAX = 1024
 
 
 class Runner(Protocol):
-    """What calls the handler. `entry` gets the rows and the context of a batch."""
+    """The caller of the handler. `entry` gets the rows and the context of a batch."""
 
     entry: Any
 
@@ -43,7 +43,7 @@ class Stopwatch:
         self._entry: Any = None
 
     def measure(self, job_id: int) -> None:
-        """Measures this request, which is still to come or waits here."""
+        """Measures this request, which hasn't arrived yet or waits here."""
         if self._entry is None:
             self._entry = self._runner.entry
             self._runner.entry = self._called

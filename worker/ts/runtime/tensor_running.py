@@ -1,4 +1,5 @@
-"""A batch with tensor requests in it: read before the handler is called, written in the form each of them came in."""
+"""A batch with tensor requests in it: decoded before the handler is called, and answered in the form of each
+request."""
 
 from __future__ import annotations
 
@@ -37,9 +38,9 @@ GRANT_BYTES = FEED_BYTES // 4
 
 
 class Feeding:
-    """An async iterator over the further inputs of a request: `read(feed)` for each Feed, until the last. The frontend
-    learns how much was taken, and at once when the handler waits for more, to tell whether the handler computes or
-    waits for its client."""
+    """An async iterator over the further inputs of a request: `read(feed)` for each Feed, until the last. The
+    frontend is told how much was read, and at once when the handler waits for more, so that it can distinguish
+    computing from waiting for the client."""
 
     def __init__(self, job: Job, ledger: Ledger, flush: Callable[[], object], read: Callable[[Feed], Any]) -> None:
         self._job, self._ledger, self._flush, self._read = job, ledger, flush, read
@@ -114,7 +115,7 @@ class TensorRunning(Running):
     # --- requests
 
     def rows(self, decode: bool) -> list[Any]:
-        """Rows, or for handlers that take them InferenceRequests. One that can't be read fails alone."""
+        """Rows, or InferenceRequests for handlers that take them. An invalid request fails alone."""
         begun_s = perf_counter()
         jobs: list[Job] = []
         opened: list[Form | None] = []
@@ -139,7 +140,7 @@ class TensorRunning(Running):
         return rows
 
     def _read(self, item: Item, decode: bool) -> tuple[Form | None, Any, Sequence[tuple[str, ...]]]:
-        """The form, the row, and which inputs its headers name."""
+        """The form, the row, and the inputs for the headers."""
         if is_tensor_request(item):
             form = forms.opened(item, self._model)
             if forms.is_followed(item):
@@ -152,7 +153,7 @@ class TensorRunning(Running):
         return None, rows.request_of(fields, item.headers, self._model), inputs
 
     def _following(self, item: Item) -> AsyncIterator[InferenceRequest]:
-        """The requests after this one. One that can't be read ends the stream, unless the handler deals with it."""
+        """The requests after this one. An invalid one ends the stream, unless the handler catches its exception."""
 
         def read(feed: Feed) -> InferenceRequest:
             try:
@@ -223,7 +224,7 @@ class TensorRunning(Running):
             return _internal(error, self.jobs[index])
 
     def _response(self, value: Any) -> InferenceResponse:
-        """The response of a result; a result that is no tensor is the handler's fault, not the request's."""
+        """The response of a result; a result that isn't a tensor is the handler's fault."""
         try:
             return rows.response_of(value, self._model)
         except BadTensor as error:
@@ -235,7 +236,7 @@ class TensorRunning(Running):
         return b"" if form is None else form.end()
 
     def _plain(self, value: Any) -> Outcome:
-        """The answer over TorchServe's own APIs: a single text or bytes as it is, anything else as JSON."""
+        """The answer over TorchServe's own APIs: a single text or bytes unchanged, anything else as JSON."""
         if not isinstance(value, InferenceResponse):
             return outcome(value)
         outputs = value.outputs
@@ -266,7 +267,7 @@ def _refused(error: BadTensor) -> Failure:
 
 
 def _internal(error: Exception, job: Job) -> Failure:
-    """The failure of a request that the client isn't to blame for. Its traceback is logged."""
+    """The failure of a request by the server's fault. Its traceback is logged."""
     failure = raised(error, [job.request_id])
     if not failure.by_handler:
         return failure

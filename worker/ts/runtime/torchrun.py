@@ -2,7 +2,7 @@
 process that ends with the server, `python -m ts.runtime.torchrun rank` one of the processes that it starts.
 
 A rank connects to the socket in the directory that `TORCHRELAY_RENDEZVOUS` names, identifies itself, and gets the
-progress file; from then on it is a worker like any other, only that ranks other than 0 don't answer.
+progress file; from then on it is a worker like any other, but only rank 0 answers.
 """
 
 from __future__ import annotations

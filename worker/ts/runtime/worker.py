@@ -1,8 +1,8 @@
 """The worker's end of its socket: reading, writing, and the end of the connection.
 
-The thread that runs handlers reads the socket itself while it has nothing to run, so that a request costs no
-hand-over between threads. A second thread looks every few milliseconds whether the first is still inside the same
-handler call; only then does it read in its place (cancels, credit, further requests) and write unsent messages.
+The thread that runs handlers reads the socket itself while it is idle, which saves a switch between threads. A second
+thread checks every few milliseconds whether the first is still inside the same handler call; only then does it read
+instead (cancels, credit, further requests) and write unsent messages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STAND_IN_WAIT_MS = 100
 
 
 def leave(status: int) -> NoReturn:
-    """Ends the process at once: printed output is flushed, nothing is waited for."""
+    """Flushes printed output and ends the process at once."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -47,8 +47,8 @@ def leave(status: int) -> NoReturn:
 
 
 class _Poller:
-    """Waits for the socket; each thread has its own, since a poll object may be in one call at a time. Bytes on
-    `alarm_fd` end a wait, too."""
+    """Waits for the socket; each thread has its own, since a poll object allows one call at a time. Bytes on
+    `alarm_fd` also end a wait."""
 
     def __init__(self, fd: int, alarm_fd: int | None = None) -> None:
         self._fd = fd
@@ -151,7 +151,7 @@ class Link:
     # --- before the model is loaded
 
     def wait_for_load(self) -> Load:
-        """The first message. Any other is an error of the frontend's."""
+        """Waits for the first message, which must be Load."""
         while True:
             self._poller.wait(False, None)
             messages = self._decode(self._recv() or b"")
@@ -164,7 +164,7 @@ class Link:
         return first
 
     def open(self, ledger: Ledger, message_bytes_max: int | None = None) -> None:
-        """From now on messages go to `ledger`, also while the model is loaded."""
+        """Delivers messages to `ledger` from now on, also during the load."""
         self._decoder.message_bytes_max = message_bytes_max or MESSAGE_BYTES_MAX
         self.ledger = ledger
         for message in self._early:
@@ -180,15 +180,15 @@ class Link:
     # --- the owner's marks
 
     def enter(self) -> None:
-        """Marks the beginning of a handler call: the other thread may stand in when it takes long."""
+        """Marks the beginning of a handler call: the other thread may take over if the call takes long."""
         self._calls += 1
         self._call = self._calls
         if self._parked:
             self._wake.set()
 
     def leave(self) -> None:
-        """Marks the end of the call. The other thread must not go on waiting for it: the next messages on the socket
-        would wait until it had seen the following call for some time."""
+        """Marks the end of the call, and ends the other thread's wait for the socket: the next messages would otherwise
+        go to that thread."""
         if self._forked:
             self._end_fork()
         self._call = 0
@@ -198,7 +198,8 @@ class Link:
     # --- reading
 
     def receive(self, wait: bool) -> None:
-        """Takes the messages that have come; with `wait`, returns only after some have (or a write could go on)."""
+        """Delivers the received messages; with `wait`, returns only after some have arrived (or a write can
+        continue)."""
         with self._reading:
             if self._news:
                 self._news = False
@@ -229,7 +230,7 @@ class Link:
         return data
 
     def _recv_into(self, room: memoryview) -> int | None:
-        """`_recv` into the room, and what comes beyond it."""
+        """Reads into the buffer of the decoder, and the bytes after it; otherwise like `_recv`."""
         try:
             size = self._sock.recvmsg_into([room, self._beyond])[0]
         except (BlockingIOError, InterruptedError):
@@ -247,7 +248,7 @@ class Link:
             self._broken(error)
 
     def _filled(self, size: int, room: int) -> list[Message]:
-        """The messages after `size` bytes were read into a room of `room` bytes, and beyond it."""
+        """The messages after `size` bytes were read into a buffer of `room` bytes and behind it."""
         try:
             messages = self._decoder.filled(min(size, room))
             return messages if size <= room else messages + self._decoder.feed(bytes(self._beyond[: size - room]))
@@ -278,15 +279,15 @@ class Link:
     # --- writing
 
     def may_hold_back(self) -> bool:
-        """Whether pieces can wait for more to share a write: they follow each other closely, none of them is an
-        answer's first, and the other thread writes them within two ticks if none comes."""
+        """Whether pieces may wait for more to share a write: they follow each other closely, none is the first of an
+        answer, and the other thread writes them within two ticks."""
         ledger = self.ledger
         if not self.holds_back or ledger.first_waits or threading.get_ident() != self._owner:
             return False
         return ledger.unsent < HELD_PIECES_MAX and time.monotonic() - self._flushed_s < HELD_S_MAX
 
     def flush(self) -> bool:
-        """Writes as much as the socket takes now; False when something is left."""
+        """Writes as much as the socket accepts now; returns False if something is left."""
         ledger = self.ledger
         outbox = ledger.outbox
         with ledger.lock:
@@ -306,12 +307,12 @@ class Link:
         return False
 
     def drain(self) -> None:
-        """Writes everything, however long the frontend takes."""
+        """Writes everything, without a time limit."""
         while not self.flush():
             self._poll(self._poller, None)
 
     def close(self) -> None:
-        """The frontend sees the socket's end. Ends the other thread, for a worker that shares its process."""
+        """Closes the socket and ends the other thread, for a worker in a shared process."""
         self._closed = True
         self._wake.set()
         self._alarm.ring()
@@ -321,7 +322,7 @@ class Link:
         self._sock.close()
 
     def wait_for_credit(self, batch: Batch) -> None:
-        """Waits until every reader of the batch can take more, or nobody waits for it."""
+        """Waits until every reader of the batch has credit, or no caller waits for it."""
         if threading.get_ident() != self._owner:
             with self.ledger.changed:
                 while batch.stalled and not batch.cancelled:
@@ -333,8 +334,8 @@ class Link:
             self.enter()
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Returns when `ready()` is true, which depends on messages of the frontend. Other messages that come meanwhile
-        are taken, too, and `on_taken` is called for them."""
+        """Returns when `ready()` is true, which depends on messages of the frontend. Other messages are delivered
+        meanwhile, and `on_taken` is called for them."""
         if threading.get_ident() != self._owner:
             with self.ledger.changed:
                 self.ledger.changed.wait_for(ready)

@@ -25,7 +25,7 @@ _FLAGS = ("sequence_start", "sequence_end", EMPTY_FINAL)
 
 
 def check_reserved(parameters: Mapping[str, Any]) -> None:
-    """BadTensor for a value of another type, and for names that Triton keeps to itself."""
+    """Raises BadTensor for a value of another type, and for names that Triton reserves."""
     for name, value in parameters.items():
         if name.startswith(_RESERVED) and name != EMPTY_FINAL:
             raise BadTensor(f"parameter {name!r}: names that begin with {_RESERVED} are reserved")
@@ -137,7 +137,7 @@ def opened(item: Item, model: ModelSpec) -> Form:
 
 
 class _Mark(NamedTuple):
-    """What a mark says. `opening`: the function that reads requests in its form; `texts`: they are JSON."""
+    """A parsed mark. `opening`: the function that reads requests in its form; `texts`: they are JSON."""
 
     opening: Callable[..., Form]
     options: frozenset[str]
@@ -147,7 +147,7 @@ class _Mark(NamedTuple):
 
 @lru_cache(maxsize=MARKS_MAX)
 def _marked(content_type: str) -> _Mark:
-    """What the mark says. The module of its form is imported with the first request."""
+    """Parses a mark. The module of its form is imported with the first request."""
     name, *options = content_type[1:].split(";")
     opening: Callable[..., Form] = importlib.import_module(_FORMS[name]).opened
     return _Mark(opening, frozenset(options), STREAM in options, name != "grpc")
@@ -175,7 +175,7 @@ def _read(text: str, name: str, datatype: str) -> float | bool:
 
 
 def check_declared(request: InferenceRequest, model: ModelSpec) -> None:
-    """BadTensor unless the inputs are those that the model declares."""
+    """Raises BadTensor unless the inputs are those that the model declares."""
     key = tuple([(tensor.name, tensor.datatype, tensor.array.shape) for tensor in request.inputs])
     if key in model.accepted:
         return

@@ -1,7 +1,7 @@
 """The usual ModelInferRequest and its answer, in a few steps: numbers, without parameters.
 
-Clients send the same request again and again, but for its id and its elements, which are numpy's memory as they are.
-Its layout is found out once; what has the same bytes at the same places has the same layout. Anything else is left to
+Clients repeat the same request with another id and other elements, whose bytes are numpy's memory. The layout is
+determined once; a request with the same bytes at the same places has the same layout. Anything else is left to
 `GrpcForm`, with which the tests compare both ways.
 """
 

@@ -1,8 +1,8 @@
 """The usual inference request in JSON, in a few steps: `msgspec` checks it while it reads it.
 
-Clients send the same request again and again, but for its elements. What stands between the lists of elements is read
-once: where it is the same, only the lists are. Anything else is left to `JsonForm`, with which the tests compare all
-ways; so is everything where a model's own environment lacks `msgspec`.
+Clients repeat the same request with other elements. The text between the lists of elements is parsed once; if it is the
+same in a later request, only the lists are parsed. Anything else is left to `JsonForm`, with which the tests compare
+all ways; so is everything where a model's own environment lacks `msgspec`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tensors, requests and answers as handlers and adapters see them, and tensors as bytes."""
+"""Tensors, requests and answers of handlers and adapters, and the encoding of tensors."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _LENGTH = struct.Struct("<I")
 
 
 class BadTensor(ValueError):
-    """A tensor whose data doesn't fit its declaration. The message names the tensor and the reason, without its middle
-    when it is long. Callers answer 400."""
+    """A tensor whose data doesn't fit its declaration. The message names the tensor and the reason; a long one is
+    shortened in the middle. Callers answer 400."""
 
     def __init__(self, message: str) -> None:
         half = MESSAGE_CHARS_MAX // 2
@@ -61,7 +61,7 @@ def datatype_of(array: Array) -> str:
 
 
 def elements(shape: Sequence[int], label: str) -> int:
-    """How many elements a shape has. BadTensor for negative dimensions and for more than can exist."""
+    """The number of elements of a shape. Raises BadTensor for negative dimensions and for too many elements."""
     if len(shape) > DIMENSIONS_MAX:
         raise BadTensor(f"{label}: the shape has {len(shape)} dimensions; at most {DIMENSIONS_MAX} are possible")
     addressed = 1
@@ -75,7 +75,7 @@ def elements(shape: Sequence[int], label: str) -> int:
 
 
 def decode_raw(kind: Datatype, shape: Sequence[int], data: Buffer, label: str) -> Array:
-    """Little-endian elements as a writable array of `shape`. BadTensor when size and shape don't agree."""
+    """Little-endian elements as a writable array of `shape`. Raises BadTensor if size and shape don't agree."""
     count = elements(shape, label)
     if kind.name == "BYTES":
         return bytes_array(split_bytes(data, count, label), shape)
@@ -161,7 +161,7 @@ def loose_bytes(
 
 
 def check_names(names: Sequence[str]) -> None:
-    """BadTensor when a name is given twice."""
+    """Raises BadTensor if a name is given twice."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

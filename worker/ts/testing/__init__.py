@@ -1,4 +1,4 @@
-"""For tests of handlers: a model loaded and asked as the server does it, in the test's own process."""
+"""Tests of handlers: a model is loaded and called as in a server, in the test's own process."""
 
 from ts.testing.requests import Answer, Request, RequestFailed, Streamed
 from ts.testing.served import NotLoaded, ServedModel

@@ -1,4 +1,4 @@
-"""pytest's fixture for tests of handlers. A conftest.py takes it by `from ts.testing.fixtures import load_model`."""
+"""A pytest fixture for tests of handlers. A conftest.py imports it by `from ts.testing.fixtures import load_model`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ts.testing.served import ServedModel
 
 @pytest.fixture
 def load_model() -> Iterator[Callable[..., ServedModel]]:
-    """`load_model(SOURCE, …)`: a model that is served as long as the test runs; arguments as those of `ServedModel`."""
+    """`load_model(SOURCE, …)`: a model that is served for the time of the test; the arguments are those of
+    `ServedModel`."""
     with contextlib.ExitStack() as served:
 
         def load(*source: object, **options: object) -> ServedModel:

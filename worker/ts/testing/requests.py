@@ -1,4 +1,4 @@
-"""Requests as clients send them, and what clients get: answers, pieces of streams, failures with both statuses."""
+"""Requests of clients and their results: answers, pieces of streams, failures with both statuses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _NOT_GIVEN: Any = object()
 
 @dataclass(frozen=True)
 class Request:
-    """A request. `body` is what an HTTP client sends: bytes, text, or a value that is sent as JSON; `content_type` is
-    the one that fits it, unless given. `inputs`: inputs by name, as in gRPC. `timeout_s`: how long its caller waits."""
+    """A request. `body`: the body of an HTTP request: bytes, text, or a value that is sent as JSON; `content_type`:
+    its content type, by default the fitting one. `inputs`: inputs by name, as in gRPC. `timeout_s`: seconds that its
+    caller waits."""
 
     body: Any = _NOT_GIVEN
     inputs: Mapping[str, bytes] = field(default_factory=dict)
@@ -30,7 +31,7 @@ class Request:
     request_id: str | None = None
 
     def parts(self) -> list[Input]:
-        """What the worker gets of it."""
+        """The request's parts for the worker."""
         found = [Input(name, "", bytes(value)) for name, value in self.inputs.items()]
         if self.body is _NOT_GIVEN:
             return found
@@ -91,8 +92,8 @@ class RequestFailed(Exception):
 
 
 class Streamed:
-    """A request on its way: an iterator over the pieces of its answer. `send` sends messages to the worker; `limit_s`:
-    a piece that takes longer is a TimeoutError. Leaving it as a context manager cancels it."""
+    """A running request: an iterator over the pieces of its answer. `send` sends messages to the worker; `limit_s`:
+    seconds for a piece, after which TimeoutError is raised. Leaving it as a context manager cancels it."""
 
     def __init__(self, job_id: int, send: Callable[[Message], None], limit_s: float) -> None:
         self.job_id = job_id
@@ -141,7 +142,7 @@ class Streamed:
         return bytes(message.data)
 
     def cancel(self) -> None:
-        """Leaves, as a client that closes its connection, and returns when the handler has ended the request."""
+        """Cancels the request, like a client that closes its connection, and returns when the handler has ended it."""
         if self._over:
             return
         self._send(Cancel(self.job_id))
@@ -150,7 +151,7 @@ class Streamed:
 
     @property
     def cancelled(self) -> bool:
-        """Whether it ended because its caller left."""
+        """Whether it ended by the caller's cancel."""
         return self._failed is not None and self._failed.code == CANCELLED_STATUS
 
     def answer(self) -> Answer:

@@ -1,5 +1,5 @@
-"""A model in a test: a worker of the server that runs in a thread of the test's process, and the test as its frontend.
-Requests, batches, streams, cancels and failures take the way that they take in a server."""
+"""A model in a test: a worker of the server that runs in a thread of the test's process, and the test as its
+frontend. Requests, batches, streams, cancels and failures use the same code as in a server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ DIED_STATUS, NO_SERVER_STATUS = 500, 501
 
 
 class NotLoaded(Exception):
-    """The handler couldn't be loaded. `message` is what the register call answers, `traceback` what the log has."""
+    """The handler couldn't be loaded. `message`: the text of the register call's error; `traceback`: the traceback
+    of the log."""
 
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(message + (f"\n{traceback}" if traceback else ""))
@@ -57,12 +58,13 @@ class NotLoaded(Exception):
 
 
 class ServedModel:
-    """A model that is loaded by `source`: a handler's file, a model's folder, or an archive (.mar).
+    """A model loaded from `source`: a handler's file, a model's folder, or an archive (.mar).
 
-    `handler`: another one than the archive's, for instance `file.py:function`. `config`: what model-config.yaml would
-    have; replaces that of the archive. `files`: the manifest's members for a handler's file, such as `modelFile` and
-    `serializedFile`. `envelope`: as `service_envelope`. `settings`: more of what the server tells a worker. `explain`:
-    callers see a handler's exception, as with `debug_errors=true`. `limit_s`: what takes longer is a TimeoutError.
+    `handler`: replaces the archive's, for example by `file.py:function`. `config`: the content of model-config.yaml,
+    which replaces that of the archive. `files`: the manifest's members for a handler's file, such as `modelFile` and
+    `serializedFile`. `envelope`: as `service_envelope`. `settings`: further settings for the worker. `explain`: callers
+    see a handler's exception, as with `debug_errors=true`. `limit_s`: seconds for each operation, after which
+    TimeoutError is raised.
 
     Use it as a context manager, or `close` it: the current directory, `sys.path` and PYTHONPATH are the model's until
     then. Raises NotLoaded.
@@ -118,7 +120,7 @@ class ServedModel:
         files: Mapping[str, str] | None,
         name: str | None,
     ) -> dict[str, Any]:
-        """What the server tells its worker about the model."""
+        """The worker's settings of the model."""
         if source.suffix == ".py":
             folder, manifest = source.parent, {"model": {"handler": source.name, **(files or {})}}
         else:
@@ -168,13 +170,14 @@ class ServedModel:
 
     @property
     def kind(self) -> str:
-        """How its handler runs: blocking, generator, async or continuous."""
+        """The kind of its handler: blocking, generator, async or continuous."""
         assert isinstance(self._outcome, Ready)
         return str(self._outcome.info["handler_kind"])
 
     @property
     def module(self) -> ModuleType:
-        """The handler's module, for what a test looks at or replaces in it. LookupError for a built-in handler."""
+        """The handler's module, so that a test can read or replace its attributes. Raises LookupError for a built-in
+        handler."""
         for module in self._own_modules().values():
             if Path(str(module.__file__)).stem == self._handler:
                 return module
@@ -203,7 +206,7 @@ class ServedModel:
         return streamed
 
     def batch(self, bodies: Sequence[Any]) -> list[Answer | RequestFailed]:
-        """Requests that the handler gets together, bodies or `Request`s: what each of their callers sees."""
+        """Requests that the handler gets together, as bodies or `Request`s; returns the result of each caller."""
         return [_ended(streamed) for streamed in self._begin([Request.of(body) for body in bodies])]
 
     def begin_batch(self, bodies: Sequence[Any]) -> list[Streamed]:
@@ -280,7 +283,7 @@ class ServedModel:
         self.close()
 
     def close(self) -> None:
-        """Lets the worker finish, and puts back what it changed in this process. Raises TimeoutError for a handler that
+        """Lets the worker finish, and restores the state of this process. Raises TimeoutError for a handler that
         doesn't return."""
         if self._sock.fileno() == -1:
             return

@@ -48,7 +48,7 @@ class BaseHandler:
     def initialize(self, context: Context) -> None:
         """Load the model that the archive's manifest names.
 
-        Raises ts.torch_handler.model_files.ModelFileError (a RuntimeError) when there is none or it can't be read.
+        Raises ts.torch_handler.model_files.ModelFileError (a RuntimeError) if it is missing or unreadable.
         """
         self.context = context
         self.manifest = context.manifest or {}
@@ -178,7 +178,7 @@ class BaseHandler:
         return output, profile
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
-        """Why the model answers as it does: `get_insights(preprocessed, input, target)`, which a subclass has."""
+        """The explanation of an answer: `get_insights(preprocessed, input, target)` of a subclass."""
         row = raw_data[0]
         self.target = _target(row.get("target") if isinstance(row, dict) else None)
         return self.get_insights(data_preprocess, row_value(row), self.target)

@@ -1,4 +1,4 @@
-"""`pt2` of model-config.yaml: whether and how a model is compiled."""
+"""`pt2` of model-config.yaml: the compilation of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where TorchServe's handler with DALI preprocessing was."""
+"""The place of TorchServe's handler with DALI preprocessing, which is not supported."""
 
 from __future__ import annotations
 

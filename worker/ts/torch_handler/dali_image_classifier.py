@@ -1,4 +1,4 @@
-"""Where TorchServe's image classifier with DALI preprocessing was."""
+"""The place of TorchServe's image classifier with DALI preprocessing, which is not supported."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class ImageClassifier(VisionHandler):
         self.topk = topk
 
     def get_max_result_classes(self) -> int:
-        """How many classes are answered."""
+        """The number of classes in an answer."""
         return self.topk
 
     @timed

@@ -1,4 +1,4 @@
-"""Captum, imported when an explanation is asked for."""
+"""Captum, imported for the first explanation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where TorchServe's handler for TensorRT-LLM engines was."""
+"""The place of TorchServe's handler for TensorRT-LLM engines, which are not supported."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class _Wish(NamedTuple):
 
 class VLLMHandler(BaseHandler):
     """model-config.yaml: `handler: {model_path: DIR or hub name, vllm_engine_config: {…}, adapters: {NAME: DIR},
-    chat_template: TEXT}`. Requests run beside each other in the engine, up to the model's `maxConcurrency`."""
+    chat_template: TEXT}`. Requests run concurrently in the engine, up to the model's `maxConcurrency`."""
 
     openai_api = True
     openai_honours = ("logit_bias", completions.TOKEN_PROMPTS)
@@ -63,7 +63,7 @@ class VLLMHandler(BaseHandler):
 
     @property
     def openai_models(self) -> list[str]:
-        """Names that requests may give as their model, beside the registered one."""
+        """Further names that requests may give as their model."""
         return [*self.served, *self.adapters]
 
     def initialize(self, context: Context) -> None:
@@ -132,8 +132,8 @@ class VLLMHandler(BaseHandler):
         return _Wish(ident, model, chat, asked, prompts, sampling)
 
     async def _chat_prompt(self, asked: Asked) -> Mapping[str, Any]:
-        """Token numbers, since a template writes the tokens that a text begins with: of its text the engine would make
-        them twice."""
+        """The token numbers of a chat: a template already writes the initial tokens, which the engine would add
+        again to a text."""
         found = self.vllm_engine.get_tokenizer()
         tokenizer = await found if inspect.isawaitable(found) else found  # a coroutine in releases up to 0.11
         more = {"chat_template": self.chat_template} if self.chat_template else {}
@@ -203,7 +203,8 @@ class VLLMHandler(BaseHandler):
 
 
 async def _side_by_side(sources: Sequence[AsyncGenerator[Any, None]]) -> AsyncIterator[tuple[int, Any]]:
-    """Merges the sources: their values as they come, each with its source's number. The first error ends them all."""
+    """Merges the sources: yields their values as they arrive, each with its source's number. The first error ends
+    all."""
     waiting = {asyncio.ensure_future(anext(source)): index for index, source in enumerate(sources)}
     try:
         while waiting:
@@ -234,8 +235,8 @@ def _said(output: Any) -> dict[str, Any]:
 
 
 def _refused(error: Exception, what: str = "") -> Exception:
-    """The error for the client if it is at fault, which vLLM marks by a ValueError, in later releases by a class of its
-    own, and by `http_status` when it is too busy; else the error itself."""
+    """The error for the client if it is the client's fault (a ValueError, or in later releases of vLLM a class of
+    its own) or vLLM is too busy (`http_status`); otherwise the error itself."""
     if isinstance(error, PredictionException):
         return error
     status = getattr(error, "http_status", None)

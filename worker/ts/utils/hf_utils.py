@@ -10,7 +10,7 @@ PATTERNS = ("*.json", "*.pt", "*.bin", "*.txt", "*.model", "*.pth", "*.safetenso
 def download_model(
     model_id: str, revision: str = "main", model_path: str = ".cache", use_auth_token: bool | str = True
 ) -> str:
-    """Downloads a model's weights, configuration and tokenizer to the cache folder `model_path`; where they are then.
+    """Downloads a model's weights, configuration and tokenizer to the cache folder `model_path`; returns their folder.
 
     `use_auth_token`: a token, True for the one that is stored on this machine.
     """

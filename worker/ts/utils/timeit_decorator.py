@@ -1,4 +1,4 @@
-"""How long a function takes, on stdout."""
+"""Prints the time of a function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small things that handlers import: label files, class lists, `PredictionException`."""
+"""Helpers for handlers: label files, class lists, `PredictionException`."""
 
 from __future__ import annotations
 
