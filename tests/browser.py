@@ -78,12 +78,12 @@ class Browser:
         return dict(self._ask("POST", f"{self._session}/execute/async", {"script": FETCH, "args": [url, options]}))
 
     def text(self) -> str:
-        """What the open page says."""
+        """The text of the open page."""
         script = {"script": "return document.documentElement.innerText", "args": []}
         return str(self._ask("POST", f"{self._session}/execute/sync", script))
 
     def submit(self, url: str, method: str, encoding: str) -> str:
-        """Sends a form of the open page to `url`, a text of JSON in it, and says what comes of it."""
+        """Sends a form of the open page to `url`, with a JSON text in it, and returns the result."""
         self._ask("POST", f"{self._session}/execute/sync", {"script": SUBMIT, "args": [url, method, encoding]})
         until_s = time.monotonic() + GUARD_S
         while not self._ask("GET", f"{self._session}/url").startswith(url):  # until the answer is there
@@ -93,7 +93,7 @@ class Browser:
     # --- as a person does
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """What a script in the open page returns."""
+        """The result of a script in the open page."""
         return self._ask("POST", f"{self._session}/execute/sync", {"script": script, "args": arguments})
 
     def _on_element(self, xpath: str, deed: str, value: object) -> bool:
@@ -119,7 +119,7 @@ class Browser:
         until(lambda: self._on_element(xpath, "click", {}), f"something to click that says {name!r}")
 
     def write(self, label: str, text: str) -> None:
-        """Replaces what is in the field of that label."""
+        """Replaces the content of the field with that label."""
         control = "*[self::input or self::textarea]"
         xpath = f"//label[span[normalize-space(.)={json.dumps(label)}]]//{control}"
         until(lambda: self._on_element(xpath, "clear", {}), f"a field {label!r}")
@@ -130,7 +130,7 @@ class Browser:
         until(lambda: self._on_element(xpath, "value", {"text": str(path)}), f"a field {label!r}")
 
     def press(self, keys: str) -> None:
-        """Types where the focus is; WebDriver's code points stand for the other keys."""
+        """Types into the focused element; WebDriver's code points stand for special keys."""
         typed = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self._ask("POST", f"{self._session}/actions", {"actions": [{"type": "key", "id": "keys", "actions": typed}]})
 
@@ -144,7 +144,7 @@ class Browser:
         self._command("Emulation.setDeviceMetricsOverride", **metrics)
 
     def prefer(self, **features: str) -> None:
-        """What the person prefers: `color_scheme="dark"`, `reduced_motion="reduce"`."""
+        """Sets the user's media preferences: `color_scheme="dark"`, `reduced_motion="reduce"`."""
         named = [{"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()]
         self._command("Emulation.setEmulatedMedia", features=named)
 
@@ -152,7 +152,7 @@ class Browser:
         return self._ask("POST", f"{self._session}/goog/cdp/execute", {"cmd": name, "params": parameters})
 
     def complaints(self) -> list[str]:
-        """What the browser has complained of since the last time: errors of scripts, what the page's policy forbade."""
+        """The browser's complaints since the last call: errors of scripts, violations of the page's policy."""
         entries = self._ask("POST", f"{self._session}/se/log", {"type": "browser"})
         return [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
 
@@ -165,7 +165,7 @@ class Browser:
 
 @contextlib.contextmanager
 def browsing(profile: Path) -> Iterator[Browser]:
-    """A browser with a new profile in that folder. Skips the test where there is no Chromium."""
+    """A browser with a new profile in that folder. Skips the test without Chromium."""
     driver, chromium = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("google-chrome")
     if driver is None or chromium is None:
         pytest.skip("Chromium and ChromeDriver are not installed (Debian's packages: chromium, chromium-driver)")

@@ -39,7 +39,7 @@ SIGNED = (
 
 
 def certificates(folder: Path) -> dict[str, str]:
-    """What the bridge makes."""
+    """The certificates that the bridge makes."""
 
     def openssl(*words: str) -> None:
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""Counts what was skipped, and fails a run in which a test of required_tests.txt didn't pass.
+"""Counts skipped tests, and fails a run in which a test of required_tests.txt didn't pass.
 
 `--required usual` (make test), `external` (make test-external) and `slow` (make test-slow) name the section of that
 file which counts; without the option a skipped test is only reported.
@@ -46,7 +46,7 @@ def read_required(text: str, section: str) -> list[str]:
 
 
 def unmet(required: list[str], outcomes: dict[str, str]) -> list[str]:
-    """What is wrong: a required test that is missing, or that was skipped. Failures are counted elsewhere."""
+    """The faults of a run: required tests that are missing or were skipped. Failures are counted elsewhere."""
     problems = []
     for wanted in required:
         matching = {test: how for test, how in outcomes.items() if belongs(test, wanted)}
@@ -62,8 +62,8 @@ def belongs(test: str, wanted: str) -> bool:
 
 
 class Accounting:
-    """Outcomes by test id, reasons of skips, and the verdict at the end. In a run with several processes (pytest-xdist)
-    each tells the first, which has the verdict, what it alone knows."""
+    """Outcomes by test id, reasons of skips, and the verdict at the end. In a run with several processes
+    (pytest-xdist), each sends its results to the first, which has the verdict."""
 
     def __init__(self, required: list[str]) -> None:
         self.required = required
@@ -90,7 +90,8 @@ class Accounting:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """A process has ended. Each of them collected everything, so that one of them knows what all left out."""
+        """Handles the end of a process. Each process collects all tests, so a single report of left-out tests is
+        enough."""
         told = getattr(node, "workeroutput", {}).get("accounting")
         if told:
             self.deselected = told["deselected"]

@@ -25,8 +25,8 @@ FRAME_HEAD_BYTES = 9
 
 
 class End(NamedTuple):
-    """`status`: of HTTP or of gRPC, as text, "" when the connection or the stream ended without one. `whole`: the
-    answer came to its regular end. `body`: what hadn't been read as pieces."""
+    """`status`: of HTTP or of gRPC, as text, "" if the connection or the stream ended without one. `whole`: the
+    answer had a regular end. `body`: the part that wasn't read as pieces."""
 
     status: str
     body: bytes
@@ -59,7 +59,8 @@ class Http1:
             self._left = int(value) if name == "content-length" else self._left
 
     def piece(self) -> bytes:
-        """A chunk, or the whole body where it has no chunks; b"" at its end. ConnectionError when it has none."""
+        """A chunk, or the whole body of an answer without chunks; b"" at its end. Raises ConnectionError if the
+        connection breaks."""
         self._head()
         if self._over:
             return b""
@@ -163,7 +164,7 @@ class Http2:
             self._http.state_machine.state = h2.connection.ConnectionState.CLIENT_OPEN
 
     def piece(self) -> bytes:
-        """What came in one frame; b"" at the end of the answer. ConnectionError when it has none."""
+        """The data of one frame; b"" at the end of the answer. Raises ConnectionError if the connection breaks."""
         while not self._data and not self._ended:
             self._read()
         if self._data:
@@ -236,7 +237,7 @@ class Grpc:
 
 
 class Prediction:
-    """TorchServe's Predictions or StreamPredictions: the pieces are what the handler answered."""
+    """TorchServe's Predictions or StreamPredictions: the pieces are those of the handler's answer."""
 
     def __init__(
         self, port: int, model: str, body: bytes, *, streamed: bool = False, timeout_s: float | None = None

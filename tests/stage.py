@@ -32,8 +32,8 @@ SYNTAX_ERROR = {
 
 
 class Actor(WorkerProcess):
-    """A process that the test plays: `theirs` is its end of the socket, `given` what it was sent and hasn't been asked
-    for yet."""
+    """A process that the test plays: `theirs`: its end of the socket; `given`: the received messages that no test
+    has read yet."""
 
     theirs: socket.socket
     given: list[Message]
@@ -92,10 +92,10 @@ class Actor(WorkerProcess):
 
 
 class Stage:
-    """The launcher, and what else a pool asks of the server. `scenes` says what the next processes do, then they are
-    ready: ready, fails (a handler's exception), dies (killed while loading), exits (with a status while loading), hangs
-    (loads for ever), an exception (raised by the launch), or a function that is awaited by the launch and may return
-    one of the words."""
+    """The launcher and the other resources of a pool. `scenes`: the behaviour of the next processes; all later ones
+    are ready. A scene is ready, fails (a handler's exception), dies (killed while loading), exits (with a status
+    while loading), hangs (loads forever), an exception (raised by the launch), or a function that the launch awaits
+    and that may return one of these words."""
 
     def __init__(self, *scenes: str | Exception | Callable[[], Awaitable[str | None]]) -> None:
         self.scenes = list(scenes)

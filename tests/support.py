@@ -1,4 +1,4 @@
-"""What tests of several folders use. pytest puts this folder on the path: `from support import until`."""
+"""Helpers for tests of several folders. pytest puts this folder on the path: `from support import until`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Found = TypeVar("Found")
 
 
 def until(look: Callable[[], Found], message: object = "", *, timeout_s: float = GUARD_S) -> Found:
-    """The first true value of `look()`, which is called again and again. AssertionError, with the message (of a
-    function: with what it returns then), when there was none within `timeout_s`."""
+    """Calls `look()` repeatedly and returns its first true value. Raises AssertionError without one within
+    `timeout_s` seconds; the message may be a function, which is called then."""
     end_s = time.monotonic() + timeout_s
     while not (found := look()):
         assert time.monotonic() < end_s, _said(look, message, timeout_s)

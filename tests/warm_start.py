@@ -1,8 +1,8 @@
 """Python programs that start without importing: each is a fork of a process that has imported their modules.
 
-For servers that a test needs but whose start it doesn't test: half of the computing time of a start are imports. A
-program has its own arguments, working directory, standard streams and environment, like one that was executed; only
-what its modules did when they were imported happened before.
+For tests that need a server but don't test its start: half of the computing time of a start is imports. A program has
+its own arguments, working directory, standard streams and environment, like an executed one, but its modules were
+imported before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NUMBER = struct.Struct("<q")
 
 
 class Program:
-    """A program that runs, with what tests use of `subprocess.Popen`."""
+    """A running program, with the members of `subprocess.Popen` that tests use."""
 
     def __init__(self, stdout: IO[str], stdin: IO[str] | None, life: int) -> None:
         self.stdout = stdout
@@ -69,8 +69,8 @@ class Program:
 
 
 class Template:
-    """The process that has imported the modules. `target` ("module:function") is what its programs run, with their
-    arguments in `sys.argv`; what it returns is their exit status. `options` are the interpreter's."""
+    """The process that has imported the modules. `target` ("module:function") is the main function of its programs,
+    with their arguments in `sys.argv`; its result is their exit status. `options`: of the interpreter."""
 
     def __init__(self, target: str, *modules: str, options: Sequence[str] = (), path: Path | None = None) -> None:
         self._control, theirs = socket.socketpair()

@@ -96,7 +96,7 @@ def contents(archive: Path) -> dict[str, bytes]:
 
 
 def difference(built: Path, kept: Path) -> str:
-    """What differs between two archives, "" when nothing does."""
+    """The difference between two archives, "" without one."""
     if not kept.exists():
         return "is missing"
     new, old = contents(built), contents(kept)
@@ -105,7 +105,7 @@ def difference(built: Path, kept: Path) -> str:
 
 
 def check(recipe: Recipe, store: Path) -> str:
-    """What is wrong with an archive of the store, "" when nothing is."""
+    """The fault of an archive of the store, "" without one."""
     with tempfile.TemporaryDirectory() as work:
         found = difference(build(recipe, Path(work)), store / recipe.file)
     if not found and (size := (store / recipe.file).stat().st_size) >= SIZE_BYTES_MAX:

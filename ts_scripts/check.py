@@ -1,9 +1,9 @@
-"""Runs the checks of this repository, all of them also when one fails, and says at the end which did.
+"""Runs all checks of this repository, and lists the failed ones at the end.
 
 Usage: python ts_scripts/check.py [--external | --slow | --compiled | --compiled-part]
 
-Tests that fail run once more, alone, if they are few: what passes then is named, since it depends on the speed of the
-machine and is to be mended, and doesn't fail the run.
+Tests that fail run once more, alone, if they are few: those that then pass are listed, because they depend on the speed
+of the machine and must be fixed, but don't fail the run.
 
 With `--external`: installs what the tests marked `external` need and can be had (Node, its packages, other systems'
 clients, Debian's Prometheus), and runs those. With `--slow`: Debian's Go, Ray, and the tests marked `slow`, one after
@@ -74,8 +74,8 @@ NPM_INSTALL = ("npm", "install", "--no-package-lock", "--no-audit", "--no-fund",
 
 
 class Step(NamedTuple):
-    """A command and the folder it runs in. One that is `aside` runs while the steps after it do, and prints what it has
-    to say when they have ended. `again`: runs the tests that failed once more."""
+    """A command and its working directory. `aside`: it runs concurrently with the later steps, and its output
+    follows theirs. `again`: runs the failed tests once more."""
 
     title: str
     command: Sequence[str]
@@ -140,7 +140,7 @@ def external_steps() -> list[Step]:
 
 
 def npm() -> str | None:
-    """npm on the PATH, or in the environment, where `external_steps` puts it when it is missing."""
+    """npm on the PATH, or in the environment, where `external_steps` installs a missing one."""
     return shutil.which("npm") or shutil.which("npm", path=str(BIN))
 
 

@@ -94,12 +94,12 @@ class Crossing(NamedTuple):
 
     @property
     def files(self) -> int:
-        """How many, each counted once, also when both processes ran some of it."""
+        """The number of files, each counted once, even if both processes ran code of it."""
         return len({*self.frontend, *self.worker})
 
 
 def until(true: Callable[[], object], what: str) -> None:
-    """Returns when the condition is true; raises TimeoutError with `what` after a minute."""
+    """Returns when the condition is true; raises TimeoutError with the text `what` after a minute."""
     end_s = time.monotonic() + WAIT_S_MAX
     while not true():
         if time.monotonic() > end_s:

@@ -1,5 +1,5 @@
-"""Unpacks Debian packages for tests marked `external` into a folder of this interpreter's environment: the system stays
-as it is, and nobody needs to be root.
+"""Unpacks Debian packages for tests marked `external` into a folder of this interpreter's environment: the system is
+unchanged, and root is not needed.
 
 Usage: python ts_scripts/debian_packages.py go | prometheus
 
@@ -18,7 +18,7 @@ LIMIT_S = 300
 
 
 class Wanted(NamedTuple):
-    """`prefixes`: of all that the packages depend on, what isn't in every system, by its name; none: nothing is."""
+    """`prefixes`: beginnings of the names of dependencies that not every system has; empty for none."""
 
     packages: tuple[str, ...]
     prefixes: tuple[str, ...] = ()

@@ -49,7 +49,7 @@ def packages() -> dict[str, set[str]]:
 
 
 def reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
-    """What a part imports, directly or through others."""
+    """The direct and indirect imports of a part."""
     return graph[start] | {far for near in graph[start] for far in reached(graph, near)}
 
 

@@ -1,7 +1,7 @@
 """Calls to a server of the Open Inference Protocol, and its answers, as data (tests/data/triton/README.md).
 
 `python ts_scripts/exchanges.py --http HOST:PORT --grpc HOST:PORT FILE...` makes the calls of each file, in order, and
-writes the answers into it: with a real Triton there, that is how the files were recorded. With `--out DIR` they are
+writes the answers into it: the files were recorded in this way with a real Triton. With `--out DIR` the files are
 written there instead.
 """
 

@@ -1,5 +1,5 @@
-"""Writes *_pb2*.py(i) from protos/**/*.proto: what workers read too (SHARED) under worker/ts/protocol, the rest under
-frontend/ts_frontend/protos. `--check` only compares.
+"""Writes *_pb2*.py(i) from protos/**/*.proto: those that workers also use (SHARED) under worker/ts/protocol, the others
+under frontend/ts_frontend/protos. `--check` only compares.
 
 Usage: python ts_scripts/gen_protos.py [--check]        (needs grpcio-tools)
 
@@ -85,7 +85,7 @@ def package_of(file_name: str) -> str:
 
 
 class Types:
-    """Where each message and enum of the set is, and how Python code names it."""
+    """The file and the Python name of each message and enum of the set."""
 
     def __init__(self, files: list[FileDescriptorProto]) -> None:
         self._where: dict[str, tuple[str, str]] = {}
@@ -112,7 +112,7 @@ class Types:
         return self._where[full][0]
 
     def name(self, full: str, home: str) -> str:
-        """How a module made from file `home` names the type `full`."""
+        """The name of the type `full` in a module made from file `home`."""
         file_name, local = self._where[full]
         if file_name == home:
             return local
@@ -280,8 +280,8 @@ def services_module(file: FileDescriptorProto, types: Types) -> str:
 
 
 def services_stubs(file: FileDescriptorProto) -> str:
-    """The `_pb2_grpc.pyi` of a file. What a method is depends on the channel: its calls give a
-    message, or something to await, and `future` is only there without asyncio."""
+    """The `_pb2_grpc.pyi` of a file. A method's type depends on the channel: its calls return a message or an
+    awaitable, and `future` exists only without asyncio."""
     lines = [*_head(file), "from typing import Any"]
     for service in file.service:
         lines += ["", f"class {service.name}Stub:"]
@@ -309,7 +309,7 @@ def generate(protos: Path) -> dict[str, dict[str, str]]:
 
 
 def differences(wanted: dict[str, str], output: Path) -> list[str]:
-    """What is missing, outdated or left over in `output`, one sentence each."""
+    """The missing, outdated and left-over files in `output`, one sentence each."""
     found = {path.name: path.read_text() for path in sorted(output.glob("*_pb2*.py*"))}
     missing = [f"{name} is missing" for name in wanted if name not in found]
     stale = [f"{name} is not what protos/ gives" for name in wanted if name in found and found[name] != wanted[name]]

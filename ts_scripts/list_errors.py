@@ -114,7 +114,7 @@ def texts(node: ast.expr) -> Iterator[str]:
 
 
 def value(part: ast.expr) -> str:
-    """A value's place in a message, with its name where it has one."""
+    """A placeholder for a value in a message, with its name if it has one."""
     assert isinstance(part, ast.FormattedValue)
     inner = part.value
     if isinstance(inner, ast.Name):

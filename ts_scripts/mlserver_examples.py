@@ -1,5 +1,5 @@
-"""Serves the example folders of MLServer's documentation, unchanged, with MLServer and with this server, asks both the
-same and compares the answers.
+"""Serves the example folders of MLServer's documentation, unchanged, with MLServer and with this server, sends both the
+same requests and compares the answers.
 
 Usage: python ts_scripts/mlserver_examples.py EXAMPLES [NAME...]
 
@@ -7,9 +7,9 @@ EXAMPLES is the folder docs-gb/examples of MLServer's repository. The interprete
 the runtimes of the examples (`pip install mlserver mlserver-sklearn mlserver-xgboost …`). An example whose runtime is
 not installed is named and left out. Exits 1 if an answer differs.
 
-What both are asked: the metadata, then each request over HTTP and over gRPC, with the streams of an example that has
-them. What docs/mlserver.md lists as a deviation doesn't count: made ids, versions of models that name none and those of
-metadata, headers of events, and a text that comes in a list.
+Both get requests for the metadata, then each request over HTTP and over gRPC, and the streams of an example. Deviations
+listed in docs/mlserver.md don't count: made ids, versions of models that name none and those of metadata, headers of
+events, and a text that comes in a list.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ TEXT = "hello world \N{GRINNING FACE}"
 
 
 class Case(NamedTuple):
-    """`modules`: what its runtime imports; `requests`: the model, its version and the request, or the name of the file
-    with it; `streams`: they go to `infer_stream`; `made`: what the example's own program has to make first."""
+    """`modules`: the imports of its runtime; `requests`: the model, its version and the request, or the name of the
+    file with it; `streams`: the requests go to `infer_stream`; `made`: a file that the example's own program has to
+    make first."""
 
     folder: str
     modules: tuple[str, ...]
@@ -218,7 +219,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(command: Sequence[str], source: Path, models: Sequence[str]) -> Iterator[Server]:
-    """Serves a copy: MLServer may write beside the models."""
+    """Serves a copy, because MLServer may write into the models' folder."""
     with tempfile.TemporaryDirectory(prefix="mlserver-example-") as directory:
         folder = Path(directory) / source.name
         shutil.copytree(source, folder)
@@ -235,7 +236,7 @@ def serving(command: Sequence[str], source: Path, models: Sequence[str]) -> Iter
 
 
 def answers(server: Server, case: Case, folder: Path) -> dict[str, Any]:
-    """What it says, by question."""
+    """The answers by request."""
     found: dict[str, Any] = {}
     for number, (model, version, request) in enumerate(case.requests):
         path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "")
@@ -291,7 +292,7 @@ def over_grpc(server: Server, model: str, version: str, body: dict[str, Any]) ->
 
 
 def differences(theirs: Any, ours: Any, where: str = "") -> Iterator[str]:
-    """Where the two differ. A key with null or nothing is the same as none, and one failure as another."""
+    """The differences. A null or empty value equals a missing key, and all failures are equal."""
     if not where and not {theirs["status"], ours["status"]} & {200, "OK"}:
         return
     if isinstance(theirs, dict) and isinstance(ours, dict):

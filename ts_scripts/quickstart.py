@@ -1,4 +1,4 @@
-"""What `make run` does: starts the server on model_store/, calls it as a client would, and serves until Ctrl-C.
+"""The program of `make run`: starts the server on model_store/, calls it as a client, and serves until Ctrl-C.
 
 Usage: python ts_scripts/quickstart.py [--once] [--free-ports]
 
@@ -67,7 +67,7 @@ def is_free(port: int) -> bool:
 
 
 def free_port(taken: set[int]) -> int:
-    """A port that nobody listens on now, and that isn't one of `taken`."""
+    """A free port that isn't one of `taken`."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -138,7 +138,7 @@ def client(ports: Ports, *words: str) -> str:
 
 
 def port_option(ports: Ports, action: str) -> list[str]:
-    """What names the port in a client's command line: nothing when it is the usual one."""
+    """The option for the port in a client's command line; empty for the default port."""
     port, usual = (ports.inference, 7070) if action.startswith("infer") else (ports.management, 7071)
     return [] if port == usual else ["--port", str(port)]
 
@@ -168,7 +168,7 @@ def call(ports: Ports, state: Path) -> None:
 
 
 def explain(ports: Ports) -> None:
-    """How to call the server oneself. Ports are named only where they aren't the usual ones."""
+    """The commands for calling the server. Ports are named only if they aren't the default ones."""
     folder = os.path.relpath(BIN)
     usual = (ports.inference, ports.management) == (7070, 7071)
     named = "" if usual else f" --inference-port {ports.inference} --management-port {ports.management}"
@@ -195,7 +195,7 @@ def serve(ports: Ports) -> None:
 
 
 def interrupt(*_: object) -> None:
-    """Makes SIGTERM act like Ctrl-C, so that it stops the server, too."""
+    """Makes SIGTERM act like Ctrl-C, so that it stops the server too."""
     raise KeyboardInterrupt
 
 

@@ -1,4 +1,4 @@
-"""Records how the functions of vLLM that `vllm_handler` calls are declared, read from wheels and not run.
+"""Records the declarations of the vLLM functions that `vllm_handler` calls, from wheels, without running them.
 
 Usage: python ts_scripts/record_signatures.py WHEEL… > tests/data/stand_ins/vllm_signatures.json
 
@@ -43,7 +43,7 @@ Declaration: TypeAlias = "dict[str, str]"
 
 
 class NotThere(LookupError):
-    """A wheel lacks what is to be recorded; the message says what and where."""
+    """A wheel lacks a declaration; the message names it and its place."""
 
 
 def kind(function: Function) -> str:
@@ -53,7 +53,7 @@ def kind(function: Function) -> str:
 
 
 def declared(function: Function) -> Declaration:
-    """Without `self` and `cls`, types, and what the defaults are."""
+    """The parameters without `self` and `cls`, types and default values."""
     arguments = function.args
     static = any(ast.unparse(one) == "staticmethod" for one in function.decorator_list)
     named = [*arguments.posonlyargs, *arguments.args]

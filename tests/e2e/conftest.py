@@ -44,7 +44,7 @@ for each in ("connect", "read", "write", "pool"):
 
 @functools.cache
 def server_template() -> Template:
-    """What servers are forked from."""
+    """The process that servers are forked from."""
     return Template(
         "ts_frontend.cli.main:main",
         "ts_frontend.server",
@@ -75,9 +75,9 @@ def authorities_are_read_once() -> Iterator[None]:
 
 
 class Serving:
-    """A running server. `log` is what it has printed so far. Of `settings`, `env` are more variables, and `command` is
-    what starts it instead of `torchserve`, where it finds a config.properties. One that has neither starts with its
-    modules imported (warm_start.py), unless it is to be `executed`."""
+    """A running server. `log`: its output so far. `settings` may have `env`, further variables, and `command`, which
+    replaces `torchserve` and finds a config.properties. A server with neither is forked with its modules imported
+    (warm_start.py), unless it is `executed`."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Serving:
             self._changed.notify_all()
 
     def wait_started(self) -> Serving:
-        """Returns when it has said that it started and where it listens."""
+        """Returns when it has printed its start message and its addresses."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or (self._started and self.port("http_management")), GUARD_S)
         assert self._started and self.port("http_management"), self.log

@@ -90,7 +90,7 @@ class DrivenWorker:
         return Predict(items[0].job_id if batch_id is None else batch_id, items)
 
     def receive(self) -> bool:
-        """Takes what has come; False at the end of the socket."""
+        """Takes the received messages; returns False at the end of the socket."""
         try:
             data = self.sock.recv(1 << 20)
         except ConnectionError:

@@ -1,4 +1,4 @@
-"""Models for clients: sums, what they were sent, words one by one, and one that goes on until it is cancelled."""
+"""Models for clients: sums, an echo, words one by one, and one that runs until it is cancelled."""
 
 from __future__ import annotations
 

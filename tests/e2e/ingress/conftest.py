@@ -51,14 +51,14 @@ class Server:
         self.process.stdin.flush()
 
     def end(self) -> tuple[str, int]:
-        """What it printed after a drain, and its exit status."""
+        """Its output after a drain, and its exit status."""
         printed = self.process.stdout.read()
         return printed, self.process.wait(GUARD_S)
 
 
 @functools.cache
 def template() -> Template:
-    """What stand-in servers are forked from."""
+    """The process that stand-in servers are forked from."""
     modules = (
         "grpc.aio",
         "ts_frontend.listeners.grpcio",
@@ -223,7 +223,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class RawAnswer:
-    """What came back on one HTTP/2 stream."""
+    """The answer on one HTTP/2 stream."""
 
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
