@@ -10,7 +10,6 @@ import os
 import queue
 import ssl
 import time
-import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -137,7 +136,7 @@ class Predictor:
             host = self._config.predictor_host
             target = host if host.rpartition("]")[2].count(":") == 1 else f"{host}:{port}"
             self._channel = Channel(target, self._tls() if self._config.use_ssl else None)
-        request_id = payload.id or headers.get("x-request-id") or uuid.uuid4().hex
+        request_id = payload.id or headers.get("x-request-id") or os.urandom(16).hex()
         inputs = [Tensor(one.name, *array_of(one, f"input {one.name!r}")) for one in payload.inputs]
         message = request_bytes(InferenceRequest(inputs, request_id, model, parameters=payload.parameters))
         answer = response_from(await self._called(message, [*{**headers, "x-request-id": request_id}.items()]))
