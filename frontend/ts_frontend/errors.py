@@ -1,4 +1,4 @@
-"""The kinds of errors, with the statuses that callers see.
+"""The kinds of errors, with their statuses for clients.
 
 `code` is the gRPC status code, `http_status` the HTTP one, `type_name` the `type` member of TorchServe's JSON
 error bodies (as of TorchServe 0.12). The message gives the reason, the value and the remedy.
@@ -14,7 +14,7 @@ from ts.protocol.codes import code_of_http as code_of_http
 
 
 class ServeError(Exception):
-    """An outcome other than an answer. Subclasses are the kinds; an instance is one occurrence."""
+    """The base of all errors; each kind is a subclass."""
 
     code = Code.INTERNAL
     http_status = 500
@@ -34,9 +34,9 @@ class ServeError(Exception):
 
 
 class Ending(NamedTuple):
-    """An error as a value. A raised exception holds the frames it went through, with the request's bytes in them; an
-    object that keeps it and is in one of those frames is freed only by the garbage collector. So objects keep this,
-    and every raise has an exception of its own."""
+    """An error as a value. A raised exception refers to the frames that it went through and the request's bytes in
+    them; an object in one of these frames that keeps the exception is freed only by the garbage collector. So objects
+    keep an Ending, and every raise makes a new exception."""
 
     kind: type[ServeError]
     arguments: tuple[Any, ...]
@@ -146,7 +146,7 @@ class WorkflowFailed(ServeError):
 
 
 class NoWorker(ServeError):
-    """The model has no worker that could ever take the request."""
+    """The model has no worker, and none will be started for the request."""
 
     remedy = "Give the model a worker: `torchserve scale MODEL 1`."
     code, http_status, type_name = Code.UNAVAILABLE, 503, "ServiceUnavailableException"
@@ -249,9 +249,9 @@ RETRY_AFTER_S = 1.0
 
 
 class WorkerDied(ServeError):
-    """The worker that had begun the request ended. Only that request is lost, not the model: UNAVAILABLE with a delay,
-    which gRPC clients retry. A request that hung its worker (`hung`) would also hang the next one: INTERNAL. Over HTTP
-    it has TorchServe's status: 500, or 507 for a process killed as the system does when memory runs out."""
+    """The worker ended while it ran the request. Only this request is lost: UNAVAILABLE with a delay, which gRPC
+    clients retry. A request that hung its worker (`hung`) would also hang the next one: INTERNAL. Over HTTP it has
+    TorchServe's status: 500, or 507 for a process killed by signal 9, as by the kernel when memory runs out."""
 
     remedy = "Repeat the request; if it happens again, check memory limits and the log."
 
@@ -263,11 +263,11 @@ class WorkerDied(ServeError):
 
 
 class Quarantined(ServeError):
-    """A request that ran alone on the second worker that died of it. INTERNAL, which no client of gRPC repeats by
-    itself: it would kill a third one."""
+    """The request ran alone on a second worker that also died. INTERNAL, which gRPC clients don't retry: it would kill
+    a third worker."""
 
     remedy = "Don't repeat it: the request has ended two workers. The log has its ID."
 
 
 class ClientGone(Exception):
-    """The client reset the stream or closed the connection: nobody waits for an answer."""
+    """The client reset the stream or closed the connection: no answer can be sent."""

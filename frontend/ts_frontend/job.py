@@ -1,8 +1,8 @@
-"""Job: one request between a listener and a worker, and the ledger that owns all of them.
+"""Job: one request between a listener and a worker, and the ledger of all jobs of a model.
 
-One accepted request has exactly one final status. Every way to end (answer, failure, cancel, expiry, death of a
-worker) is a transition of one table; an ended job ignores later arrivals for it. The transitions themselves count the
-gauges (queued, running), so they always fall.
+An accepted request has exactly one final status. Every end (answer, failure, cancellation, expiry, death of the worker)
+is a transition of one table; an ended job ignores what arrives later. The transitions also update the gauges (queued,
+running), so that these always return to 0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ts.protocol.frames import (
 )
 from ts_frontend.errors import Cancelled, Ending, HandlerFailed, InvalidArgument, MessageTooLarge, ServeError
 
-#: The cost of a chunk in a stream's credit, in addition to its bytes; the worker counts the same.
+#: The cost of a chunk in a stream's credit besides its bytes; equal in the worker.
 CHUNK_COST_BYTES = 64
 CREDIT_GRANT_BYTES = 65_536
 
@@ -51,7 +51,7 @@ class JobState(Enum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
 
-    __hash__ = object.__hash__  # Enum's own hash is Python code, and every request needs it a dozen times
+    __hash__ = object.__hash__  # Enum's own hash is Python code, and each request uses it a dozen times
 
 
 NEXT: dict[JobState, frozenset[JobState]] = {
@@ -77,10 +77,10 @@ class Owner(Protocol):
     """The holder of a job: its queue or its worker."""
 
     def release(self, job: Job) -> None:
-        """Forgets the job, or cancels it on the worker: nobody waits for it any more."""
+        """Drops the job, or cancels it on the worker: its caller has left."""
 
     def grant(self, job: Job, size_bytes: int) -> None:
-        """Lets the handler send so many bytes more: the reader of the stream has taken them."""
+        """Lets the handler send `size_bytes` more, after the stream's reader has taken as many."""
 
     def feed(self, job: Job, feed: Feed) -> None:
         """Sends a further input of a job that runs."""
@@ -148,7 +148,7 @@ class Ledger:
         return self.counts[JobState.SENT]
 
     def when_empty(self, call: Callable[[], None]) -> None:
-        """Calls once as soon as no job is alive (at once when none is)."""
+        """Calls `call` once when no job is alive, at once if none is."""
         if self.live:
             self._emptied.append(call)
         else:
@@ -439,24 +439,24 @@ class Job:
             owner.release(self)
 
     def expire(self, error: ServeError) -> None:
-        """Its deadline has passed."""
+        """Ends the job: its deadline has passed."""
         self.fail(error, JobState.EXPIRED)
 
     def unread_since(self, now_s: float) -> float:
-        """Seconds for which the reader has been busy with pieces, or pieces have been waiting for it; -inf
-        if the reader waits for more."""
+        """Seconds for which the reader has been busy with pieces, or pieces have waited for it; -inf if the reader
+        waits for more."""
         return now_s - self._unread_s
 
     def client_wait_s(self, now_s: float) -> float:
-        """Seconds for which it has been waiting for its client, not for its handler; below 0 if it isn't."""
+        """Seconds for which it has been waiting for its client; negative if it waits for its handler."""
         return now_s - self._unread_s
 
     def allow(self, size_bytes: int) -> None:
-        """The handler takes so many bytes more of further inputs (`FedJob` has some)."""
+        """The handler accepts `size_bytes` more of further inputs (only for a `FedJob`)."""
 
     @property
     def repeatable(self) -> bool:
-        """Whether it can run again from its start: its caller has seen nothing of an answer."""
+        """Whether it can run again: its caller has got no part of an answer."""
         return not self.received_bytes
 
     # --- the caller's side
@@ -500,8 +500,8 @@ class Job:
         return [piece for piece in self._chunks if len(piece)]
 
     async def whole(self) -> list[Buffer] | None:
-        """All pieces of the answer, when it has ended by the time that its first piece is here; None if more will
-        come: `chunks` yields them. Raises the ServeError it ended with, also if pieces came before that."""
+        """All pieces of the answer if it has ended when its first piece arrives; None if more will come, which `chunks`
+        yields. Raises the job's ServeError, also after some pieces."""
         if not self._chunks and self.state not in FINAL:
             await self._wait()
         if self.state not in FINAL:
@@ -511,9 +511,9 @@ class Job:
         return self._chunks
 
     async def chunks(self) -> AsyncGenerator[list[Buffer], None]:
-        """The pieces of the answer as they come, those ready together in one list; at least one list.
+        """Yields lists of the answer's pieces that are ready together; at least one list.
 
-        Taking pieces gives the handler credit for more. Leaving early cancels the job.
+        Each list taken gives the handler credit for more. Closing the generator early cancels the job.
         """
         sent_any = False
         try:
@@ -543,13 +543,13 @@ class Job:
             self._ungranted = 0
 
 
-#: Bytes that wait here for the handler to take them; the caller waits with more.
+#: The most bytes of inputs that wait for the handler; a caller with more waits.
 WAITING_BYTES_MAX = 256 * 1024
 
 
 class FedJob(Job):
-    """Its further inputs wait with it until the worker that runs it has room for them: its handler takes them one after
-    another. Runs again elsewhere only until a worker has been sent one."""
+    """A job with further inputs, which wait until its worker has room for them: the handler takes them one after
+    another. It is repeatable only until a worker got a further input."""
 
     __slots__ = ("_allowed_bytes", "_closed", "_fed", "_idle_s", "_space", "_waiting", "_waiting_bytes")
 
@@ -562,7 +562,7 @@ class FedJob(Job):
         self._idle_s = math.inf
 
     async def feed(self, inputs: Sequence[Input], last: bool = False) -> None:
-        """Passes `inputs` on; waits while too many are waiting. Inputs that come after the job's end are dropped."""
+        """Adds inputs; waits while too many bytes are waiting. Inputs after the job's end are dropped."""
         while self._waiting_bytes >= WAITING_BYTES_MAX and not self.done:
             self._space = self.ledger.future()
             await self._space
@@ -598,7 +598,7 @@ class FedJob(Job):
     def move(self, state: JobState) -> None:
         super().move(state)
         if state is JobState.QUEUED:
-            self._allowed_bytes = 0  # the next worker has to ask itself
+            self._allowed_bytes = 0  # the next worker grants its own
             self._idle_s = math.inf
         elif self.done:
             self._drop_waiting()

@@ -40,12 +40,12 @@ log = logging.getLogger(__name__)
 
 STARTED = "Model server started."
 LOGS_FLUSH_S = 2.0
-#: A stop takes less than this in addition to drain_grace_s and drain_timeout_s.
+#: The longest stop in seconds, besides drain_grace_s and drain_timeout_s.
 STOP_MARGIN_S = 30.0
 #: A second signal counts when it comes later than this: `timeout` signals its child and then the group, and terminals
 #: and `docker run` do likewise.
 AGAIN_S_MIN = 1.0
-#: How long tasks that were cancelled may take to end, and then the interpreter.
+#: Seconds for cancelled tasks to end, and then for the interpreter.
 TASKS_END_S_MAX = 2.0
 EXIT_S_MAX = 5.0
 #: The exit status of a server that didn't stop in time (sysexits.h, EX_SOFTWARE).
@@ -53,7 +53,7 @@ STUCK_STATUS = 70
 
 
 def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
-    """Runs a server until SIGTERM, SIGINT or SIGHUP; returns the exit status, with which the process ends within
+    """Runs a server until SIGTERM, SIGINT or SIGHUP; returns the exit status. The process ends with it within
     EXIT_S_MAX seconds of the return, even if threads are stuck.
 
     `report_ready_fd` gets one line of JSON: `{"ready": true, "listening": {name: address}, "warnings": [text]}`, or
@@ -81,8 +81,8 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
 
 
 def _run_loop(work: Coroutine[Any, Any, int]) -> int:
-    """Runs `work` in an event loop that is closed afterwards, unless a task outlives its cancellation: an engine that
-    waits for clients does."""
+    """Runs `work` in an event loop, which is closed afterwards unless a task outlives its cancellation, such as an
+    engine that waits for clients."""
     if sys.platform == "win32":
         return asyncio.run(work)
     import uvloop
@@ -104,7 +104,7 @@ async def _end_tasks() -> bool:
         task.cancel()
     _, stuck = await asyncio.wait(left, timeout=TASKS_END_S_MAX) if left else (left, set())
     for task in stuck:
-        log.warning("Left behind at the end: %s", task.get_coro())
+        log.warning("A task did not end at the shutdown: %s", task.get_coro())
     return not stuck
 
 
@@ -122,7 +122,7 @@ async def _run(config: ServerConfig, logs: Logs, report: StartReport, forkserver
     def on_ready(listening: dict[str, str], failures: list[str]) -> None:
         for name, address in listening.items():
             log.info("%s listens on %s", name, address)
-        logs.flush(LOGS_FLUSH_S)  # a reader that waits for STARTED finds the addresses above it
+        logs.flush(LOGS_FLUSH_S)  # the addresses are printed before STARTED
         print(f"{STARTED}\n", end="", flush=True)  # in one piece: the log's thread writes there too
         report.ready(listening, failures)
 
@@ -164,7 +164,7 @@ class StopSignals:
         if self._watchdog is None:
             self._drain()
         elif time.monotonic() - self._begun_s >= AGAIN_S_MIN and not self.status:
-            log.warning("%s came again: what is still running is ended now", number.name)
+            log.warning("Second %s: requests that still run are ended now", number.name)
             self.status = 128 + number
             running.cancel()
 
@@ -186,7 +186,7 @@ def _is_daemon() -> bool:
 
 
 def _ignore_hangup() -> None:
-    log.info("SIGHUP: nothing to do; the server notices new certificates, keys and models without it")
+    log.info("SIGHUP ignored: the server reloads certificates, keys and models by itself")
 
 
 # --- the last resort
@@ -197,7 +197,7 @@ def end_within(limit_s: float) -> threading.Timer:
     threads are stuck; `cancel()` once it has stopped by itself. Workers end with their server."""
 
     def end() -> None:
-        print(f"The server did not stop in {limit_s:g} s, and is ended. What its threads did:", file=sys.stderr)
+        print(f"The server did not stop in {limit_s:g} s, and is ended. Stacks of its threads:", file=sys.stderr)
         faulthandler.dump_traceback(all_threads=True)
         sys.stderr.flush()
         os._exit(STUCK_STATUS)
@@ -222,13 +222,13 @@ def _started(limit_s: float, end: Callable[[], object]) -> threading.Timer:
 
 
 class StartReport:
-    """Lines of JSON for the launcher: the progress of the start, and once its outcome. `fd` None: nobody reads them."""
+    """Lines of JSON for the launcher: the progress of the start, and once its outcome. `fd` None: no launcher."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
 
     def progress(self, text: str) -> None:
-        """The step of the start that has begun."""
+        """Reports the present step of the start."""
         if self._fd is not None:
             self._send(self._fd, {"progress": text})
 
@@ -381,7 +381,7 @@ def _held(handle: int) -> bool:
 def prepare(config: ServerConfig) -> None:
     """Makes the directories that a server with these settings writes to, and checks that the files they name exist.
 
-    :raises ConfigError: with TorchServe's words where it has some.
+    :raises ConfigError: with TorchServe's message if it has one.
     """
     if config.work_dir is not None:
         _make_places(config, config.work_dir)

@@ -1,5 +1,5 @@
-"""The server: its parts, built once and joined, and its life cycle (startup, serve, drain). The only module that knows
-all parts."""
+"""The server: its parts, built once and connected, and its life cycle (startup, serve, drain). The only module that
+knows all parts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ log = logging.getLogger(__name__)
 
 BYPASSED = (
     "bypass_serve is on: handlers run INSIDE the server's process, one request at a time, without workers or time "
-    "limits. One that crashes or hangs takes the server with it. For development only."
+    "limits. A handler that crashes or hangs stops the server. For development only."
 )
 SERVICES = frozenset(
     {
@@ -111,7 +111,7 @@ class StartRefused(ServeError):
 
 
 class Parts:
-    """The parts of a server, built from its configuration and joined. None of them runs yet.
+    """The parts of a server, built from its configuration and connected. None of them runs yet.
 
     `supervisor` makes their workers, `directory` is for their temporary files. Raises ConfigError.
     """
@@ -214,7 +214,7 @@ class Parts:
             self.loops.append((self.sharing.watch, "The watch over the shared snapshot"))
         if config.dev_model is not None:
             reloading = Reloading(self.manager, config.dev_model)
-            self.loops.append((reloading.watch, "The watch over the model that is being written"))
+            self.loops.append((reloading.watch, "The watch over the model of torchserve dev"))
         sampling = system_metrics(config, metrics, gpus, worker_env(config), self._worker_pids)
         if sampling is not None:
             self.loops.append((sampling.run, "The sampling of system metrics"))
@@ -229,7 +229,7 @@ class Parts:
             self.sharing.changed()
 
     def _share(self, place: Path, config: ServerConfig, metrics: MetricsRegistry) -> None:
-        """Keeps the models in step with those of other servers."""
+        """Adds the synchronization of models with other servers."""
         poll_s, at_once_max = config.shared_snapshot_poll_secs, config.loads_at_once_max
         self.sharing = sharing = SharedSnapshot(shared_place(place), self.manager, poll_s, at_once_max)
         self.manager.standing = sharing.standing
@@ -246,9 +246,8 @@ class Parts:
 
 
 class Server:
-    """One server, made from its configuration. `run` is its whole life: startup, serve, drain. `launcher` starts its
-    workers (None: the one that the configuration asks for); `clock` is that of its pauses; `forkserver`
-    is the first one, if it was started already."""
+    """One server, made from its configuration. `run` starts, serves and drains. `launcher`: starts its workers (None:
+    chosen by the configuration); `clock`: for its pauses; `forkserver`: the first one, if it was started already."""
 
     def __init__(
         self,
@@ -269,7 +268,7 @@ class Server:
         self._serving = False
 
     def stop(self) -> None:
-        """Asks `run` to drain and return; a second time changes nothing."""
+        """Asks `run` to drain and return; a second call does nothing."""
         self._stop.set()
 
     async def run(self, on_ready: OnReady, progress: Callable[[str], None]) -> None:
@@ -284,7 +283,7 @@ class Server:
         try:
             await asyncio.wait({life, stop}, return_when=asyncio.FIRST_COMPLETED)
             if not self._serving and not life.done():
-                log.info("Asked to stop while it starts: what is being loaded is given up.")
+                log.info("Stopped during the start: the models that are loading are dropped.")
                 life.cancel()
             await asyncio.wait({life})
         finally:
@@ -317,7 +316,9 @@ class Server:
             supervisor, tracing = await self._supervisor(directory), None
             try:
                 await supervisor.start()
-                watched(asyncio.to_thread(remove_abandoned, config.temp_dir), "The removal of what killed servers left")
+                watched(
+                    asyncio.to_thread(remove_abandoned, config.temp_dir), "The removal of killed servers' directories"
+                )
                 tracing = open_tracing(config) if serving else None  # its threads must start after the forkserver
                 yield Parts(config, self._logs, self._metrics, tracing, authorization, supervisor, directory)
             finally:
@@ -368,7 +369,7 @@ class Server:
             cluster=cluster,
         )
 
-    # --- its life
+    # --- lifecycle
 
     async def _startup(self, parts: Parts, progress: Callable[[str], None]) -> list[str]:
         """Loads the models and workflows of the start, then listens. Returns warnings, also of models that failed."""
@@ -411,7 +412,7 @@ class Server:
             task.cancel()
         if ended in done:
             ended.result()
-            raise RuntimeError("The listeners ended without being asked to")
+            raise RuntimeError("The listeners ended unexpectedly")
         ended.cancel()
 
     async def _drain(self, parts: Parts) -> None:
@@ -421,7 +422,7 @@ class Server:
         if config.drain_grace_s:
             log.info("No longer ready; serving for %g s, until clients are routed elsewhere.", config.drain_grace_s)
             await self._clock.pause(config.drain_grace_s, asyncio.Event())
-        log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)
+        log.info("Draining: accepted requests are answered within %g s.", config.drain_timeout_s)
         latest_s = time.monotonic() + config.drain_timeout_s
         for model in parts.registry:
             model.give_up_waiting("was to end with the server")
@@ -499,8 +500,8 @@ def repositories_in_s3(config: ServerConfig) -> list[str]:
 
 
 def _tune_garbage_collection() -> None:
-    """Exempts all objects of the start from garbage collection, and makes the collection of others rarer. Requests make
-    no cycles; a collection of everything takes some 10 ms, which a request would wait for."""
+    """Exempts all objects of the start from garbage collection, and makes it rarer for others. Requests make no
+    reference cycles, and a full collection would delay a request by about 10 ms."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

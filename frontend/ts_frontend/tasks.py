@@ -1,8 +1,7 @@
 """Tasks: every background task of the server starts here, so that none fails unseen.
 
-`owned` is for work whose starter waits for it, `watched` for work that nobody waits for, `kept` for loops that last as
-long as the server. `Tasks` holds work that goes on when its caller leaves: loads end with the server, the rest may take
-its time.
+`owned`: work that its starter awaits; `watched`: work that nobody awaits; `kept`: loops that run as long as the server.
+`Tasks` holds work that goes on when its caller is cancelled: the shutdown cancels loads, and waits for the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ RESTART_S, RESTART_S_MAX = 1.0, 60.0
 
 
 def owned(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task whose starter waits for it and reads its outcome: the starter sees the failure."""
+    """A task whose starter awaits it and handles its failure."""
     return asyncio.create_task(work)
 
 
@@ -71,7 +70,7 @@ async def side_by_side(work: Sequence[Coroutine[Any, Any, T]], at_once_max: int)
             async with turns:
                 return await each
         finally:
-            each.close()  # if its turn never came
+            each.close()  # if it never began
 
     tasks = [owned(one(each)) for each in work]
     try:
@@ -83,11 +82,11 @@ async def side_by_side(work: Sequence[Coroutine[Any, Any, T]], at_once_max: int)
         raise
     finally:
         for each in work:
-            each.close()  # a task that was cancelled before it began closes nothing
+            each.close()  # a task cancelled before it began doesn't close its coroutine
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Waits for work that a cancellation must not stop half-way, such as a removal: it ends first, then the caller."""
+    """Awaits work that must not be cancelled half-way, such as a removal; a cancelled caller ends after it."""
     task = owned(work)
     try:
         return await asyncio.shield(task)
@@ -130,7 +129,7 @@ async def _next(source: AsyncGenerator[T, None]) -> T:
 
 
 class Tasks:
-    """The tasks that have begun and haven't ended."""
+    """The running tasks of the server that outlive their callers."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -142,11 +141,11 @@ class Tasks:
         self._begin(work).add_done_callback(_log_failure)
 
     async def detached(self, work: Awaitable[T]) -> T:
-        """Waits for `work`, which goes on when the caller leaves."""
+        """Awaits `work`, which goes on if the caller is cancelled."""
         return await self._waited(self._begin(work))
 
     async def load(self, work: Coroutine[Any, Any, T]) -> T:
-        """Waits for a load, which goes on when the caller leaves. Raises Draining when the server ends."""
+        """Awaits a load, which goes on if the caller is cancelled. Raises Draining at the shutdown."""
         if self._ending:
             work.close()
             raise Draining(ENDING)
@@ -202,7 +201,7 @@ def _log_failure(task: asyncio.Task[Any]) -> None:
 
 
 class Notifier:
-    """`notify()` wakes everyone who is in `wait()`; nothing is kept for those who come later."""
+    """`notify()` wakes all present waiters of `wait()`; later waiters wait for the next one."""
 
     def __init__(self) -> None:
         self._waiters: list[asyncio.Future[None]] = []

@@ -1,1 +1,1 @@
-"""Keys: which caller may call which API."""
+"""Keys: the authorization of calls by API."""

@@ -25,7 +25,8 @@ PERIOD_S = 60.0
 
 
 class Refusals:
-    """Counts refusals by API. At most LINES_MAX are logged in PERIOD_S; the next period logs how many were left out."""
+    """Counts refusals by API. At most LINES_MAX are logged in PERIOD_S; the next line tells the number of omitted
+    ones."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -53,13 +54,13 @@ NOT_RENEWED = "Token Authentication failed. Token either incorrect, expired, or 
 
 
 def new_secret() -> bytes:
-    """A new secret as TorchServe makes them: 48 random bits in 8 characters."""
+    """A new secret in TorchServe's format: 48 random bits in 8 characters."""
     return base64.urlsafe_b64encode(secrets.token_bytes(6))
 
 
 class Authorization:
-    """The keys of a running server. `outside` reads those from outside, None without any; keys of other kinds
-    are made here and written to `file`; None if there are none to make."""
+    """The keys of a running server. `outside`: reads the given keys, None without any; keys of other kinds are made
+    here and written to `file`, None if no kind is left."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Authorization:
             file.write(key_file_text(self._made))
 
     def _first_keys(self) -> Keys:
-        """Made keys for the kinds not given from outside; if none are made, no API key is needed to renew them."""
+        """Makes keys for the kinds that aren't given; an API key is only made with others, to renew them."""
         kinds = [kind for kind in (KeyKind.MANAGEMENT, KeyKind.INFERENCE) if kind not in self._outside]
         made = {kind: (self._new_key(),) for kind in kinds}
         if made and KeyKind.API not in self._outside:
@@ -98,13 +99,13 @@ class Authorization:
 
     @property
     def made_in(self) -> Path | None:
-        """The path of the file with the keys made here; None when all came from outside."""
+        """The path of the file with the keys made here; None when all keys are given."""
         return self._file.path if self._made else None
 
     # --- requests
 
     def check(self, kind: KeyKind, values: Sequence[bytes], peer: str) -> None:
-        """Returns if the call has a valid key. `values`: those of all its `Authorization` headers.
+        """Checks the key of a call. `values`: the values of all its `Authorization` headers.
 
         :raises PermissionDenied: it has no valid key.
         """
@@ -128,11 +129,11 @@ class Authorization:
     async def renew(self, kind: KeyKind) -> None:
         """Makes a new key in place of the previous one, which stays valid for at most `overlap_s` more.
 
-        :raises InvalidArgument: its keys come from outside. :raises KeyFileError: the file can't be written.
+        :raises InvalidArgument: the keys of this kind are given. :raises KeyFileError: the file can't be written.
         """
         if kind not in self._made:
             raise InvalidArgument(
-                f"The {kind.value} key was given to the server (token_path, or {kind.value}_token): exchange it there"
+                f"The {kind.value} key was given to the server (token_path, or {kind.value}_token): replace it there"
             )
         async with self._renewing:
             newest, *_ = self._made[kind]
@@ -144,13 +145,13 @@ class Authorization:
         log.info("A new %s key is in %s", kind.value, self._file.path)
 
     async def watch(self, interval_s: float) -> None:
-        """Reloads the keys from outside every `interval_s` seconds, until it is cancelled."""
+        """Reloads the given keys every `interval_s` seconds, until it is cancelled."""
         while self._read is not None:
             await asyncio.sleep(interval_s)
             await self.reload()
 
     async def reload(self) -> None:
-        """Reloads the keys from outside. When they can't be used, the valid ones stay, and that is logged once."""
+        """Reloads the given keys. Invalid ones are logged once, and the previous ones stay valid."""
         assert self._read is not None
         try:
             found = await asyncio.to_thread(self._read)
@@ -176,7 +177,7 @@ class Authorization:
 def open_authorization(config: ServerConfig, directory: Path) -> Authorization | None:
     """The keys of a server that was started in `directory`; None when it requires none.
 
-    :raises ConfigError: keys from outside can't be used. :raises KeyFileError: key_file.json can't be written.
+    :raises ConfigError: the given keys are invalid. :raises KeyFileError: key_file.json can't be written.
     """
     if not config.token_authorization:
         return None
@@ -198,7 +199,7 @@ def open_authorization(config: ServerConfig, directory: Path) -> Authorization |
 
 
 def _outside(config: ServerConfig) -> Callable[[], Keys] | None:
-    """A function that reads the keys from outside; keys in the settings never change."""
+    """A function that reads the given keys, from `token_path` or the settings; None without any."""
     given = {
         KeyKind.MANAGEMENT: config.management_token,
         KeyKind.INFERENCE: config.inference_token,

@@ -1,4 +1,4 @@
-"""key_file.json: the file for the keys that a server made, in the directory it was started in.
+"""key_file.json: the file with the keys that a server has made, in its start directory.
 
 The server holds a lock on the file as long as it runs, so that a second server in the same directory doesn't remove the
 first one's keys, and a stale file can be recognised.
@@ -72,14 +72,14 @@ class KeyFile:
         self._handle = handle
 
     def _ours(self) -> bool:
-        """Whether the file at that path is the one we wrote."""
+        """Whether the file at the path is the one that this process wrote."""
         try:
             return self._handle is not None and os.path.samestat(os.fstat(self._handle), os.lstat(self.path))
         except OSError:
             return False
 
     def remove(self) -> None:
-        """Deletes the file, as its keys are no longer valid. Another server's file is left alone."""
+        """Deletes the file, since its keys are no longer valid; another server's file stays."""
         with contextlib.suppress(OSError):
             if self._ours():
                 self.path.unlink()
@@ -92,7 +92,7 @@ class KeyFile:
 
 
 def held(path: Path) -> bool:
-    """Whether a running server holds this file."""
+    """Whether a running server has locked this file."""
     try:
         handle = os.open(path, _READ)
     except OSError:
@@ -131,11 +131,11 @@ FILE_BYTES_MAX = 256 * 1024
 
 
 def read_keys(path: Path) -> Keys:
-    """The present keys. Links are followed: a mounted secret changes by an exchange of a link.
+    """The keys in the file or directory. Links are followed: a mounted secret is updated by replacing a link.
 
     :raises BadKeys: they can't be read or used; the message names the file and no key.
     """
-    if os.path.isdir(path):  # unlike Path.is_dir, it has no exceptions
+    if os.path.isdir(path):  # unlike Path.is_dir, it never raises
         return _read_directory(path)
     try:
         return parse_key_file(_read(path))

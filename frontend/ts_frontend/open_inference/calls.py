@@ -1,6 +1,5 @@
-"""The service for models: answers the calls that handlers make to their own server, in the terms of the Open
-Inference Protocol. The same registry, queues, limits and ledgers serve it as any client; it needs no key, as
-a part of the server."""
+"""Calls that handlers make to models of their own server, in the terms of the Open Inference Protocol. They use the
+registry, queues, limits and ledgers of client requests, but need no key."""
 
 from __future__ import annotations
 
@@ -24,13 +23,13 @@ from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 from ts_frontend.workers.calls import Caller
 
 INFER, LOAD, UNLOAD, READY = "infer", "load", "unload", "ready"
-#: The headers that a nested request takes over from the one that it is made for.
+#: The headers that a nested request inherits from the handler's request.
 TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 
 
 class ModelCalls:
-    """`keys`: the headers that name a request's sequence. Models are loaded and unloaded once
-    there is a repository (`attach`). Workers send no messages over the limit."""
+    """`keys`: the headers that name a request's sequence. Models can be loaded and unloaded after `attach` with a
+    repository. Workers enforce the limit of a message's size."""
 
     def __init__(self, models: Registry, keys: SequenceHeaders) -> None:
         self._models = models
@@ -107,8 +106,7 @@ async def _joined(answer: Job) -> bytes:
 
 
 class _Patience:
-    """Ends an answer that outlasts its caller's patience: `deadline_s` for all of it, and a limit for the next
-    piece."""
+    """Ends an answer that takes too long: `deadline_s` for all of it, and a limit for the next piece."""
 
     def __init__(self, answer: Job, caller: Caller, deadline_s: float, model: str) -> None:
         self._answer, self._caller, self._deadline_s, self._model = answer, caller, deadline_s, model
@@ -133,5 +131,5 @@ class _Patience:
         self._answer.cancel()
 
     def verdict(self, error: Cancelled | DeadlineExceeded) -> Cancelled | DeadlineExceeded:
-        """Returns the error that the call has failed with."""
+        """Returns the error for the handler: a timeout, or `error` itself."""
         return DeadlineExceeded(self._late) if self._late else error

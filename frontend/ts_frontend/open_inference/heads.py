@@ -1,7 +1,7 @@
-"""Heads of tensor requests: the parts that the server itself reads. Tensors are skipped; decoding them is the worker's.
+"""The heads of tensor requests: the parts that the frontend reads. Tensors are skipped; the worker decodes them.
 
-The parsers of protobuf and JSON hold the interpreter's lock until they have read all of a message, so that in a thread
-they would stop the event loop, too.
+The parsers of protobuf and JSON hold the GIL for a whole message, so that even in a thread they would block the event
+loop.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from google.protobuf.message import DecodeError
 from ts.protocol import open_inference_pb2 as pb
 from ts_frontend.errors import InvalidArgument
 
-#: Smaller requests are parsed whole, which is faster than looking for their heads, and done in a fraction of a
-#: millisecond.
+#: Smaller requests are parsed entirely, which takes a fraction of a millisecond, less than the search for their heads.
 WHOLE_BYTES_MAX = 16 * 1024
-#: The most fields or members on the top level of a larger request, which are read one by one.
+#: The most fields or members on the top level of a larger request, which are scanned one by one.
 FIELDS_MAX = 16_384
 
 #: The largest members of such a request that are parsed at once, and the longest texts with escapes.
@@ -47,10 +46,10 @@ class _Field(NamedTuple):
 
 
 def head_of_message(data: bytes, *, forms: bool = False) -> pb.ModelInferRequest:
-    """The ModelInferRequest in `data`, of a large one without its inputs and outputs. `forms`: with the datatypes of
-    its inputs, whether their `contents` are filled, and `raw_input_contents`.
+    """The ModelInferRequest in `data`; without inputs and outputs if it is large. `forms`: with the datatypes of its
+    inputs, whether their `contents` are filled, and `raw_input_contents`.
 
-    Raises InvalidArgument for anything else; faults inside a large message's tensors are left to the worker."""
+    Raises InvalidArgument for anything else; the worker reports errors inside a large message's tensors."""
     try:
         return pb.ModelInferRequest.FromString(
             data if len(data) <= WHOLE_BYTES_MAX else b"".join(_pieces(data, forms=forms))
@@ -60,8 +59,8 @@ def head_of_message(data: bytes, *, forms: bool = False) -> pb.ModelInferRequest
 
 
 def check_fields(data: bytes, name: str) -> None:
-    """Raises InvalidArgument for a large message `name` that has too many fields to be parsed at once, or is malformed.
-    A small one is left to the parser."""
+    """Raises InvalidArgument for a large message, of type `name`, with too many fields to parse at once, or malformed.
+    The parser itself checks a small one."""
     if len(data) <= WHOLE_BYTES_MAX:
         return
     try:
@@ -96,7 +95,7 @@ def _form_of(data: bytes, tensor: _Field) -> bytes:
 
 
 class _Malformed(ValueError):
-    """The bytes aren't a message; the text says why."""
+    """The bytes aren't a message; the text gives the reason."""
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
@@ -158,7 +157,7 @@ def varint_of(number: int) -> bytes:
 
 _BLANK = re.compile(rb"[ \t\n\r]*")
 _PLAIN = re.compile(rb"[^ \t\n\r,\]}]+")
-#: A run of bytes without a part in the structure: numbers, texts, and lists of neither texts nor lists.
+#: A run of bytes without nesting: numbers, texts, and lists of numbers.
 _INNER = re.compile(rb'(?:[^"\[\]{}]+|"[^"\\]*(?:\\.[^"\\]*)*"|\[[^"\[\]{}]*\])*', re.DOTALL)
 _STEP_BYTES = 64 * 1024  # bytes searched at once; between two searches, other threads may run
 _DEPTH_MAX = 1000  # the limit of Python's own parser
@@ -168,12 +167,12 @@ _STANDS_FOR: dict[bytes, dict[str, Any] | list[Any]] = {b"{": {}, b"[": []}
 
 
 class NotRead(ValueError):
-    """The text, as far as it was read, isn't a JSON object, or it has too many members."""
+    """The part of the text that was read isn't a JSON object, or has too many members."""
 
 
 def members(data: bytes, names: Collection[str] | None = None) -> dict[str, tuple[int, int]]:
-    """Returns where the values of the members `names` (None: all) begin and end in a JSON object; of equal names the
-    last counts. Raises NotRead. Skipped members are not checked."""
+    """Returns (begin, end) of the values of the members `names` (None: all) in a JSON object; of equal names the last
+    counts. Skipped members are not checked. Raises NotRead."""
     found: dict[str, tuple[int, int]] = {}
     at = _token(data, len(_BOM) if data.startswith(_BOM) else 0, b"{")
     if data[at : at + 1] == b"}":
@@ -193,8 +192,8 @@ def members(data: bytes, names: Collection[str] | None = None) -> dict[str, tupl
 
 
 def parameters_of_json(data: bytes, names: Collection[str], words: Collection[bytes]) -> dict[str, Any]:
-    """Returns a request's parameters with one of the `names`, with lists and objects replaced by empty ones; {} when it
-    has none, isn't JSON, or mentions none of the `words`. Takes time in proportion to the size: for a thread."""
+    """Returns a request's parameters with these `names`, with lists and objects replaced by empty ones; {} if it has
+    none, isn't JSON, or contains none of the `words`. To be called in a thread: the time grows with the size."""
     if not mention(data, words):
         return {}
     try:
@@ -208,15 +207,15 @@ def parameters_of_json(data: bytes, names: Collection[str], words: Collection[by
 
 
 def small_members(data: bytes) -> dict[str, Any]:
-    """Returns the members of a JSON object without those of more than MEMBER_BYTES_MAX bytes, which aren't checked
-    either. Raises ValueError, RecursionError. Takes time in proportion to the size: for a thread."""
+    """Returns the members of a JSON object without those of more than MEMBER_BYTES_MAX bytes, which aren't checked.
+    Raises ValueError, RecursionError. To be called in a thread: the time grows with the size."""
     places = members(data)
     return {name: json.loads(data[at:end]) for name, (at, end) in places.items() if end - at <= MEMBER_BYTES_MAX}
 
 
 def texts_of_member(data: bytes, member: str) -> dict[str, Any]:
-    """Returns the members of the object that is a JSON object's `member`; {} without it. Long texts are taken as they
-    are; other long values are None. Raises ValueError, RecursionError. For a thread."""
+    """Returns the members of the object in a JSON object's `member`; {} without it. Long texts are returned without
+    unescaping; other long values are None. Raises ValueError, RecursionError. To be called in a thread."""
     place = members(data, (member,)).get(member)
     inside = b"null" if place is None else data[slice(*place)]
     if inside[:1] != b"{":
@@ -227,8 +226,8 @@ def texts_of_member(data: bytes, member: str) -> dict[str, Any]:
 
 
 def _long_text(value: bytes) -> Any:
-    """Returns a long text, None for another long value. In base64 only slashes can be escaped, and some encoders
-    do it."""
+    """Returns a long text, None for another long value. Only slashes are unescaped: some encoders escape them in
+    base64."""
     if len(value) <= MEMBER_BYTES_MAX:
         return json.loads(value)
     if value[:1] != b'"':
@@ -300,7 +299,7 @@ def _nested_end(data: bytes, at: int) -> int:
             if not depth:
                 return at
         match = _INNER.match(data, at, at + _STEP_BYTES)
-        assert match is not None, "it fits nothing, too"
+        assert match is not None, "the pattern also matches an empty text"
         at = match.end()
     raise NotRead("it ends inside a list or an object")
 

@@ -9,13 +9,13 @@ from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.open_inference.shared_memory import Regions
 
-#: Clients of MAX ask for version 0 and mean whichever is served.
+#: Clients of MAX send version 0 for the served one.
 ANY_VERSION = "0"
 EXTENSIONS = (
     *("classification", "sequence", "sequence(string_id)", "model_repository", "model_repository(unload_dependents)"),
     *("model_configuration", "binary_tensor_data", "parameters", "statistics", "trace", "logging", "generate"),
 )
-#: The codes of these statuses of a handler in this protocol; TorchServe's mapping has ABORTED and INTERNAL.
+#: gRPC codes by a handler's HTTP status in this protocol; TorchServe's are ABORTED and INTERNAL.
 _CODES = {409: Code.ALREADY_EXISTS, 520: Code.UNKNOWN}
 
 
@@ -38,7 +38,7 @@ def extensions(regions: Regions) -> list[str]:
 
 
 def find(models: Registry, name: str, version: str) -> Model:
-    """Returns the model version that a client means. Raises ModelNotFound, ModelVersionNotFound."""
+    """Returns the model version for a client's name and version. Raises ModelNotFound, ModelVersionNotFound."""
     if version != ANY_VERSION:
         return models.find(name, version or None)
     try:
@@ -48,7 +48,7 @@ def find(models: Registry, name: str, version: str) -> Model:
 
 
 def is_ready(models: Registry, name: str, version: str) -> bool:
-    """Returns whether a model is ready; False for one that isn't there, too."""
+    """Returns whether a model is ready; False for an unknown model."""
     try:
         return find(models, name, version).ready
     except (ModelNotFound, ModelVersionNotFound):

@@ -1,8 +1,4 @@
-"""The Open Inference Protocol's repository methods over gRPC: index, load, unload, and a model's configuration.
-
-KServe's clients put the model's name where Triton's have the repository's; both get the answer that KServe's expect,
-whose fields the others skip.
-"""
+"""The parameters of the Open Inference Protocol's repository calls, over HTTP and gRPC, and a model's configuration."""
 
 from __future__ import annotations
 
@@ -23,15 +19,15 @@ from ts_frontend.open_inference.heads import texts_of_member
 from ts_frontend.open_inference.models import find
 
 CONFIG, MODEL_PATH, UNLOAD_DEPENDENTS = "config", "model_path", "unload_dependents"
-#: The prefix of parameters that bring a file; the rest is its path in the model's directory.
+#: The prefix of a parameter with a file; the rest of its name is the path in the model's directory.
 FILE = "file:"
 CONFIG_CHARACTERS_MAX = 256 * 1024
 _STEP_CHARACTERS = 64 * 1024
 
 
 class LoadParameters(NamedTuple):
-    """The parameters of a load; None for one that isn't given. `config_text`: as config.pbtxt has it; `url`: the place
-    of the model; `files`: replacing its directory, by their paths there."""
+    """The parameters of a load call; None if not given. `config_text`: in the format of config.pbtxt; `url`: the source
+    of the model; `files`: the content of its directory, by relative path."""
 
     config_text: str | None
     url: str | None
@@ -39,8 +35,8 @@ class LoadParameters(NamedTuple):
 
 
 def load_parameters_of_json(body: bytes) -> LoadParameters:
-    """Returns the parameters of a body in JSON, which may be empty. Raises InvalidArgument for malformed or unknown
-    ones, MessageTooLarge. Files make it large: for a thread."""
+    """Returns the load parameters of a JSON body, which may be empty. Raises InvalidArgument for malformed or unknown
+    ones, MessageTooLarge. To be called in a thread, since files may be large."""
     try:
         given = texts_of_member(body, "parameters") if body.strip() else {}
     except (ValueError, RecursionError) as error:
@@ -49,8 +45,8 @@ def load_parameters_of_json(body: bytes) -> LoadParameters:
 
 
 def load_parameters(given: Mapping[str, Any]) -> LoadParameters:
-    """Returns the parameters of a load. Raises InvalidArgument for malformed or unknown ones, MessageTooLarge. Takes
-    time in proportion to the size: for a thread."""
+    """Returns the load parameters from the parameters of a request. Raises InvalidArgument for malformed or unknown
+    ones, MessageTooLarge. To be called in a thread, since files may be large."""
     files = {name.removeprefix(FILE): _content(name, given[name]) for name in given if name.startswith(FILE)}
     for name, value in given.items():
         if name not in (CONFIG, MODEL_PATH) and not name.startswith(FILE):
@@ -83,7 +79,7 @@ def _content(name: str, value: Any) -> bytes:
 
 
 def _decoded(text: str) -> Iterator[bytes]:
-    """Decodes base64 in steps, between which other threads may run. Raises ValueError."""
+    """Decodes base64 in steps, which lets other threads run. Raises ValueError."""
     for at in range(0, len(text), _STEP_CHARACTERS):
         step = text[at : at + _STEP_CHARACTERS]
         if step.endswith("=") and at + len(step) < len(text):
@@ -99,7 +95,7 @@ def check_unload_parameters(names: set[str]) -> None:
 
 
 def _as_text(config: str) -> str:
-    """Returns a configuration in JSON as text format."""
+    """Converts a configuration from JSON to protobuf's text format."""
     try:
         found = json_format.Parse(config, ModelConfig(), descriptor_pool=POOL)
     except json_format.ParseError as error:
@@ -108,7 +104,7 @@ def _as_text(config: str) -> str:
 
 
 def config_of(models: Registry, name: str, version: str) -> ModelConfig:
-    """Returns a model's configuration as Triton's; that of a TorchServe archive is made from its settings."""
+    """Returns a model's configuration as a Triton ModelConfig, made from the settings of a TorchServe archive."""
     model = find(models, name, version)
     config = ModelConfig()
     text = json.dumps(model.config_message())

@@ -1,4 +1,4 @@
-"""The parameters of tensor requests that the frontend acts on: deadlines, priorities and sequences."""
+"""The parameters of tensor requests that the frontend applies: deadlines, priorities and sequences."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _value(parameter: Any) -> Any:
 
 
 async def of_json(body: bytes, head_bytes: str) -> dict[str, Any]:
-    """Returns the parameters of a V2 request in JSON, {} when none of them counts here; faults of the body are left to
-    the worker. `head_bytes`: the value of LENGTH_HEADER, "" without it."""
+    """Returns the parameters of a V2 request in JSON; {} if none is among those applied here. The worker reports errors
+    in the body. `head_bytes`: the value of LENGTH_HEADER, "" without it."""
     head = body[: int(head_bytes)] if head_bytes.isdecimal() and len(head_bytes) <= LENGTH_DIGITS_MAX else body
     if len(head) > WHOLE_BYTES_MAX:
         return await asyncio.to_thread(parameters_of_json, head, _NAMES, _WORDS)
@@ -58,11 +58,11 @@ async def of_json(body: bytes, head_bytes: str) -> dict[str, Any]:
 def scheduled(
     model: Model, parameters: Mapping[str, Any], headers: Pairs, until_s: float, keys: SequenceHeaders
 ) -> tuple[Pairs, float]:
-    """Returns the headers and the deadline (`until_s` without parameters) with which the model gets the request. Raises
+    """Returns the headers for the handler and the request's deadline (`until_s` without parameters). Raises
     InvalidArgument."""
     if model.stateful:
         headers = [*headers, *sequence_headers(parameters, keys)]
-    if model.has_priorities:  # such a model's own rules limit the time in the queue
+    if model.has_priorities:  # its queue policy applies the timeout
         deadline_s(parameters, until_s)
         return [*headers, *_rank_headers(parameters)], until_s
     return headers, deadline_s(parameters, until_s)
@@ -88,7 +88,7 @@ def deadline_s(parameters: Mapping[str, Any], deadline_s: float) -> float:
 
 
 def sequence_headers(parameters: Mapping[str, Any], keys: SequenceHeaders) -> Pairs:
-    """Returns the headers by which a model with sequences assigns the request to one. Raises InvalidArgument."""
+    """Returns the headers that assign a request to a sequence. Raises InvalidArgument."""
     sequence_id = parameters.get(SEQUENCE_ID)
     if sequence_id is None or sequence_id == 0 or sequence_id == "":
         return ()
@@ -106,14 +106,14 @@ _OF_MODEL = frozenset({"id", "model_name", "model_version"})
 
 
 def refused(count: int) -> Unimplemented:
-    """Returns the error of a call with room for one answer when the model sent none or several (`count`)."""
+    """Returns the error of a call with exactly one answer, for a model that sent `count`."""
     if not count:
         return Unimplemented("The model sent no answer: ask it by a call that streams")
     return Unimplemented(f"The model sent {count} answers where this call has one: ask it by a call that streams")
 
 
 def joined_messages(pieces: Sequence[bytes]) -> bytes:
-    """Returns several answers of one text each as one, with their texts joined. Raises Unimplemented for any other."""
+    """Joins several answers of one text element each to one answer. Raises Unimplemented for any other."""
     found = [pb.ModelInferResponse.FromString(piece) for piece in pieces]
     if not found:
         raise Unimplemented("The model sent no answer: ask it by ModelStreamInfer")
@@ -142,7 +142,7 @@ def joined_messages(pieces: Sequence[bytes]) -> bytes:
 
 
 def _is_bare(response: pb.ModelInferResponse) -> bool:
-    """Returns whether the response's one element has no length before it."""
+    """Returns whether the response's one element has no length prefix."""
     data = response.raw_output_contents[0]
     return len(data) < 4 or int.from_bytes(data[:4], "little") != len(data) - 4
 
@@ -167,14 +167,14 @@ def joined_json(pieces: Sequence[Buffer]) -> bytes:
 
 
 def _bytes(output: dict[str, Any]) -> bytes:
-    """Returns an output's bytes: a text that ends in the middle of a character comes as base64."""
+    """Returns an output's bytes: a text that ends inside a character is in base64."""
     if output.get("parameters", {}).get(CONTENT_TYPE) == BASE64:
         return b"".join(map(base64.b64decode, output["data"]))
     return "".join(output["data"]).encode("utf-8", "surrogatepass")
 
 
 def _read(pieces: Sequence[Buffer]) -> list[dict[str, Any]]:
-    """Reads answers in JSON. Raises Unimplemented when there are tensors in binary after the JSON."""
+    """Reads answers in JSON. Raises Unimplemented for binary tensors after the JSON."""
     try:
         return [json.loads(bytes(piece)) for piece in pieces]
     except ValueError:
@@ -189,8 +189,8 @@ def _written(answer: dict[str, Any]) -> bytes:
 
 
 def joined_generate(pieces: Sequence[Buffer]) -> bytes:
-    """The same for answers of `generate`, flat or (to a V2 request) not: texts are joined, anything else is the last
-    answer's."""
+    """Joins answers of `generate`, flat or nested (in reply to a V2 request): texts are concatenated, other members are
+    those of the last answer."""
     found = _read(pieces)
     if not found or isinstance(found[0].get("outputs"), list):
         return joined_json(pieces)

@@ -1,7 +1,7 @@
 """The settings of logs and traces that Triton's clients read and change on a running server.
 
-The log's level takes effect at once; the log's place and format are fixed at the start. Trace settings, of the
-server and of each model, say which requests are traced where there is a collector; where there is none they are kept.
+The log level takes effect at once; the log's location and format are fixed at the start. Trace settings, of the server
+and of each model, select the traced requests if there is a collector; without one they are only stored.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _LEVELS = (("log_info", logging.INFO), ("log_warning", logging.WARNING), ("log_e
 _VERBOSE, _FILE, _FORMAT = "log_verbose_level", "log_file", "log_format"
 _TRACE_LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
 _NUMBERS = {"trace_rate": 0, "trace_count": -1, "log_frequency": 0}
-#: Refuses a change where changes aren't allowed.
+#: Raises if the caller may not change settings.
 Check = Callable[[], None]
 
 
 class LogSettings:
-    """`check` is called before a change, and may refuse it."""
+    """`check`: called before a change; may raise."""
 
     def __init__(self, log: Logs, check: Check) -> None:
         self._log, self._check = log, check

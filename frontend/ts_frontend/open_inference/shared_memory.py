@@ -1,7 +1,7 @@
 """Regions of system shared memory that clients have registered for their tensors, where that is allowed.
 
-The frontend only keeps their names and places, and checks them; the worker copies a request's tensors, so that a region
-that shrinks does no harm (`ts.tensors.shared_memory`). Memory of GPUs isn't shared."""
+The frontend only keeps and checks their names and locations; the worker copies a request's tensors, so that a truncated
+region affects only its own request (`ts.tensors.shared_memory`). GPU memory can't be shared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ts_frontend.errors import Code, InvalidArgument, ServeError, Unimplemented
 DIRECTORY = "/dev/shm"
 REGIONS_MAX = 1024
 NAME_CHARACTERS_MAX = 256
-#: The word that names a region in a request, in every form.
+#: The parameter for a region in every form of a request.
 MARK = b"shared_memory_region"
 NO_CUDA = "CUDA shared memory is not supported: send tensors in the request, or use system shared memory"
 _KEY = re.compile(r"/?[^/\0]{1,255}")
@@ -34,7 +34,7 @@ class RegionNotFound(ServeError):
 
 
 class Forbidden(ServeError):
-    """The server's settings don't allow it."""
+    """The settings don't allow clients this shared memory."""
 
     remedy = "Allow the key with `shared_memory_keys`."
     code, http_status, type_name = Code.PERMISSION_DENIED, 403, "ForbiddenException"
@@ -62,8 +62,8 @@ class Regions:
         return self._allowed is not None
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Registers a region. Raises Forbidden, RegionExists, and InvalidArgument for shared memory that isn't there or
-        is smaller."""
+        """Registers a region. Raises Forbidden, RegionExists, and InvalidArgument for shared memory that doesn't exist
+        or is smaller."""
         self._check_key(key)
         if not name or len(name) > NAME_CHARACTERS_MAX:
             raise InvalidArgument(f"the name of a region has 1 to {NAME_CHARACTERS_MAX} characters, not {name[:80]!r}")
@@ -89,21 +89,20 @@ class Regions:
             raise InvalidArgument(f"shared memory key {key!r} is not the name of a file of {DIRECTORY}")
 
     def unregister(self, name: str = "") -> None:
-        """Unregisters one region, or with "" all. An unregistered name isn't an error: Triton's clients clean up that
-        way."""
+        """Unregisters a region, or all for "". An unknown name isn't an error: Triton's clients use it to clean up."""
         if name:
             self._regions.pop(name, None)
         else:
             self._regions.clear()
 
     def status(self, name: str = "") -> list[Region]:
-        """Returns one region, or with "" all. Raises RegionNotFound."""
+        """Returns one region, or all for "". Raises RegionNotFound."""
         if name and name not in self._regions:
             raise RegionNotFound(f"Unable to find system shared memory region: {name!r}")
         return [self._regions[name]] if name else list(self._regions.values())
 
     def option(self, data: bytes) -> str:
-        """Returns the option of a request's form that tells the worker where regions are; "" when it names none."""
+        """Returns the form option with the locations of the request's regions, for the worker; "" without regions."""
         if not self._regions or MARK not in data:
             return ""
         places = {one.name: [one.key.lstrip("/"), one.offset, one.byte_size] for one in self._regions.values()}

@@ -1,4 +1,4 @@
-"""A model's statistics in the words of Triton's clients, over gRPC and as JSON."""
+"""A model's statistics as Triton's ModelStatistics, for gRPC and JSON."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The search for the batch size, delay, workers and requests in flight that give a model the most answers a second."""
+"""The search for the batch size, delay, workers and requests in flight with the most answers a second."""

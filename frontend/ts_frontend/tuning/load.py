@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ts_frontend.tuning.search import Measurement
 
-#: The part of a measurement after which one ends that gives less, or more, than so many times what the best gave.
+#: The part of a measurement after which it ends early if it is far from the best.
 LOOK_PART, FAR_BELOW, FAR_ABOVE = 0.25, 0.7, 1.4
 #: Sends one request and returns when it is answered. Raises for any failure.
 Send = Callable[[int], Awaitable[None]]
@@ -18,16 +18,16 @@ Send = Callable[[int], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long one measurement takes: at least `seconds` and `answers` of them, but no more than `seconds_max`; a
-    quarter of that where it is clear by then that it is far from the best. Before that as many requests as are in
-    flight, and a tenth of the seconds, aren't measured."""
+    """The length of a measurement: at least `seconds` and `answers`, at most `seconds_max`; a quarter of that if the
+    result is far from the best by then. A warm-up before it, of a tenth of the seconds and one round of the requests in
+    flight, isn't measured."""
 
     seconds: float = 3.0
     answers: int = 100
     seconds_max: float = 30.0
 
     def reached(self, spent_s: float, answers: int, best_per_s: float = 0.0) -> bool:
-        """Whether so many answers in so much time are enough, beside the best measurement so far."""
+        """Whether `answers` in `spent_s` are enough. `best_per_s`: the best answers a second so far."""
         far = best_per_s and not FAR_BELOW < answers / max(spent_s, 1e-9) / best_per_s < FAR_ABOVE
         part = LOOK_PART if far else 1.0
         ready = spent_s >= part * self.seconds and answers >= part * self.answers
@@ -85,5 +85,5 @@ def summary(latencies_ms: Sequence[float], spent_s: float, failed: int = 0, erro
 
 
 def _share(ordered: Sequence[float], share: float) -> float:
-    """The value that this share of them doesn't exceed."""
+    """The quantile: the value that this share (0 to 1) of the ordered values doesn't exceed."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

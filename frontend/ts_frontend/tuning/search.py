@@ -1,8 +1,8 @@
 """The search for a model's best configuration: a climb over a grid. Pure.
 
-Changing the requests in flight costs nothing, changing the workers a scale call, batch size and delay a new load of
-the model. So each setting of the last three is measured at several loads, from a likely one up and down, while that
-brings more; and the settings are changed one at a time, or batch size and workers together, from the best so far.
+A new load (requests in flight) costs nothing, a new number of workers a scale call, a new batch size or delay a reload
+of the model. So each setting of the last three is measured at several loads, from a likely one up and down, as long as
+that brings more. The settings are changed one at a time, or batch size and workers together, from the best so far.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 GAIN_MIN = 0.02
 #: The share of the best below which a configuration is far from it.
 FAR_BELOW = 0.85
-#: A search ends after a tenth of the grid, but not before so many measurements.
+#: A search ends after a tenth of the grid, but not before this number of measurements.
 EVALUATIONS_MIN = 32
 
 
@@ -36,8 +36,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The measurement of a candidate. `failed`: requests without an answer; `error`: why the first of them, or all,
-    failed."""
+    """The measurement of a trial. `failed`: requests without an answer; `error`: the reason of the first failure, or of
+    the trial's."""
 
     answers_per_s: float
     p50_ms: float = 0.0
@@ -94,7 +94,7 @@ def rank(found: Measurement, bounds: Bounds) -> tuple[float, float, float]:
 
 
 def best_within(trials: Iterable[tuple[Trial, Measurement]], bounds: Bounds) -> float:
-    """The most answers a second of those that keep the bounds; 0 without any."""
+    """The most answers a second of the trials within the bounds; 0 without any."""
     return max((found.answers_per_s for _, found in trials if bounds.excess(found) == 0), default=0.0)
 
 
@@ -112,7 +112,7 @@ def better(one: Measurement, other: Measurement | None, bounds: Bounds) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a search: `best` is None if every candidate failed. `within`: it keeps the bounds."""
+    """The result of a search: `best` is None if every candidate failed. `within`: it is within the bounds."""
 
     best: Trial | None
     measured: Measurement | None
@@ -219,7 +219,7 @@ class _Climb:
         return best
 
     def _far_below(self, found: Measurement) -> bool:
-        """Whether it keeps the bounds, but gives far less than the best that does."""
+        """Whether it is within the bounds, but far below the best of those."""
         most = best_within(self._seen.items(), self._bounds)
         return self._bounds.excess(found) == 0 and found.answers_per_s < FAR_BELOW * most
 
@@ -237,7 +237,7 @@ class _Climb:
         return Trial(space.batch_sizes[0], space.delays_ms[0], space.workers[0], space.concurrencies[0])
 
     def _likely(self, first: Trial) -> Trial:
-        """Where the climb would be after some steps, if more were better: the middle of the batch sizes and workers."""
+        """A likely good start: the middle of the batch sizes and workers."""
         space = self._space
         batch_size, workers = space.batch_sizes[len(space.batch_sizes) // 2], space.workers[len(space.workers) // 2]
         return Trial(batch_size, first.delay_ms, workers, first.concurrency)
@@ -252,7 +252,7 @@ class _Climb:
         )
 
     def _found(self) -> Found:
-        """The best of all; among equals, the one that needs the least of the machine."""
+        """The best trial; among equals, the one with the fewest resources."""
         usable = {one: it for one, it in self._seen.items() if not math.isinf(self._bounds.excess(it))}
         if not usable:
             return Found(None, None, False, len(self._seen))

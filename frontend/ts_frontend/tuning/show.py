@@ -91,8 +91,8 @@ def settings_of(trial: Trial) -> dict[str, int]:
 
 
 def with_settings(text: str, settings: Mapping[str, int]) -> str:
-    """The text of a model-config.yaml with these keys: in their lines if it has them, otherwise at its end. All the
-    rest, comments too, stays."""
+    """The text of a model-config.yaml with these keys: changed in their lines, or appended. All other lines and
+    comments stay."""
     left = dict(settings)
     lines = []
     for line in text.splitlines():
@@ -107,7 +107,7 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 720, 420, 70, 50, 40
 
 
 def svg(title: str, trials: Trials, found: Found, bounds: Bounds) -> str:
-    """Answers a second over p99, a point for each measurement; the found one is marked, and so is the bound."""
+    """Answers a second over p99, a point for each measurement; the best one and the bound are marked."""
     shown = [(trial, it) for trial, it in trials if it.answers_per_s > 0]
     most = max((it.answers_per_s for _, it in shown), default=1.0) * 1.05
     times = [it.p99_ms for _, it in shown] + ([bounds.p99_ms] if bounds.p99_ms else [])
@@ -172,7 +172,7 @@ def can_draw_png() -> bool:
 
 
 def png(title: str, trials: Trials, found: Found, bounds: Bounds) -> bytes:
-    """Returns the plot: a point for each measurement; the found one is marked, and so is the bound of p99."""
+    """Returns the plot: a point for each measurement; the best one and the bound of p99 are marked."""
     from matplotlib.figure import Figure  # type: ignore[import-not-found,unused-ignore]
 
     figure = Figure(figsize=(9, 5.25), layout="constrained")
