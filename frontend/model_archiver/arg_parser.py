@@ -74,7 +74,9 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--runtime", choices=RUNTIMES, default="python", help="what runs the handler (default: python)")
+    parser.add_argument(
+        "--runtime", choices=RUNTIMES, default="python", help="runtime of the handler (default: python)"
+    )
     parser.add_argument(
         "--export-path",
         metavar="DIR",

@@ -166,7 +166,7 @@ class Client:
         timeout_s: float | None = None,
         idempotent: bool | None = None,
     ) -> Answers[bytes]:
-        """TorchServe's `StreamPredictions`: the pieces as the handler sends them."""
+        """TorchServe's `StreamPredictions`: yields the pieces as the handler sends them."""
         return self._stream(calls.predict_stream(model, data, version), timeout_s, idempotent)
 
     # --- how they are made

@@ -20,7 +20,7 @@ class CallFailed(Exception):
 
 
 class InvalidArgument(CallFailed):
-    """The request can't be answered as it is; the message gives the reason."""
+    """The request is invalid; the message gives the reason."""
 
 
 class NotFound(CallFailed):
@@ -28,7 +28,7 @@ class NotFound(CallFailed):
 
 
 class AlreadyThere(CallFailed):
-    """The thing to create already exists."""
+    """The model, region or file to create already exists."""
 
 
 class Refused(CallFailed):
@@ -36,7 +36,7 @@ class Refused(CallFailed):
 
 
 class Unavailable(CallFailed):
-    """Nobody answers there, the connection broke, or no worker can take the call now."""
+    """The server can't be reached, the connection broke, or no worker can take the call now."""
 
 
 class DeadlineExceeded(CallFailed):

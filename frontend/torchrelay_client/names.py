@@ -55,7 +55,7 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def offer() -> None:
-    """Makes the names importable in this process, where nothing else has them; again: no harm."""
+    """Makes the names importable in this process unless other modules have them; a second call does nothing."""
     if not any(isinstance(finder, StandIns) for finder in sys.meta_path):
         sys.meta_path.append(StandIns())
 

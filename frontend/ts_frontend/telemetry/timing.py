@@ -1,7 +1,7 @@
 """The time of a request in parts, on demand: `x-torchrelay-timing: 1`, or `access_log_timing`.
 
-`asking` knows the requests that are asked about. It isn't consulted before the first of them, and other jobs
-carry None.
+`Asking` has the requests that are timed. It is consulted only after the first of them; the jobs of other requests carry
+None.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class JobParts(NamedTuple):
 
 
 class JobTimes:
-    """One job on its way. `batches`: its model waits for batches to fill (`maxBatchDelay`)."""
+    """The times of one job. `batches`: its model waits for batches to fill (`maxBatchDelay`)."""
 
     __slots__ = ("_arrived_s", "_batches", "_place", "_queued_s", "_sent_s", "_times", "model")
 
@@ -117,15 +117,14 @@ def _took(name: str, seconds: float) -> str:
 
 
 class Asking:
-    """The requests that are asked about, each in its own task and in those that are made for it. `ever`: there was
-    one."""
+    """The timed requests, each by its task and the tasks made in it. `ever`: there was one."""
 
     def __init__(self) -> None:
         self.ever = False
         self._current: ContextVar[RequestTimes | None] = ContextVar("asked", default=None)
 
     def begin(self, times: RequestTimes) -> RequestTimes:
-        """Times the jobs that this task, and those made in it, submit from now on."""
+        """Times the jobs that this task, and tasks made in it, submit from now on."""
         self.ever = True
         self._current.set(times)
         return times

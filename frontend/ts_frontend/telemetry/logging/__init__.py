@@ -1,1 +1,1 @@
-"""The log files and the console, as TorchServe and log4j2 configurations have them."""
+"""The log files and the console, in TorchServe's formats or by a log4j2 configuration."""

@@ -56,7 +56,7 @@ def daily(path: Path, bytes_max: int = FILE_BYTES_MAX, kept_max: int = FILES_KEP
 
 
 class Complaints:
-    """Reports on standard error that files of a directory can't be written: once, until all of them can be again."""
+    """Reports on standard error that files of a directory can't be written, once until all of them can be."""
 
     def __init__(self) -> None:
         self._failing: set[Path] = set()
@@ -215,7 +215,7 @@ class RotatedFile(logging.Handler):
 
 
 def _put_away(source: Path, target: Path) -> None:
-    """Moves `source` to `target`, compressed if its suffix is .gz (at level 1, as the log waits meanwhile)."""
+    """Moves `source` to `target`, compressed if its suffix is .gz (at level 1, since the log waits for it)."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.suffix != ".gz":
         source.rename(target)
@@ -230,13 +230,13 @@ def _put_away(source: Path, target: Path) -> None:
 
 
 def _complain(text: str) -> None:
-    """Writes to standard error, as the logs can't be written."""
+    """Writes to standard error, since the logs can't be written."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 
 
 class Console(TextHandler):
-    """Standard output; silent from then on when its reader is gone (a closed terminal or pipe)."""
+    """Standard output; silent once its reader is gone (a closed terminal or pipe)."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.stream.closed:

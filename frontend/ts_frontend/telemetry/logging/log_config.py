@@ -370,7 +370,7 @@ class _Application:
         return None if name.startswith(_JAVA) else name
 
     def level(self, word: str, name: str) -> int:
-        """The level's number; NOTSET, the level of the logger above, for an unknown one."""
+        """The level's number; NOTSET, the parent logger's level, for an unknown word."""
         found = _LEVELS.get(word.upper())
         if found is None:
             self.warnings.append(f"level {word} of logger {name or 'Root'} isn't known: one of {', '.join(_LEVELS)}")

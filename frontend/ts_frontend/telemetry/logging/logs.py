@@ -52,11 +52,11 @@ class Logs:
             )
 
     def every_period(self, source: Source) -> None:
-        """Has the writing thread ask `source` for lines a few times a second, and at the end until it has no more."""
+        """Makes the writing thread read `source` a few times a second, and at the end until it is empty."""
         self.writer.sources.append(source)
 
     def soon(self, source: Source) -> None:
-        """Has the writing thread ask `source` for lines now, unless it was asked to often in this period."""
+        """Makes the writing thread read `source` now, at most a few times in a period."""
         self.writer.hurry(source)
 
     def model_line(self, source: str, line: str, level: int = logging.INFO, request_id: str = "") -> None:
@@ -144,7 +144,7 @@ def _open_files(config: ServerConfig) -> None:
 
 
 class _Worth(Console):
-    """The server's own messages that matter to the author of a handler."""
+    """A console with the server's messages for the author of a handler."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING or record.name == AUTHORS:

@@ -128,7 +128,7 @@ _SUCCESSES = (200, 0)
 
 
 def is_poll(access: Access) -> bool:
-    """Whether a request is a poll that succeeded: one that failed deserves its line."""
+    """Whether a request is a successful poll; failed polls are always logged."""
     return access.status in _SUCCESSES and _POLL.fullmatch(access.request) is not None
 
 
@@ -162,7 +162,7 @@ ENTRIES_PER_WRITE = 64
 SERVER, ACCESS, MODEL = "ts_frontend", "ACCESS_LOG", "MODEL_LOG"
 
 _Waiting: TypeAlias = "tuple[logging.LogRecord, Sequence[logging.Handler]]"
-#: How often in a period a source may be asked early.
+#: The most early reads of a source in a period.
 HURRIES_MAX = 8
 
 
@@ -211,7 +211,7 @@ class Writer:
             self._dropped += 1
 
     def put_access(self, access: AccessFields) -> None:
-        """The fields of an Access; it is made of them by the writing thread."""
+        """Logs a request, by the fields of an Access, which the writing thread makes."""
         if len(self._accesses) < RECORDS_WAITING_MAX:
             self._accesses.append(access)
         else:
@@ -228,7 +228,7 @@ class Writer:
             self._records.put(_LINES)
 
     def hurry(self, source: Source) -> None:
-        """Has the lines of `source` written at once; after HURRIES_MAX calls in a period, they wait for its end."""
+        """Writes the lines of `source` at once; after HURRIES_MAX calls in a period, at its end."""
         if self._hurries < HURRIES_MAX:
             self._hurries += 1
             self._records.put(source)
@@ -274,7 +274,7 @@ class Writer:
                 return self._finish()
 
     def _finish(self) -> None:
-        """Asks the sources until they return nothing twice: some hold back a sum that they are still adding to."""
+        """Reads the sources until they return nothing twice, since some keep a sum that still grows."""
         while self._write_sources() or self._write_sources():
             pass
 
@@ -305,7 +305,7 @@ class Writer:
         return found
 
     def _attempt(self, what: str, work: Callable[[], bool | None]) -> bool:
-        """The result of `work`; a failure is logged once until it succeeds again: this thread must not end of it."""
+        """The result of `work`; the first failure of a series is logged, and never ends this thread."""
         try:
             found = bool(work())
         except Exception as error:
@@ -354,7 +354,7 @@ def _write_same(
         record = logger.makeRecord(logger.name, level, "", 0, "%s", (lines,), None)
         record.entries, record.entry_lines, record.source = portion, lines, source
         write(record, handlers)
-        time.sleep(0)  # releases the interpreter to the event loop, which would otherwise wait 5 ms for it
+        time.sleep(0)  # releases the GIL to the event loop, which would otherwise wait 5 ms
 
 
 def write(record: logging.LogRecord, handlers: Iterable[logging.Handler]) -> None:
@@ -362,7 +362,7 @@ def write(record: logging.LogRecord, handlers: Iterable[logging.Handler]) -> Non
         if record.levelno >= handler.level:
             try:
                 handler.handle(record)
-            except Exception:  # a record that can't be formatted: the others still can
+            except Exception:  # a record that can't be formatted doesn't stop the others
                 handler.handleError(record)
 
 

@@ -20,7 +20,7 @@ HOST_DIMENSION = "Hostname"
 
 
 class MetricKind(Enum):
-    """How a metric's values combine."""
+    """The type of a metric: a sum, a last value, or buckets."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -82,9 +82,9 @@ def _definition(kind: MetricKind, entry: Any, more: tuple[str, ...]) -> Definiti
     return Definition(name, kind, unit, (*map(str, dimensions), *more))
 
 
-#: Otherwise a handler that puts a request's id into a label would fill the memory.
+#: The limit of series of a metric: a handler may put request ids into a label.
 SERIES_MAX = 10_000
-#: Values of a series that may be kept before they are added up.
+#: The most values of a series that are kept before they are summed.
 TIMES_MAX = 512
 #: The usual ones of Prometheus's Java client; the last bucket, +Inf, is implied.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)

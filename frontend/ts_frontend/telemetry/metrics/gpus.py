@@ -14,7 +14,7 @@ LIBRARY = "libnvidia-ml.so.1"
 
 @dataclass(frozen=True, slots=True)
 class GpuLoad:
-    """`busy_percent`: the share of time in which something ran on it."""
+    """The load of one GPU. `busy_percent`: the share of time in which a kernel ran."""
 
     index: int
     busy_percent: float
@@ -52,7 +52,7 @@ PROCESSES_MAX = 1024
 
 
 class GpuReader:
-    """Reads the first `count` GPUs; none where the library or the driver isn't there, or a GPU gives no answer."""
+    """Reads the first `count` GPUs; none without the library or the driver, or if a GPU doesn't answer."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -123,7 +123,7 @@ MIB = 1 << 20
 
 
 def smi_loads(output: str, count: int) -> list[GpuLoad]:
-    """The first `count` GPUs in the output of SMI; lines without numbers (`[N/A]`) don't count."""
+    """The first `count` GPUs in the output of SMI; lines without numbers (`[N/A]`) are skipped."""
     found = []
     for line in output.splitlines():
         try:

@@ -33,7 +33,7 @@ class Example(NamedTuple):
     headers: Pairs
 
     def text(self, value_s: float) -> str:
-        """Its place on a bucket's line."""
+        """The exemplar's text at the end of a bucket's line."""
         labels = [("request_id", self.request_id[:REQUEST_ID_CHARS_MAX])]
         if trace_id := trace_of(self.headers):
             labels.insert(0, ("trace_id", trace_id))

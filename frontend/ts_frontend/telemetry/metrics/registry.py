@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 LEGACY = frozenset({events.REQUESTS, events.LATENCY, events.QUEUE_LATENCY})
 FAMILIES_MAX = 1000
-#: The first line of the API's answer in modes that keep metrics from it.
+#: The first line of the API's answer in modes that write metrics to logs.
 ELSEWHERE = (
     "# metrics_mode={mode}: TorchServe's metrics are in ts_metrics.log and model_metrics.log; "
     "metrics_mode=prometheus has them here\n"

@@ -15,7 +15,7 @@ from ts_frontend.telemetry.metrics.families import NOTHING, TIMES_MAX, Definitio
 from ts_frontend.telemetry.metrics.text import Record, log_text
 
 EVENTS_MAX = 64
-#: Metrics that handlers report and that wait for the writing thread; further ones are counted.
+#: The most handler metrics that wait for the writing thread; further ones are dropped and counted.
 RECORDS_MAX = 10_000
 
 SERVER_LOG, MODEL_LOG = "TS_METRICS", "MODEL_METRICS"
@@ -30,7 +30,7 @@ STEPS_PER_OCTAVE = 6
 BOUNDS_S = tuple(1e-5 * 2 ** (step / STEPS_PER_OCTAVE) for step in range(26 * STEPS_PER_OCTAVE + 1))
 
 
-#: Kinds of events; plain numbers, because every request makes a few. Times in seconds.
+#: Kinds of events; plain numbers for speed. Times in seconds.
 #: ACCEPTED: source (model, version label). ANSWERED: the same, a: latency, b: time in the queue.
 #: BATCH: source: model, a: time on the worker, b: time before that. HTTP: source: metric.
 ACCEPTED, ANSWERED, BATCH, HTTP = range(4)
@@ -340,8 +340,8 @@ RequestMetrics: TypeAlias = "CountedRequests | LoggedRequests"
 
 
 class LatencyCounts:
-    """A histogram of latencies: a count for each of BOUNDS_S, and one for those beyond. A model has them only
-    while somebody watches its latencies as finely as a screen shows them."""
+    """A histogram of latencies: a count for each of BOUNDS_S, and one for those beyond. A model has one only while a
+    console or `torchserve top` reads its latencies."""
 
     __slots__ = ("counts",)
 

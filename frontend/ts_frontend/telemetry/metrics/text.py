@@ -110,7 +110,7 @@ class Record:
         return Definition(self.name, self.kind, self.unit, (*self.labels, HOST_DIMENSION))
 
     def values(self, definition: Definition) -> tuple[str, ...] | None:
-        """Its label values in the definition's order: by name, or else by position; None when they don't fit."""
+        """Its label values in the definition's order: by name, or else by position; None if they don't match it."""
         names = definition.dimensions[:-1]
         if len(names) != len(self.labels):
             return None

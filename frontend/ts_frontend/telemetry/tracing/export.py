@@ -68,7 +68,7 @@ class BoundedProcessor(BatchSpanProcessor):
         if self._taken - self._counted.exported - self._counted.failed >= self._queued_max:
             self.dropped += 1
             if self.dropped == 1:
-                log.warning("Spans are dropped: the collector takes them more slowly than they come, or not at all")
+                log.warning("Spans are dropped: the collector is too slow, or can't be reached")
             return
         self._taken += 1
         super().on_end(span)
@@ -86,7 +86,7 @@ class Export:
         self.tracer: Tracer = self._provider.get_tracer(SERVICE, ts.version.__version__)
 
     def ended(self, span: ReadableSpan) -> None:
-        """Takes a span that no tracer made."""
+        """Queues a span that was made without a tracer."""
         self._processor.on_end(span)
 
     def counts(self) -> dict[str, int]:

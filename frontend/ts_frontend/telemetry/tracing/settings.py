@@ -1,8 +1,8 @@
 """Trace settings: the collector, as `otlp_endpoint` or OpenTelemetry's variables name it, and Triton's settings for
 which requests are traced (level, rate, count).
 
-Triton's apply after OpenTelemetry's sampler: requests that it leaves out stay out. Models without settings of their own
-are counted together.
+Triton's settings apply after OpenTelemetry's sampler, and only to requests that it selects. Models without settings of
+their own are counted together.
 """
 
 from __future__ import annotations
