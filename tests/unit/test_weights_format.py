@@ -73,7 +73,7 @@ def test_what_is_none(names: list[str], tmp_path: Path) -> None:
 
 
 def test_a_state_without_its_class_is_refused_with_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArchive, match=r"model\.safetensors has weights and no model: put a model\.py"):
+    with pytest.raises(InvalidArchive, match=r"model\.safetensors has weights but no model: put a model\.py"):
         opened(folder(tmp_path / "net", "model.safetensors"), tmp_path)
     bare = folder(tmp_path / "bare", "model.safetensors")
     (bare / "config.json").write_text('{"model_type": "bert"}')
@@ -92,7 +92,7 @@ def test_a_download_that_did_not_end_is_refused(tmp_path: Path) -> None:
 
 
 def test_weights_that_change_other_weights_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArchive, match=r"adapter_model\.safetensors changes the weights of another.*merge_and_"):
+    with pytest.raises(InvalidArchive, match=r"adapter_model\.safetensors is an adapter for another model.*merge_and_"):
         opened(folder(tmp_path / "net", "adapter_model.safetensors", "adapter_config.json"), tmp_path)
 
 
