@@ -162,7 +162,7 @@ def test_http_on_the_grpc_port_while_calls_run(served: Any, stub: Any) -> None:
     """Promise 001-29."""
     port = served.port("grpc_inference")
     if served.engine == "grpcio":
-        served.wait_for_log("grpcio answers gRPC only")
+        served.wait_for_log("grpcio serves only gRPC")
         with pytest.raises((http.client.HTTPException, ConnectionError)):
             get(port)
         return
