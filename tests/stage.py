@@ -80,6 +80,9 @@ class Actor(WorkerProcess):
         whole = len(batch.items) > 1
         self.say(*(Failed(item.job_id, 503, "Prediction failed", whole=whole) for item in batch.items))
 
+    def kill_with_stacks(self) -> None:
+        self.kill()
+
     def kill(self) -> None:
         self.end(-signal.SIGKILL)
 

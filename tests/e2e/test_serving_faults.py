@@ -223,6 +223,32 @@ def test_a_model_that_never_finishes_loading_is_given_up_after_its_startup_timeo
     assert code is grpc.StatusCode.INTERNAL and "within 1 s (startupTimeout)" in details
 
 
+def test_a_handler_that_never_finishes_loading_shows_where_it_is(start, write, tmp_path):
+    """Also where the handler ignores the signal that ends a process."""
+    source = tmp_path / "endless.py"
+    source.write_text(
+        "import signal\n\nclass Endless:\n    def initialize(self, context):\n"
+        "        signal.signal(signal.SIGTERM, signal.SIG_IGN)\n        self.search()\n\n"
+        "    def search(self):\n        while True:\n            pass\n\n"
+        "    def handle(self, data, context):\n        return data\n"
+    )
+    write("endless", source)
+    server = start()
+    assert status_of(lambda: server.register("endless", startup_timeout=1))[0] is grpc.StatusCode.INTERNAL
+    server.wait_for_log("in search")
+    assert any(re.search(r'handler\.py", line (9|10) in search', line) for line in server.lines)
+
+
+def test_a_handler_that_exits_is_told_in_the_log(start, write, tmp_path):
+    source = tmp_path / "quitting.py"
+    source.write_text("import sys\n\ndef handle(data, context):\n    if data is not None:\n        sys.exit(4)\n")
+    write("quitting", source)
+    server = start()
+    server.register("quitting")
+    assert "exit code 4" in status_of(lambda: server.predict("quitting", "x"))[1]
+    server.wait_for_log("The handler called sys.exit(4) (handler.py, line 5, in handle), which ends its worker")
+
+
 def test_a_model_that_fails_after_an_asynchronous_register_shows_its_reason(start):
     server = start()
     assert server.register("failing", synchronous=False) == "Processing worker updates..."

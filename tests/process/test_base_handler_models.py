@@ -169,6 +169,28 @@ def test_what_cannot_be_loaded_says_why(
         loaded(tmp_path, **model)
 
 
+@pytest.mark.parametrize("model_file", ["tiny_net.py", None], ids=["eager", "TorchScript"])
+def test_a_damaged_weights_file_is_named(files: Path, tmp_path: Path, model_file: str | None) -> None:
+    """Cut short by a broken copy, or the text that Git LFS leaves in a checkout without its files."""
+    shutil.copy(files / "tiny_net.py", tmp_path)
+    whole = (files / ("net.pt" if model_file else "script.pt")).read_bytes()
+    model: dict[str, Any] = {"modelFile": model_file} if model_file else {}
+    (tmp_path / "half.pt").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelFileError, match=rf"half\.pt \({len(whole) // 2} bytes\) isn't a whole file of weights"):
+        loaded(tmp_path, None, **model, serializedFile="half.pt")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    (tmp_path / "pointer.pt").write_text(pointer)
+    with pytest.raises(ModelFileError, match=r"pointer\.pt is a pointer of Git LFS.*git lfs pull"):
+        loaded(tmp_path, None, **model, serializedFile="pointer.pt")
+
+
+def test_weights_of_another_network_name_both_files(files: Path, tmp_path: Path) -> None:
+    shutil.copy(files / "tiny_net.py", tmp_path)
+    torch.save({"other.weight": torch.zeros(2)}, tmp_path / "other.pt")
+    with pytest.raises(ModelFileError, match=r"(?s)other\.pt doesn't fit TinyNet of tiny_net\.py.*other\.weight"):
+        loaded(tmp_path, modelFile="tiny_net.py", serializedFile="other.pt")
+
+
 def test_a_model_file_needs_one_network(tmp_path: Path) -> None:
     (tmp_path / "tiny_net.py").write_text(MODEL.format(name="A") + MODEL.format(name="B"))
     with pytest.raises(ModelFileError, match="one torch.nn.Module class, it has: A, B"):

@@ -348,6 +348,21 @@ def _(desk: Desk) -> str:
     return answered(desk, "return {'label': 3}")
 
 
+@mistake("a forgotten return", "it is of type NoneType", "A path through handle ends without a return")
+def _(desk: Desk) -> str:
+    return answered(desk, "answers = ['x']")
+
+
+@mistake("text for one request", "it is of type str", "Put the answer into a list: return [answer]")
+def _(desk: Desk) -> str:
+    return answered(desk, "return 'cat'")
+
+
+@mistake("a tensor for the whole batch", "it is of type Tensor", "x.tolist() makes a list of it, an element per row")
+def _(desk: Desk) -> str:
+    return answered(desk, "import torch; return torch.ones(1, 3)")
+
+
 @mistake("one answer for a whole batch", "the handler's result has 1 element for 3 requests of the batch: ['cat']")
 def _(desk: Desk) -> str:
     return answered(desk, "return ['cat']", bodies=3)

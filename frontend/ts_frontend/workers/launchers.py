@@ -286,6 +286,9 @@ class InProcessWorker(WorkerProcess):
             pass
         self.ended(ExitStatus(None))
 
+    def kill_with_stacks(self) -> None:
+        self.kill()
+
     def release(self) -> None:
         self.progress.close()
 

@@ -16,7 +16,7 @@ from typing import IO, Any, TypeAlias
 
 import psutil
 
-from ts.protocol.codes import REASON_OF_EXIT
+from ts.protocol.codes import REASON_OF_EXIT, SHOWS_STACKS
 from ts.protocol.marks import unmarked
 from ts.protocol.progress import PROGRESS_BYTES, has_begun, spent
 from ts_frontend.scheduling.repeats import Repeats
@@ -68,6 +68,8 @@ class ExitStatus:
 
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 LINE_BYTES_MAX = 64 * 1024
+#: Enough for a worker to write its threads' stacks, also on a machine with much else to do.
+STACKS_S = 0.5
 #: The most bytes read at a time, so that a worker that prints endlessly doesn't block the event loop.
 READ_BYTES = 8 * 1024
 #: More than a pipe holds (64 KiB).
@@ -281,13 +283,16 @@ class ForkedProcess:
 
     def kill(self) -> None:
         """Sends SIGKILL, unless the process has ended already."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
         if self.exited.done():
             return
         try:
             if self.pidfd is not None:
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self.pidfd, number)
             else:
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, number)
         except ProcessLookupError:
             pass
 
@@ -324,6 +329,15 @@ class WorkerProcess(ForkedProcess):
     def where(self) -> dict[str, Any]:
         """The machine of a remote process; {} for one of this machine."""
         return {}
+
+    def kill_with_stacks(self) -> None:
+        """Kills a process that hangs, after it has had a moment to write where its threads are to stderr. Processes of
+        other machines and those of torchrun are killed at once."""
+        if self.remote or self.rendezvous is not None:
+            self.kill()
+            return
+        self._send(SHOWS_STACKS)
+        asyncio.get_running_loop().call_later(STACKS_S, self.kill)
 
     def note_begun(self, batch_id: int) -> None:
         """Notes that the handler is called for a batch; a process of this machine writes that to the progress file

@@ -220,7 +220,10 @@ class Worker:
         self._out_of_memory |= out_of_memory
         if self.process is None:
             return
-        self.process.kill()
+        if self.hung:
+            self.process.kill_with_stacks()
+        else:
+            self.process.kill()
         if self._connection is not None:
             self._connection.close()
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from enum import IntEnum
 
 
@@ -27,6 +28,8 @@ class Code(IntEnum):
     UNAUTHENTICATED = 16
 
 
+#: Has a worker write the stacks of its threads to stderr, as it has a JVM.
+SHOWS_STACKS = signal.SIGQUIT
 #: Exit codes with which a worker says why it ends.
 BROKEN_FRAME, DEVICE_LOST = 70, 71
 REASON_OF_EXIT = {

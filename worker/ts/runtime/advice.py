@@ -123,6 +123,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 # --- results
 
 
+def of_whole_result(value: Any) -> str:
+    """What to write in place of a handler's result that is no list; "" where that isn't known."""
+    if value is None:
+        return "A path through handle ends without a return"
+    if isinstance(value, (str, bytes, bytearray, dict)):
+        return "Put the answer into a list: return [answer]"
+    if isinstance(value, tuple):
+        return "list(x) makes a list of it"
+    return "x.tolist() makes a list of it, an element per row" if hasattr(value, "tolist") else ""
+
+
 def of_result(value: Any) -> str:
     """The place of a value in a handler's answer that JSON can't represent, and its remedy; "" if unknown."""
     found = _odd(value, "", [0])

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ts.protocol.codes import SHOWS_STACKS
 from ts.protocol.frames import LoadFailed, Ready
 from ts.protocol.memory import give_back_freed, keep_freed
 from ts.protocol.progress import PROGRESS_BYTES, Progress
@@ -28,7 +29,7 @@ from ts.runtime.continuous import ContinuousRunner
 from ts.runtime.handlers import Loaded, describe_failure, load
 from ts.runtime.jobs import Ledger, SilentLedger
 from ts.runtime.process import log_to_stdout, mark_lines, outlive_stops, set_threads, turn_to
-from ts.runtime.running import Opened, Opening
+from ts.runtime.running import Opened, Opening, place_of
 from ts.runtime.stopwatch import Stopwatch
 from ts.runtime.worker import Link, leave
 
@@ -99,6 +100,9 @@ def answer(
             ledger.on_measure = Stopwatch(ledger, runner, awaits=runner_type is AsyncRunner).measure
             runner.run()
         except SystemExit as error:
+            place = place_of(error)
+            if place:  # else it isn't the handler's
+                print(f"The handler called sys.exit({error.code!r}){place}, which ends its worker", file=sys.stderr)
             status = _exit_status(error)
         link.drain()
     finally:
@@ -123,6 +127,7 @@ def _response_bytes_max(settings: dict[str, Any]) -> int:
 
 def prepare_process() -> None:
     faulthandler.enable(file=2)
+    faulthandler.register(SHOWS_STACKS, file=2, all_threads=True)  # sent before a worker that hangs is killed
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(line_buffering=True)

@@ -196,7 +196,9 @@ def wrong_shape(result: Any, count: int) -> Failure | None:
     if not isinstance(result, list):
         given = f"it is of type {type(result).__name__}: {_shortened(result)}"
         wanted = f"a list of {count} element{'s' * (count != 1)}, one for each request of the batch"
-        return _misbehaved(NOT_A_LIST, f"the handler's result should be {wanted}; {given}")
+        cause = f"the handler's result should be {wanted}; {given}"
+        what_to_do = advice.of_whole_result(result)
+        return _misbehaved(NOT_A_LIST, f"{cause}. {what_to_do}" if what_to_do else cause)
     if len(result) != count:
         counts = f"{len(result)} element{'s' * (len(result) != 1)} for {count} request{'s' * (count != 1)}"
         return _misbehaved(WRONG_LENGTH, f"the handler's result has {counts} of the batch: {_shortened(result)}")
@@ -237,13 +239,19 @@ def _cause(error: BaseException) -> str:
     text = " ".join("".join(traceback.format_exception_only(type(error), error)).split())
     if len(text) > CAUSE_CHARS_MAX:
         text = text[:CAUSE_CHARS_MAX] + "…"
+    place = place_of(error)
+    what_to_do = advice.of_exception(error, _inputs_of(_without_runtime(error)))
+    return f"{text}{place}. {what_to_do}" if what_to_do else f"{text}{place}"
+
+
+def place_of(error: BaseException) -> str:
+    """The file and line of the handler's own code that an exception came from, in brackets; "" where it has none."""
     frames = traceback.extract_tb(_without_runtime(error))
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     for frame in (own or frames)[-1:]:
         if os.path.dirname(frame.filename) not in _RUNTIME_DIRS:
-            text = f"{text} ({os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name})"
-    what_to_do = advice.of_exception(error, _inputs_of(_without_runtime(error)))
-    return f"{text}. {what_to_do}" if what_to_do else text
+            return f" ({os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name})"
+    return ""
 
 
 def _inputs_of(here: TracebackType | None) -> list[str] | None:

@@ -20,6 +20,10 @@ from ts.utils.util import list_classes_from_module
 
 logger = logging.getLogger(__name__)
 
+#: How a text file begins that Git LFS leaves in place of a large one.
+_LFS_POINTER = b"version https://git-lfs"
+#: What torch says of a file that was cut short.
+_DAMAGES = ("failed finding central directory", "not a ZIP archive", "unexpected EOF", "file in archive is not in a")
 TRUST = "If you trust this archive, set `handler: {weights_only: false}` in its model-config.yaml"
 
 
@@ -66,11 +70,33 @@ def model_class(path: Path) -> type:
     return classes[0]
 
 
+def _refuse_pointer(path: Path) -> None:
+    with path.open("rb") as file:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise ModelFileError(
+                f"{path.name} is a pointer of Git LFS instead of the weights: run `git lfs pull` and pack it again"
+            )
+
+
+def _is_damage(error: Exception) -> bool:
+    return isinstance(error, EOFError) or any(part in str(error) for part in _DAMAGES)
+
+
+def _damaged(path: Path, error: Exception) -> str:
+    size = path.stat().st_size
+    return f"{path.name} ({size} bytes) isn't a whole file of weights: copy or save it again, and pack it. ({error})"
+
+
 def load_weights(path: str | Path, device: torch.device, weights_only: bool = True) -> Any:
     """Loads the object saved in `path`. Raises ModelFileError when it holds more than tensors and plain values."""
     path = _existing(path, "serialized file")
+    _refuse_pointer(path)
     try:
         return torch.load(path, map_location=device, weights_only=weights_only)
+    except (EOFError, RuntimeError) as error:
+        if not _is_damage(error):
+            raise
+        raise ModelFileError(_damaged(path, error)) from error
     except pickle.UnpicklingError as error:
         if not weights_only:
             raise
@@ -87,18 +113,25 @@ def load_eager(
     model = model_class(_existing(model_file, "model file"))()
     if weights is not None:
         state = load_weights(weights, device, weights_only)
-        model.load_state_dict(state.state_dict() if isinstance(state, torch.nn.Module) else state)
+        try:
+            model.load_state_dict(state.state_dict() if isinstance(state, torch.nn.Module) else state)
+        except RuntimeError as error:
+            files = f"{Path(weights).name} doesn't fit {type(model).__name__} of {Path(model_file).name}"
+            raise ModelFileError(f"{files}. Pack the model file that the weights were saved with. {error}") from error
     return model.to(device).eval()
 
 
 def load_torchscript(path: str | Path, device: torch.device) -> torch.jit.ScriptModule:
     """A TorchScript archive, in evaluation mode. Raises ModelFileError for eager weights."""
     path = _existing(path, "serialized file")
+    _refuse_pointer(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             return torch.jit.load(str(path), map_location=device).eval()
     except RuntimeError as error:
+        if _is_damage(error):
+            raise ModelFileError(_damaged(path, error)) from error
         if "constants.pkl" not in str(error):
             raise
         raise ModelFileError(
