@@ -142,9 +142,10 @@ class _Climb:
     def run(self, start: Trial | None) -> Search:
         first = self._nearest(start) if start else self._least()
         current = yield from self._load(first)
-        corner = yield from self._load(self._likely(first))
-        if better(self._seen[corner], self._seen[current], self._bounds):
-            current = corner
+        for likely in self._likely(first):
+            corner = yield from self._load(likely)
+            if better(self._seen[corner], self._seen[current], self._bounds):
+                current = corner
         yield from self._settle(current)
         if not self._found().within and not self._spent:  # a local best beyond the bounds
             yield from self._settle((yield from self._load(self._least())))
@@ -160,13 +161,16 @@ class _Climb:
 
     def _climb(self, current: Trial) -> Generator[Trial, Measurement, Trial]:
         """The candidate that has no better neighbour."""
-        moved = True
+        moved, last = True, _STEPS[0]
         while moved and not self._spent:
             moved = False
-            for neighbour in self._neighbours(current):
+            for step in (last, *(one for one in _STEPS if one != last)):
+                neighbour = self._beside(current, step)
+                if neighbour is None:
+                    continue
                 found = yield from self._load(neighbour, current)
                 if better(self._seen[found], self._seen[current], self._bounds):
-                    current, moved = found, True
+                    current, moved, last = found, True, step
                 if moved or self._spent:
                     break
         return current
@@ -204,6 +208,8 @@ class _Climb:
         first = yield from self._measure(best)
         if self._bounds.excess(Measurement(0, memory_bytes=first.memory_bytes)) > 0:
             return best  # another load takes no less memory
+        if 0 < self._bounds.excess(first) < math.inf:
+            return (yield from self._most_load(candidate, index))
         for step in (1, -1):
             if step < 0 and self._far_below(first):
                 break  # fewer requests in flight don't bring so much
@@ -218,29 +224,45 @@ class _Climb:
                 break
         return best
 
+    def _most_load(self, candidate: Trial, too_much: int) -> Generator[Trial, Measurement, Trial]:
+        """The candidate at the highest load that keeps the bound for p99, which the load with the index `too_much`
+        doesn't, or at the least. p99 rises with the load, so that each measurement halves what is left."""
+        loads = self._space.concurrencies
+        enough = -1
+        while too_much - enough > 1:
+            middle = (enough + too_much) // 2
+            measured = yield from self._measure(replace(candidate, concurrency=loads[middle]))
+            if self._bounds.excess(measured) > 0:
+                too_much = middle
+            else:
+                enough = middle
+        return replace(candidate, concurrency=loads[max(enough, 0)])
+
     def _far_below(self, found: Measurement) -> bool:
         """Whether it is within the bounds, but far below the best of those."""
         most = best_within(self._seen.items(), self._bounds)
         return self._bounds.excess(found) == 0 and found.answers_per_s < FAR_BELOW * most
 
-    def _neighbours(self, current: Trial) -> Iterator[Trial]:
-        """One step in one setting, then in two; the batch size, which gains the most, first."""
-        batches, delays, workers = self._space.batch_sizes, self._space.delays_ms, self._space.workers
-        at = (batches.index(current.batch_size), delays.index(current.delay_ms), workers.index(current.workers))
-        for steps in _STEPS:
-            to = tuple(place + step for place, step in zip(at, steps, strict=True))
-            if all(0 <= place < len(axis) for place, axis in zip(to, (batches, delays, workers), strict=True)):
-                yield Trial(batches[to[0]], delays[to[1]], workers[to[2]], current.concurrency)
+    def _beside(self, current: Trial, step: Sequence[int]) -> Trial | None:
+        """The candidate one step away in some settings; None beyond the grid."""
+        axes = (self._space.batch_sizes, self._space.delays_ms, self._space.workers)
+        at = [axis.index(value) + by for axis, value, by in zip(axes, current.settings, step, strict=True)]
+        if not all(0 <= place < len(axis) for place, axis in zip(at, axes, strict=True)):
+            return None
+        batch_size, delay_ms, workers = (axis[place] for place, axis in zip(at, axes, strict=True))
+        return Trial(batch_size, delay_ms, workers, current.concurrency)
 
     def _least(self) -> Trial:
         space = self._space
         return Trial(space.batch_sizes[0], space.delays_ms[0], space.workers[0], space.concurrencies[0])
 
-    def _likely(self, first: Trial) -> Trial:
-        """A likely good start: the middle of the batch sizes and workers."""
+    def _likely(self, first: Trial) -> Iterator[Trial]:
+        """Likely good starts: the middle of the batch sizes and workers, and with a bound for p99 no batches."""
         space = self._space
-        batch_size, workers = space.batch_sizes[len(space.batch_sizes) // 2], space.workers[len(space.workers) // 2]
-        return Trial(batch_size, first.delay_ms, workers, first.concurrency)
+        workers = space.workers[len(space.workers) // 2]
+        yield Trial(space.batch_sizes[len(space.batch_sizes) // 2], space.delays_ms[0], workers, first.concurrency)
+        if self._bounds.p99_ms is not None:
+            yield Trial(space.batch_sizes[0], space.delays_ms[0], workers, first.concurrency)
 
     def _nearest(self, start: Trial) -> Trial:
         space = self._space
@@ -278,6 +300,8 @@ _STEPS = (
     (-1, -1, 0),
     (-1, 1, 0),
     (1, -1, 0),
+    (0, 1, -1),
+    (0, 0, 2),
 )
 
 
