@@ -126,11 +126,17 @@ FORMATS: Mapping[str, tuple[str, Callable[[Members, Path, Stamp, str], None]]] =
 
 
 def pack(members: Members, target: Path, archive_format: str, stamp: Stamp, name: str) -> None:
-    """Writes a temporary file and renames it to `target`, so that a failure keeps an existing file. Raises OSError."""
+    """Writes a temporary file and renames it to `target`, so that a failure keeps an existing file. Raises OSError,
+    with the target's name where the system gives none (a full disk)."""
     _, write = FORMATS[archive_format]
     with tempfile.TemporaryDirectory(prefix=".archiving-", dir=target.parent) as work:
         fresh = Path(work, "new")
-        write(members, fresh, stamp, name)
+        try:
+            write(members, fresh, stamp, name)
+        except OSError as error:
+            if error.filename is None and error.errno is not None:
+                raise OSError(error.errno, error.strerror, str(target)) from error
+            raise
         if target.is_dir() and not target.is_symlink():
             os.rename(target, Path(work, "old"))
         os.replace(fresh, target)

@@ -84,7 +84,7 @@ def test_callers_of_a_handler_that_raised_are_told_where(shared):
         (answer,) = stub.StreamPredictions2(iter([request]), timeout=GUARD_S)
     for status in (Status.FromString(trailing["grpc-status-details-bin"]), answer.status):
         assert (status.code, status.message) == (13, failed.value.details())
-        info, debug = status.details
+        info, *more_of_it, debug = status.details
         assert info.type_url == "type.googleapis.com/google.rpc.ErrorInfo"
         assert (found := error_details_pb2.ErrorInfo.FromString(info.value)).reason == "HANDLER_FAILED"
         assert found.domain == "torchrelay"
@@ -92,6 +92,11 @@ def test_callers_of_a_handler_that_raised_are_told_where(shared):
         more = error_details_pb2.DebugInfo.FromString(debug.value)
         assert more.detail == status.message
         assert more.stack_entries[-1] in status.message
+        for one in more_of_it:
+            assert one.type_url == "type.googleapis.com/google.rpc.RequestInfo"
+            request_id = error_details_pb2.RequestInfo.FromString(one.value).request_id
+            assert until(lambda wanted=request_id: [line for line in shared.lines if f"request ids: {wanted}" in line])
+        assert len(more_of_it) == (status is not answer.status), "a stream's errors are told by their answers"
         assert "Prediction failed: " in status.message and re.search(r" \(\w+\.py, line \d+, in \w+\)$", status.message)
 
 

@@ -19,6 +19,7 @@ from ts_frontend.cli.client import WorkersFailed, wait_for_workers
 from ts_frontend.cli.commands import commands
 from ts_frontend.protos import inference_pb2 as inference
 from ts_frontend.protos import management_pb2 as management
+from ts_frontend.protos.google_rpc_status_pb2 import Status
 
 FAILURE = {"workerId": "9001", "time": "now", "reason": "exit code 3", "failuresInARow": 2, "lastLines": ["Oh no"]}
 
@@ -54,6 +55,12 @@ class SmallServer:
         self.find(request, context)
         if request.input.get("data") == b"binary":
             return inference.PredictionResponse(prediction=b"\xff")
+        if request.input.get("data") == b"raise, explained":
+            status = Status(code=13, message="Prediction failed: ValueError: q (h.py, line 4, in handle)")
+            value = b"\x0a\x03r-7"  # google.rpc.RequestInfo's request_id
+            status.details.add(type_url="type.googleapis.com/google.rpc.RequestInfo", value=value)
+            context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+            context.abort(grpc.StatusCode.INTERNAL, status.message)
         if request.input.get("data") == b"raise":
             context.abort(grpc.StatusCode.UNAVAILABLE, "Prediction failed")
         return inference.PredictionResponse(prediction=b"|".join(request.input[key] for key in sorted(request.input)))
@@ -351,6 +358,12 @@ def test_predict_with_unusable_inputs(run: Run, words: tuple[str, ...], text_: s
 def test_handlers_failure_is_not_taken_for_a_missing_server(run: Run) -> None:
     result = run("predict", "m", "-", input=b"raise")
     assert (result.exit_code, result.stderr) == (1, "Error: UNAVAILABLE: Prediction failed\n")
+
+
+def test_a_handlers_failure_is_told_with_its_place_in_the_log(run: Run) -> None:
+    result = run("predict", "m", "-", input=b"raise, explained")
+    told = "Prediction failed: ValueError: q (h.py, line 4, in handle) (request ID r-7: the model's log says why)"
+    assert (result.exit_code, result.stderr) == (1, f"Error: INTERNAL: {told}\n")
 
 
 def test_stream(run: Run) -> None:

@@ -13,13 +13,14 @@ from typing import Any
 
 import grpc
 import psutil
-from google.protobuf import empty_pb2
+from google.protobuf import empty_pb2, wrappers_pb2
 
 from ts_frontend.authorization.key_files import NAME, read_keys
 from ts_frontend.config.addresses import is_loopback
 from ts_frontend.config.keys import BadKeys, KeyKind, Keys, time_text
 from ts_frontend.process import PidFileError, pid_path, running_server
 from ts_frontend.protos import inference_pb2, inference_pb2_grpc, management_pb2, management_pb2_grpc
+from ts_frontend.protos.google_rpc_status_pb2 import Status
 
 
 class NoKeys(Exception):
@@ -140,6 +141,10 @@ class Target:
 _NOT_GRPC, _OTHER_API = "received http2 header with status", "is unimplemented"
 
 
+#: Its first field is the request's ID, a text.
+_REQUEST_INFO = "type.googleapis.com/google.rpc.RequestInfo"
+
+
 def _failure(error: Any, address: str) -> CallFailed:
     code, details = error.code().name, error.details() or ""
     if _NOT_GRPC in details.lower():
@@ -165,7 +170,17 @@ def _failure(error: Any, address: str) -> CallFailed:
             "If it has no TLS, leave out --ca-file."
         )
         return CallFailed(code, text)
-    return CallFailed(code, f"{code}: {details or 'the server gave no reason'}")
+    return CallFailed(code, f"{code}: {details or 'the server gave no reason'}{_where_logged(error, details)}")
+
+
+def _where_logged(error: Any, details: str) -> str:
+    """The request's ID in the model's log, for a handler's error whose message doesn't have it."""
+    status = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin", b"")
+    for one in Status.FromString(status).details:
+        if one.type_url == _REQUEST_INFO:
+            request_id = wrappers_pb2.StringValue.FromString(one.value).value
+            return "" if request_id in details else f" (request ID {request_id}: the model's log says why)"
+    return ""
 
 
 def server_here(address: str) -> str:

@@ -107,7 +107,7 @@ class Exchange:
             else:
                 await self._way(method)
         except ServeError as error:
-            self._call.trailing += status_details(error)
+            self._call.trailing += status_details(error, self._call.request_id)
             await self._finish(error.code, error.message)
         except ClientGone:
             raise

@@ -279,21 +279,24 @@ def status_headers(code: int, message: str) -> list[Header]:
     return headers
 
 
-def status_details(error: ServeError) -> list[Entry]:
+def status_details(error: ServeError, request_id: str = "") -> list[Entry]:
     """`grpc-status-details-bin` for errors with more than a code and a message, else nothing."""
-    status = status_of(error)
+    status = status_of(error, request_id)
     if not status.details or len(error.message.encode()) > DETAILS_MESSAGE_BYTES_MAX:
         return []
     return [(STATUS_DETAILS, status.SerializeToString())]
 
 
-def status_of(error: ServeError) -> Status:
-    """The error as a google.rpc.Status: with a RetryInfo if there is a time to retry, an ErrorInfo for an error of the
-    handler, and a DebugInfo with its traceback if clients may see it."""
+def status_of(error: ServeError, request_id: str = "") -> Status:
+    """The error as a google.rpc.Status: with a RetryInfo if there is a time to retry; for an error of the handler an
+    ErrorInfo, a RequestInfo with the request's ID in the model's log, and a DebugInfo with the traceback if clients may
+    see it."""
     status = Status(code=int(error.code), message=error.message)
     if isinstance(error, HandlerFailed) and error.by_handler:
         info = _field(1, HANDLER_FAILED.encode()) + _field(2, ERROR_DOMAIN.encode())
         status.details.add(type_url=f"{RPC_TYPES}ErrorInfo", value=info)
+        if request_id:
+            status.details.add(type_url=f"{RPC_TYPES}RequestInfo", value=_field(1, request_id.encode()))
         if error.traceback:
             status.details.add(type_url=f"{RPC_TYPES}DebugInfo", value=_debug_info(error))
     if error.retry_after_s is not None:

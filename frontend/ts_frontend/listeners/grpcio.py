@@ -553,7 +553,7 @@ def _failure(call: Call, error: Exception) -> Failure:
     """Returns the status and message that end the call. A client's CancelledError never comes here: it must be raised
     to grpcio, which leaks otherwise."""
     if isinstance(error, ServeError):
-        call.trailing += status_details(error)
+        call.trailing += status_details(error, call.request_id)
         return error.code, error.message
     if isinstance(error, grpc.aio.UsageError | grpc.aio.InternalError):
         raise error  # the latter: an answer that can't be sent

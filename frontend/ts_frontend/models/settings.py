@@ -41,7 +41,9 @@ class Source:
     def whole(self, key: str, least: int = 1) -> int | None:
         """A whole number from `least` on."""
         found: int | None = self._checked(
-            key, lambda value: _is_whole(value, least), f"a whole number, at least {least}"
+            key,
+            lambda value: _is_whole(value, least),
+            "a whole number" if least <= -INT_MAX else f"a whole number, at least {least}",
         )
         return found
 
