@@ -286,6 +286,16 @@ def test_a_pipe_ends_with_the_command(shell: Shell) -> None:
     assert "drained\n" in (shell.place / "out.txt").read_text()
 
 
+def test_a_pipe_ends_with_the_command_even_without_a_place_for_logs(shell: Shell) -> None:
+    (shell.place / "no_folder").touch()
+    command = [sys.executable, str(STAND_IN), "--start", "--model-store", "store", "--models", "ready"]
+    environ = shell.environ | {"LOG_LOCATION": str(shell.place / "no_folder" / "logs")}
+    done = subprocess.run(command, cwd=shell.place, env=environ, capture_output=True, text=True, timeout=GUARD_S)
+    assert (done.returncode, "Model server started.\n" in done.stdout) == (0, True), done
+    assert "no_folder/logs/console.log can't be written (Not a directory)" in done.stderr
+    assert shell.server().is_running()
+
+
 @pytest.mark.parametrize("flag", ["--plugins-path", "--ppath"])
 def test_what_is_accepted_for_torchserves_sake_does_no_harm(shell: Shell, flag: str) -> None:
     assert shell.start("ready", flag, "jars").returncode == 0

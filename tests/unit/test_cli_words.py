@@ -31,6 +31,7 @@ def options(*words: str) -> list[Option]:
         (["--model-st", "s"], "model_store", "s", "--model-store"),
         (["--models", "a=a.mar", "b.mar", "--ncs"], "load_models", "a=a.mar,b.mar", "--models"),
         (["--models", "a,b", "c"], "load_models", "a,b,c", "--models"),
+        (["--models", "a", "--models", "b", "c"], "load_models", "a,b,c", "--models"),
         (["--no-config-snapshots"], "ncs", "true", "--ncs"),
         (["--dt"], "disable_token_authorization", "true", "--disable-token-auth"),
         (["--disable-token"], "disable_token_authorization", "true", "--disable-token-auth"),

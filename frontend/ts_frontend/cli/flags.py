@@ -129,6 +129,7 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--model-store", metavar="DIR", help="directory of the archives; required")
     group.add_argument(
         "--models",
+        action="extend",
         nargs="+",
         dest="load_models",
         metavar="MODEL",

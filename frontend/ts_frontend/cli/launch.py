@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 import select
+import stat
 import subprocess
 import sys
 import threading
@@ -189,15 +190,19 @@ def start(
 
 def _console(config: ServerConfig) -> Path | None:
     """The file for output of a server without console_log that isn't in its logs: tracebacks, messages of C libraries.
-    None: this process's standard output, also if that file can't be written."""
+    None: this process's standard output, also if that file can't be written, unless it is a pipe, whose reader waits
+    for the server's end."""
     if config.console_log:
         return None
     file = config.log_location / CONSOLE_FILE
     try:
         config.log_location.mkdir(parents=True, exist_ok=True)
         file.touch()
-    except OSError:  # the server reports it itself, for all its logs
-        return None
+    except OSError as error:  # the server reports it itself, for all its logs, where anybody can read it
+        if not stat.S_ISFIFO(os.fstat(1).st_mode):
+            return None
+        print(f"{file} can't be written ({error.strerror}): what the server prints is lost", file=sys.stderr)
+        return Path(os.devnull)
     return file
 
 
