@@ -7,6 +7,7 @@ file which counts; without the option a skipped test is only reported.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +20,11 @@ import pytest
 from left_behind import end_with_this_process
 
 end_with_this_process()
+
+# A shell's `&` and nohup have signals ignored, also by all programs that tests start and end with a signal.
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
 
 # Hundreds of processes under test import the same modules. One that has to compile them takes twice the time to start,
 # so they keep what they compiled, also where the environment says otherwise.

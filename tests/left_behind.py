@@ -47,7 +47,9 @@ def marked(mark: str) -> list[psutil.Process]:
 
 def watch(mark: str) -> None:
     try:
-        psutil.Process(int(mark.partition("-")[0])).wait()
+        process = psutil.Process(int(mark.partition("-")[0]))
+        while process.status() != psutil.STATUS_ZOMBIE:  # which it stays until its parent asks
+            psutil.wait_procs([process], timeout=1)
     except psutil.NoSuchProcess:
         pass
     nothing = 0
