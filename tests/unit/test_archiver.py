@@ -7,6 +7,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import resource
 import subprocess
 import sys
 import tarfile
@@ -97,6 +98,20 @@ def test_every_format_can_be_served(archive_format: str, src: Path, tmp_path: Pa
         "requirements.txt",
         "vocab.txt",
     ]
+
+
+@pytest.mark.parametrize(("archive_format", "name"), FORMATS.items())
+def test_a_disk_without_room_is_told_with_the_archive(archive_format: str, name: str, src: Path) -> None:
+    """A limit on the sizes of files fails like a full disk: the system names no file."""
+    (src / "model.pt").write_bytes(os.urandom(100_000))
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, usual[1]))
+    try:
+        with pytest.raises(OSError, match=rf"File too large.*{name}"):
+            archive(serialized_file="model.pt", archive_format=archive_format)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert not list(Path("out").iterdir()), "nothing is left of it"
 
 
 def test_the_manifest_has_what_torchserve_reads(src: Path, monkeypatch: pytest.MonkeyPatch) -> None:

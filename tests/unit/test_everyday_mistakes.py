@@ -235,6 +235,11 @@ def _(desk: Desk) -> str:
     return "\n".join(resolve(Requested(), {"batchSize": "8"}, {}, ServerConfig()).warnings)
 
 
+@mistake("a number in words", "minWorkers is 'two': ignored, it must be a whole number\n")
+def _(desk: Desk) -> str:
+    return "\n".join([*resolve(Requested(), {"minWorkers": "two"}, {}, ServerConfig()).warnings, ""])
+
+
 @mistake("more workers than fit", "initial_workers must be from 0 to 1024, not 10000")
 def _(desk: Desk) -> str:
     return refused(lambda: Requested(initial_workers=10_000))

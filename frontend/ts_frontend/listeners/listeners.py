@@ -76,7 +76,7 @@ from ts_frontend.workflows.manager import WorkflowManager
 if TYPE_CHECKING:
     from ts_frontend.telemetry.tracing.spans import Traces
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def sharing(addresses: Mapping[str, Address]) -> dict[tuple[str, ...], Address]:
@@ -88,8 +88,6 @@ def sharing(addresses: Mapping[str, Address]) -> dict[tuple[str, ...], Address]:
         found[(*names, name)] = address
     return found
 
-
-logger = logging.getLogger(__name__)
 
 ENGINES = ("auto", "h2corn", "grpcio")
 
@@ -220,7 +218,7 @@ class Listeners:
         self._traces = TraceSettings(manager.registry, sampling, manager.check_model_api)
         self._tls = certificate_files(config)
         if config.certificate_file and self._tls is None:
-            log.warning("certificate_file is set, but no address uses TLS: write https:// or enable_grpc_ssl=true")
+            logger.warning("certificate_file is set, but no address uses TLS: write https:// or enable_grpc_ssl=true")
         if self._tls is not None:
             ends = CertificateEnds(self._tls)
             metrics.gather(lambda: [certificate_ends(ends.read(), metrics.host)], always=True)
@@ -230,7 +228,7 @@ class Listeners:
         self._services = self._http_services()
         self.warnings = [] if self._http else [NO_HTTP]
         for warning in self.warnings:
-            log.warning(warning)
+            logger.warning(warning)
         self.served = [*self._grpc_listeners(), *self._http_listeners()]
         self.engine: Engine = make_engine(config.grpc_engine, self.served)
 
