@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import io
 import json
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveNotFound, InvalidArchive
 from ts_frontend.models.archive import Archive, PackedFiles, parse_config, unpack_to
-from ts_frontend.models.extraction import OUTLINE_BYTES_MAX, ExtractLimits, safe_parts
+from ts_frontend.models.extraction import OUTLINE_BYTES_MAX, ExtractLimits, not_unpacked, safe_parts
 from ts_frontend.models.formats.formats import known_formats
 
 FORMATS = known_formats(ServerConfig(), env={}, work_dir=Path(), gpus=0)
@@ -578,3 +579,11 @@ def test_callers_that_need_the_files_share_one_unpacking(tmp_path: Path, monkeyp
 
     asyncio.run(scenario())
     assert (archive.dir / "model.pt").stat().st_size == WEIGHTS_BYTES
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.ENOSPC, "; make room there, or set another temp_dir"), (errno.EACCES, "")]
+)
+def test_a_full_disk_is_told_with_the_setting(number: int, remedy: str) -> None:
+    error = not_unpacked(Path("store/m.mar"), Path("/scratch"), OSError(number, os.strerror(number)))
+    assert error.message == f"Could not unpack store/m.mar to /scratch: {os.strerror(number)}{remedy}"

@@ -19,8 +19,8 @@ from typing import Any
 
 import yaml
 
-from ts_frontend.errors import ArchiveNotFound, ServeError
-from ts_frontend.models.extraction import OUTLINE_BYTES_MAX, ExtractLimits, extract, refusal, safe_parts
+from ts_frontend.errors import ArchiveNotFound
+from ts_frontend.models.extraction import OUTLINE_BYTES_MAX, ExtractLimits, extract, not_unpacked, refusal, safe_parts
 from ts_frontend.models.signature import Signature
 from ts_frontend.models.store.http import Stop
 from ts_frontend.scheduling.batcher import Priorities
@@ -153,7 +153,7 @@ def unpack_to(
         whole = extract(path, partial, limits, stop, outline=outline)
         os.rename(root_of(partial), target)
     except OSError as error:
-        raise ServeError(f"Could not unpack {path} to {target.parent}: {error.strerror or error}") from error
+        raise not_unpacked(path, target.parent, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return whole

@@ -6,6 +6,7 @@ archive claims them. The first thing wrong ends it with InvalidArchive, which na
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import os
@@ -160,7 +161,13 @@ def extract(
             unpack(archive, target, budget)
         return not budget.left_out
     except OSError as error:
-        raise ServeError(f"Could not unpack {archive} to {target}: {error.strerror or error}") from error
+        raise not_unpacked(archive, target, error) from error
+
+
+def not_unpacked(archive: Path, target: Path, error: OSError) -> ServeError:
+    """The error for the system's, which says more about a full disk."""
+    remedy = "; make room there, or set another temp_dir" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return ServeError(f"Could not unpack {archive} to {target}: {error.strerror or error}{remedy}")
 
 
 @contextmanager
