@@ -8,6 +8,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
