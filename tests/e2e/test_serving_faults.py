@@ -244,7 +244,8 @@ def test_a_handler_that_never_finishes_loading_shows_where_it_is(start, write, t
     )
     write("endless", source)
     server = start()
-    assert status_of(lambda: server.register("endless", startup_timeout=1))[0] is grpc.StatusCode.INTERNAL
+    # The worker has to have begun to load by then.
+    assert status_of(lambda: server.register("endless", startup_timeout=5))[0] is grpc.StatusCode.INTERNAL
     server.wait_for_log("in search")
     assert any(re.search(r'handler\.py", line (9|10) in search', line) for line in server.lines)
 
