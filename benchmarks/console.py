@@ -166,9 +166,11 @@ def main() -> None:
             if watched:
                 time.sleep(LINGER_S + 1)  # until the collector has ended
     plain, open_ = (statistics.median(found[key]) for key in (False, True))
+    ratios = [watched / alone for alone, watched in zip(found[False], found[True], strict=True)]
     quiet, sampling = (statistics.median(idle[key]) * 1e3 for key in (False, True))
     print(f"{asked.models} models, {asked.readers} readers, {asked.rounds} rounds of {asked.calls} calls each")
     print(f"CPU of the server's process for a call: {plain:.1f} µs, with the console open {open_:.1f} µs")
+    print(f"the same, in pairs of rounds: {statistics.median(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f})")
     print(f"CPU without calls: {quiet:.1f} ms a second, with the console open {sampling:.1f} ms")
     print(f"samples: p95 of the age {p95(ages_s) * 1e3:.0f} ms, of the pause between two {p95(pauses_s) * 1e3:.0f} ms")
 
