@@ -10,6 +10,8 @@ from itertools import chain
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, cast
 
+from ts.torch_handler.rows import is_asked
+
 STEPS = ("preprocess", "inference", "postprocess")
 #: Between two looks at which of a step's threads has ended.
 JOIN_S = 0.01
@@ -129,9 +131,9 @@ class MicroBatching:
 
     def _answer(self, data: Sequence[Any], context: Any) -> Sequence[Any]:
         handler = self.parent_handler
-        if context.get_request_header(0, "describe") == "True":
+        if is_asked(context, "describe"):
             return [handler.describe_handle()]
-        if context.get_request_header(0, "explain") == "True":
+        if is_asked(context, "explain"):
             return cast(Sequence[Any], handler.explain_handle(handler.preprocess(data), data))
         return self._in_parts(data)
 

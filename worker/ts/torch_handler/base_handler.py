@@ -13,7 +13,7 @@ import torch
 from ts.handler_utils.timer import timed
 from ts.torch_handler import compilation, model_files
 from ts.torch_handler.devices import choose_device
-from ts.torch_handler.rows import row_value
+from ts.torch_handler.rows import is_asked, row_value
 from ts.utils.util import load_label_mapping
 
 if TYPE_CHECKING:
@@ -158,10 +158,10 @@ class BaseHandler:
 
     # Handlers with a `handle` of their own call these two.
     def _is_describe(self) -> bool:
-        return bool(self.context.get_request_header(0, "describe") == "True")
+        return is_asked(self.context, "describe")
 
     def _is_explain(self) -> bool:
-        self.explain = bool(self.context.get_request_header(0, "explain") == "True")
+        self.explain = is_asked(self.context, "explain")
         return self.explain
 
     def _infer_with_profiler(self, data: Any) -> tuple[Any, Any]:

@@ -11,3 +11,8 @@ def row_value(row: Any) -> Any:
         return row
     data = row.get("data")
     return row.get("body") if data is None else data
+
+
+def is_asked(context: Any, header: str) -> bool:
+    """Whether the batch's first request has the header with the value "True" (describe, explain)."""
+    return bool(context.get_request_header(0, header) == "True")

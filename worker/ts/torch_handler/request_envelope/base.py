@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ts.torch_handler.rows import row_value
+from ts.torch_handler.rows import is_asked, row_value
 from ts.utils.util import PredictionException
 
 if TYPE_CHECKING:  # it needs numpy, which not every handler has loaded
@@ -18,11 +18,6 @@ if TYPE_CHECKING:  # it needs numpy, which not every handler has loaded
 logger = logging.getLogger(__name__)
 
 Handle = Callable[[Any, Any], Any]
-
-
-def is_asked(context: Any, header: str) -> bool:
-    """Whether the batch's first request has the header with the value "True" (describe, explain)."""
-    return bool(context.get_request_header(0, header) == "True")
 
 
 def tensors_of(row: Any) -> InferenceRequest | None:
