@@ -39,6 +39,7 @@ from ts_frontend.http.routing import HTTP_INFERENCE
 from ts_frontend.listeners.application import Application, application
 from ts_frontend.listeners.listeners import INFERENCE
 from ts_frontend.models.startup import load_at_startup
+from ts_frontend.scheduling import queues
 from ts_frontend.server import Parts
 from ts_frontend.telemetry.logging.logs import setup_logs
 from ts_frontend.telemetry.metrics.registry import open_metrics
@@ -339,7 +340,7 @@ async def main(library: Path, folder: Path) -> None:
 
 if __name__ == "__main__":
     # No limit of time counts: under callgrind, on a busy machine, each would be passed now and then.
-    in_flight.READ_AHEAD_S = math.inf
+    queues.JobQueue.sole_ahead_s = in_flight.AHEAD_S = math.inf
     departures.WATCH_AFTER_S = WATCH_AFTER_S
     uvloop.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
     sys.stdout.flush()

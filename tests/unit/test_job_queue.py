@@ -12,7 +12,7 @@ from ts.protocol.frames import Chunk, Input
 from ts_frontend.errors import DeadlineExceeded, NoWorker, QueueFull
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.scheduling.batcher import Policy
-from ts_frontend.scheduling.queues import JobQueue
+from ts_frontend.scheduling.queues import AHEAD_S, JobQueue
 
 
 class Taking:
@@ -24,7 +24,7 @@ class Taking:
         self.flushes = 0
         self.taken = asyncio.Event()
 
-    def capacity(self) -> int:
+    def capacity(self, ahead_s: float = AHEAD_S) -> int:
         if not self.batches:
             return 2
         return 1 if len(self.batches) <= self.ahead else 0

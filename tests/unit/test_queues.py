@@ -15,8 +15,8 @@ from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Cancel, Chunk, Input, Predict, encode_bytes
 from ts_frontend.errors import Code, DeadlineExceeded, InvalidArgument, QueueFull, WorkerDied
 from ts_frontend.job import Job, JobState, Ledger
-from ts_frontend.scheduling.batcher import Policy
-from ts_frontend.scheduling.queues import JobQueue, TicketQueue
+from ts_frontend.scheduling.batcher import Policy, Priorities, PriorityJob
+from ts_frontend.scheduling.queues import AHEAD_S, PART_AHEAD_S, SOLE_AHEAD_S, JobQueue, PriorityQueue, TicketQueue
 from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import CPU
 from ts_frontend.workers.in_flight import InFlight
@@ -29,8 +29,10 @@ class Taking:
 
     def __init__(self) -> None:
         self.taken: list[Job] = []
+        self.limits: list[float] = []
 
-    def capacity(self) -> float:
+    def capacity(self, ahead_s: float = AHEAD_S) -> float:
+        self.limits.append(ahead_s)
         return 0 if self.taken else 2
 
     def dispatch(self, jobs: list[Job], now_s: float) -> None:
@@ -175,6 +177,57 @@ def test_how_much_more_a_worker_takes(kind: str, limit: int, taken: int, room: f
         each.move(JobState.QUEUED)
         running.begin([each], None, time.monotonic())
     assert running.capacity() == room
+
+
+@pytest.mark.parametrize(
+    ("mean_s", "ran_s", "batches", "ahead_s", "takes"),
+    [
+        (0.003, 0.001, 1, AHEAD_S, True),
+        (0.003, 0.001, 2, AHEAD_S, False),
+        (0.001, 0.001, 3, AHEAD_S, True),
+        (0.003, 0.005, 1, AHEAD_S, False),
+        (0.02, 0.01, 1, AHEAD_S, False),
+        (0.02, 0.01, 1, SOLE_AHEAD_S, True),
+        (0.02, 0.01, 2, SOLE_AHEAD_S, False),
+        (0.001, 0.001, 3, SOLE_AHEAD_S, True),
+        (0.02, 0.06, 1, SOLE_AHEAD_S, False),
+        (0.003, 0.0, 1, PART_AHEAD_S, False),
+        (0.0001, 0.0, 2, PART_AHEAD_S, True),
+    ],
+)
+def test_a_batch_is_sent_ahead_of_the_end_of_quick_ones(
+    mean_s: float, ran_s: float, batches: int, ahead_s: float, takes: bool
+) -> None:
+    running, ledger, now_s = InFlight(), Ledger(), time.monotonic()
+    running.mean_s = mean_s
+    for _ in range(batches):
+        each = job(ledger)
+        each.move(JobState.QUEUED)
+        running.begin([each], None, now_s - ran_s)
+    assert bool(running.capacity(ahead_s)) is takes
+
+
+def test_a_batch_with_room_is_not_sent_ahead_and_an_only_worker_gets_a_full_one_early() -> None:
+    async def scenario() -> None:
+        def limits_with(queue: JobQueue, workers: int) -> tuple[float, float]:
+            ledger, attached = Ledger(), [Taking() for _ in range(workers)]
+            for one in attached:
+                one.taken = [job(ledger)]
+                queue.attach(one)
+            found = []
+            for name in ("first", "second"):
+                queue.put(PriorityJob(0, 0.0, ledger, [Input(name, "", b"x")], request_id="r"))
+                queue._dispatch()
+                found.append(attached[0].limits[-1])
+            return found[0], found[1]
+
+        assert limits_with(JobQueue(Policy(batch_size=2)), 1) == (PART_AHEAD_S, SOLE_AHEAD_S)
+        assert limits_with(JobQueue(Policy(batch_size=2)), 2) == (PART_AHEAD_S, AHEAD_S)
+        assert limits_with(JobQueue(Policy()), 1) == (SOLE_AHEAD_S, SOLE_AHEAD_S)
+        # A request with a higher priority could still come.
+        assert limits_with(PriorityQueue(Policy(batch_size=2), Priorities()), 1) == (PART_AHEAD_S, AHEAD_S)
+
+    asyncio.run(scenario())
 
 
 def test_a_request_that_fits_no_message_fails_and_its_batch_goes_on_without_it() -> None:

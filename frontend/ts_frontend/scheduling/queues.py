@@ -17,6 +17,12 @@ from ts_frontend.scheduling.sequences import SequenceBatcher
 
 #: The capacity of a worker that has nothing to do.
 IDLE = 2
+#: Read-ahead: seconds that a worker's batches may take if another is sent to it. A sibling could be free sooner...
+AHEAD_S = 0.004
+#: ... but a model's only worker gets the next batch anyway: ahead of its end, the worker doesn't wait for it.
+SOLE_AHEAD_S = 0.05
+#: A batch with room for more requests is worth waiting for, unless it costs less than a round trip.
+PART_AHEAD_S = 0.0005
 
 
 class QueueWorker(Protocol):
@@ -24,8 +30,9 @@ class QueueWorker(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def capacity(self) -> float:
-        """Returns 2 when idle, less when it still takes more batches, 0 when it takes none."""
+    def capacity(self, ahead_s: float = AHEAD_S) -> float:
+        """Returns 2 when idle, less when it still takes more batches, 0 when it takes none. `ahead_s`: the longest
+        time of the batch behind which it takes one; several batches together take AHEAD_S at most."""
 
     def dispatch(self, jobs: list[Job], now_s: float) -> None:
         """Runs these jobs as one batch, from `now_s` on (`time.monotonic()` seconds)."""
@@ -166,6 +173,9 @@ class JobQueue(WorkQueue):
     """Jobs in, batches out to whichever worker is free. Work-conserving: nothing waits while a worker is idle,
     except for a delay that the model's user asked for."""
 
+    #: The limit for a model's only worker.
+    sole_ahead_s = SOLE_AHEAD_S
+
     def __init__(self, policy: Policy, batcher: Batcher[Any] | None = None) -> None:
         self._batcher: Batcher[Any] = Batcher(policy) if batcher is None else batcher
         super().__init__(self._batcher)
@@ -235,7 +245,7 @@ class JobQueue(WorkQueue):
         if self._again:
             self._dispatch_again(touched, now_s)
         while len(batcher):
-            worker = self._pick()
+            worker = self._pick(self._ahead_s())
             if worker is None:
                 break
             due_s = batcher.due_s(now_s, worker.capacity() == IDLE) if batcher.policy.delay_s else 0.0
@@ -273,16 +283,22 @@ class JobQueue(WorkQueue):
             self._reserved = self._pick() or self._workers[0]
             self._reserved.reserve()
 
-    def _pick(self) -> QueueWorker | None:
+    def _ahead_s(self) -> float:
+        """Returns the longest time of a batch behind which the next is sent."""
+        if len(self._batcher) < self._batcher.policy.batch_size:
+            return PART_AHEAD_S
+        return self.sole_ahead_s if len(self._workers) == 1 else AHEAD_S
+
+    def _pick(self, ahead_s: float = AHEAD_S) -> QueueWorker | None:
         """Returns an idle worker, in turn, otherwise the busy one with the most capacity."""
         workers = self._workers
         count = len(workers)
         if count == 1:
-            return workers[0] if workers[0].capacity() else None
+            return workers[0] if workers[0].capacity(ahead_s) else None
         best, most = None, 0.0
         for offset in range(count):
             index = (self._turn + offset) % count
-            capacity = workers[index].capacity()
+            capacity = workers[index].capacity(ahead_s)
             if capacity > most:
                 best, most = workers[index], capacity
                 if capacity == IDLE:
@@ -327,6 +343,8 @@ def _number(text: str | None) -> int:
 
 
 class PriorityQueue(JobQueue):
+    sole_ahead_s = AHEAD_S  # a request with a higher priority may still come
+
     def __init__(self, policy: Policy, priorities: Priorities) -> None:
         self._batcher_by_priority = PriorityBatcher(policy, priorities)
         super().__init__(policy, self._batcher_by_priority)

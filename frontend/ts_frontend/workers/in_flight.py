@@ -10,9 +10,8 @@ from typing import Any, Protocol, TypeAlias
 
 from ts.protocol.frames import Chunk, Failed, Message, Pieces, chunks_of
 from ts_frontend.job import Job, Owner
+from ts_frontend.scheduling.queues import AHEAD_S
 
-#: Read-ahead: no batch waits behind one that takes longer; quicker ones are sent ahead until they fill these seconds.
-READ_AHEAD_S = 0.004
 READ_AHEAD_BATCHES_MAX = 16
 #: A stream whose reader has read nothing for these seconds is stalled and doesn't count as running...
 STALLED_S = 0.1
@@ -47,25 +46,29 @@ class Batch:
 class Concurrency(Protocol):
     """The number of batches that a worker runs at a time."""
 
-    def capacity(self, running: InFlight) -> float:
-        """The capacity of a busy worker: from 0 (none) to less than 2, the capacity of an idle worker."""
+    def capacity(self, running: InFlight, ahead_s: float) -> float:
+        """The capacity of a busy worker: from 0 (none) to less than 2, the capacity of an idle worker. `ahead_s`: as
+        of `QueueWorker`."""
 
 
 class Serial:
     """One batch at a time, without read-ahead."""
 
-    def capacity(self, running: InFlight) -> float:
+    def capacity(self, running: InFlight, ahead_s: float) -> float:
         return 0
 
 
 class Pipelined:
-    """For a blocking handler: one batch at a time, and a few ahead on its socket while they are quick."""
+    """For a blocking handler: one batch at a time, and a few ahead on its socket while they are quick. None waits
+    behind one that has run for longer than `ahead_s`."""
 
-    def capacity(self, running: InFlight) -> float:
+    def capacity(self, running: InFlight, ahead_s: float) -> float:
         count = len(running.batches)
-        if count > READ_AHEAD_BATCHES_MAX or count * running.mean_s >= READ_AHEAD_S:
+        if count > 1 and ahead_s > AHEAD_S:
+            ahead_s = AHEAD_S
+        if count > READ_AHEAD_BATCHES_MAX or count * running.mean_s >= ahead_s:
             return 0
-        return 1 if time.monotonic() - running.turn_s < READ_AHEAD_S else 0
+        return 1 if time.monotonic() - running.turn_s < ahead_s else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class Concurrent:
 
     limit: int
 
-    def capacity(self, running: InFlight) -> float:
+    def capacity(self, running: InFlight, ahead_s: float) -> float:
         count, limit = len(running.batches), self.limit
         return 1 if count - running.stalled < limit and count < limit * STALLED_FACTOR_MAX else 0
 
@@ -86,7 +89,7 @@ class Continuous:
 
     limit: int
 
-    def capacity(self, running: InFlight) -> float:
+    def capacity(self, running: InFlight, ahead_s: float) -> float:
         free = self.limit - len(running.batches)
         return 1 + free / (self.limit + 1) if free > 0 else 0
 
@@ -98,11 +101,11 @@ class Until:
     batch_ids: frozenset[int]
     former: Concurrency
 
-    def capacity(self, running: InFlight) -> float:
+    def capacity(self, running: InFlight, ahead_s: float) -> float:
         if not self.batch_ids.isdisjoint(running.batches):
             return 0
         running.concurrency = self.former
-        return self.former.capacity(running)
+        return self.former.capacity(running, ahead_s)
 
 
 #: The seconds that a worker has spent reading and writing tensors, by the size of the batch.
@@ -160,9 +163,10 @@ class InFlight:
             self.isolated = self.jobs[job.id][1].id
             self.close_until_idle()
 
-    def capacity(self) -> float:
-        """Returns 2 when idle, less when it still takes more batches, 0 when it takes none."""
-        return self.concurrency.capacity(self) if self.batches else 2
+    def capacity(self, ahead_s: float = AHEAD_S) -> float:
+        """Returns 2 when idle, less when it still takes more batches, 0 when it takes none. `ahead_s`: as of
+        `QueueWorker`."""
+        return self.concurrency.capacity(self, ahead_s) if self.batches else 2
 
     # --- its course
 

@@ -32,7 +32,7 @@ from ts.protocol.frames import (
 )
 from ts_frontend.errors import DeadlineExceeded, Draining, InvalidArgument, Quarantined, WorkerDied
 from ts_frontend.job import Job, Whereabouts
-from ts_frontend.scheduling.queues import WorkQueue
+from ts_frontend.scheduling.queues import AHEAD_S, WorkQueue
 from ts_frontend.scheduling.repeats import halves, one_by_one
 from ts_frontend.tasks import watched
 from ts_frontend.workers.calls import HandlerCalls
@@ -287,11 +287,12 @@ class Worker:
 
     # --- as a worker of its queue
 
-    def capacity(self) -> float:
-        """Returns 2 when idle, less when it still takes more batches, 0 when it takes none."""
+    def capacity(self, ahead_s: float = AHEAD_S) -> float:
+        """Returns 2 when idle, less when it still takes more batches, 0 when it takes none. `ahead_s`: as of
+        `QueueWorker`."""
         if self.state is not WorkerState.READY or self._hung_at_s is not None:
             return 0
-        return self._running.capacity()
+        return self._running.capacity(ahead_s)
 
     def holds(self, job: Job) -> bool:
         """Returns True while the process computes the job, even if no caller waits for it."""
