@@ -464,9 +464,7 @@ class ServerConfig:
     model_keep_alive_s: float = _own(
         number(), 300.0, "seconds without requests after which a model on demand is unloaded; 0: never"
     )
-    model_memory_max: int = _own(
-        whole(), 0, "bytes of memory that all models on demand may use together; 0: no limit"
-    )
+    model_memory_max: int = _own(whole(), 0, "bytes of memory that all models on demand may use together; 0: no limit")
     model_gpu_memory_max: int = _own(
         whole(), 0, "bytes of memory on GPUs that all models on demand may use together; 0: no limit"
     )
