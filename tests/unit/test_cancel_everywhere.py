@@ -550,7 +550,7 @@ class Managed:
         return [path for path in self.work_dir.rglob("*") if not path.is_dir()]
 
     async def nothing_left(self) -> None:
-        """Asserts that nothing of a cancelled registration is left. Threads that unpack finish, and then remove the files."""
+        """Asserts that nothing of a cancelled registration is left. Threads that unpack finish, then remove files."""
         await until_async(lambda: not self.unpacked(), self.unpacked)
         assert not list(self.registry) and not self.supervisor._pools and released(self.stage)
         loader = self.manager.loader
