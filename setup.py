@@ -1,8 +1,8 @@
 """The description and the addresses of the package, and its compiled form, which setup.cfg can't make.
 
 A package index shows the README outside of a checkout. TORCHRELAY_REPOSITORY=https://… (the address of the repository
-that a release is made from) turns its links to files into links to that repository, and is the project's address;
-without it these links become text.
+from which a release is made) turns its links to files into links to that repository, and becomes the project's address.
+Without it these links become text.
 
 TORCHRELAY_COMPILE=1 compiles the modules that setup.cfg lists with mypyc. Their sources are installed too: another
 version of Python imports those.
@@ -51,7 +51,7 @@ def _addresses() -> dict[str, str]:
 #: The library with the code of all compiled modules, to whose name mypyc adds `__mypyc`. It is in the package, so that
 #: it is found wherever the package is.
 _LIBRARY = "ts.compiled"
-#: Whatever is installed beside mypy, the same C comes out.
+#: mypy's options, with which the generated C doesn't depend on other installed packages.
 _MYPY = ("--config-file=", "--no-site-packages", "--ignore-missing-imports", "--follow-imports=silent")
 
 
@@ -62,7 +62,7 @@ def _settings() -> configparser.ConfigParser:
 
 
 class _Compiler(build_ext):
-    """Makes the extensions when they are built: before, mypy isn't installed yet."""
+    """Makes the extensions only when they are built, since mypy isn't installed before that."""
 
     def run(self) -> None:
         if self.inplace or self.editable_mode:
@@ -87,7 +87,7 @@ class _Compiler(build_ext):
 
 
 def _compiled() -> dict[str, Any]:
-    """What `setup` gets for the compiled form."""
+    """The arguments of `setup` for the compiled form."""
     if os.environ.get("TORCHRELAY_COMPILE", "0") in ("", "0"):
         return {}
     mypy = next(line for line in _settings()["options.extras_require"]["dev"].splitlines() if line.startswith("mypy "))

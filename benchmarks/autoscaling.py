@@ -3,7 +3,7 @@
 Usage: python benchmarks/autoscaling.py [--rate N] [--seconds N] [--down-after N] [--max-workers N]
 
 The handler sleeps for 50 ms, so that a worker answers 20 requests a second and the machine's processors hardly matter.
-Requests come at random and don't wait for answers. Printed are the changes of the number of workers, p99 of each
+Requests come at random and don't wait for answers. The output has the changes of the number of workers, p99 of each
 second, and the seconds after the step until p99 stays below `--recovered` ms.
 """
 
@@ -43,7 +43,8 @@ QUESTION = Question("/predictions/sleeps", b"x", "application/octet-stream", lam
 
 @dataclass
 class Course:
-    """What was seen. `seconds`: the answers of each second; `workers`: when their number changed, and to what."""
+    """The observations. `seconds`: the answers of each second; `workers`: the times at which their number changed, and
+    the new numbers."""
 
     seconds: list[Offered] = field(default_factory=list)
     workers: list[tuple[float, int]] = field(default_factory=list)
@@ -98,7 +99,7 @@ def watch(running: Running, course: Course, begun_s: float, over: threading.Even
 
 
 async def offered(port: int, rates: Sequence[float], course: Course) -> None:
-    """One client for the whole course, whose result is a new one each second. `rates`: requests/s of each second."""
+    """One client for the whole course, with a new result for each second. `rates`: requests/s of each second."""
     client = Client(port, request_bytes(QUESTION), Offered(1.0), CONNECTIONS_MAX, closed_loop=False)
     begun_s = time.monotonic()
     for second, rate in enumerate(rates):

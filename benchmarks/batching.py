@@ -2,8 +2,7 @@
 
 Usage: python benchmarks/batching.py [--rates 10,100,500,2000] [--requests 20000]
 
-Time is virtual: the batcher of the server decides, a worker takes as long as is said, and the figures are the same each
-time.
+Time is virtual: the server's batcher decides, a worker takes a given time, and every run has the same figures.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from ts_frontend.scheduling.batcher import Batcher, Policy
 
 BATCH_SIZE = 16
 DELAY_S = 0.005
-#: What a batch takes: as on an accelerator, hardly more for many requests than for one.
+#: The time of a batch: as on an accelerator, hardly longer for many requests than for one.
 BATCH_S, REQUEST_S = 0.004, 0.0001
 SEED = 1
 
 
 class Served(NamedTuple):
-    """What became of the requests: their seconds from arrival to answer, and how many there were in each batch."""
+    """The answered requests: their seconds from arrival to answer, and the number in each batch."""
 
     latencies_s: Sequence[float]
     batches: Sequence[int]
@@ -40,13 +39,13 @@ class Served(NamedTuple):
         return [name, *(f"{value:.1f}" for value in shares), f"{sum(self.batches) / len(self.batches):.1f}"]
 
 
-#: Gives the next batch: when it begins, and the arrivals in it. Gets the arrivals in their order, and when the worker
-#: is free.
+#: Gets the arrivals in their order, and the time at which the worker is free. Returns the next batch: the time at which
+#: it begins, and its arrivals.
 Rule = Callable[[deque[float], float], "tuple[float, list[float]]"]
 
 
 def served(arrivals: Sequence[float], rule: Rule) -> Served:
-    """All requests, one batch after another on one worker."""
+    """Serves all requests, one batch after another, on one worker."""
     coming = deque(arrivals)
     free_s = 0.0
     latencies: list[float] = []
@@ -70,7 +69,7 @@ def torchserves(coming: deque[float], free_s: float) -> tuple[float, list[float]
 
 
 class Ours:
-    """The server's batcher, asked whenever something happens."""
+    """The server's batcher, which decides at every event."""
 
     def __init__(self, policy: Policy) -> None:
         self._batcher: Batcher[Job] = Batcher(policy)
@@ -89,7 +88,7 @@ class Ours:
 
 
 def arrivals(rate: float, count: int) -> Iterator[float]:
-    """Times at random, `rate` of them in a second on average."""
+    """Random times, `rate` of them a second on average."""
     chance, now_s = random.Random(SEED), 0.0
     for _ in range(count):
         now_s += chance.expovariate(rate)

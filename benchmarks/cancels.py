@@ -46,7 +46,7 @@ async def pieces(call: Call, data: bytes) -> AsyncIterator[Sequence[bytes]]:
 
 
 async def serve(kind: str) -> None:
-    """Until stdin ends; prints the port."""
+    """Prints the port, and serves until stdin ends."""
     table = routes(
         Method(HANG, Shape.UNARY, hang), Method(ECHO, Shape.UNARY, echo), Method(PIECES, Shape.SERVER_STREAM, pieces)
     )
@@ -58,7 +58,8 @@ async def serve(kind: str) -> None:
 
 
 class Row(NamedTuple):
-    """`whole`: streams that had all their pieces; `first_lost_s`: when the first was lost, None for none."""
+    """The result of one rate. `whole`: streams that had all their pieces; `first_lost_s`: the time at which the first
+    was lost, None for none."""
 
     kind: str
     cancels_per_s: float

@@ -3,7 +3,8 @@
 Usage: python benchmarks/compare.py [--help] [--list] [--only SCENARIO,...] [--systems NAME,...] [--rounds N]
        [--seconds S] [--long] [--write FILE] [--json FILE] [--render FILE]
 
-The other servers are installed into environments of their own on first use; one that can't be is left out, and named.
+The other servers are installed on first use, each into an environment of its own. One that can't be installed is named
+and left out.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Comparison:
         self._warm: set[tuple[str, bool]] = set()
 
     def install(self) -> None:
-        """The other servers' environments; what can't be installed is left out."""
+        """Installs the other servers' environments; a server that can't be installed is left out."""
         for name in scenarios.taking_part(self._options.scenarios):
             try:
                 SYSTEMS[name].install()
@@ -110,7 +111,7 @@ class Comparison:
         return not {("", name), (scenario.name, name)} & self.results.skipped.keys()
 
     def run(self, scenario: Scenario) -> None:
-        """All rounds of a scenario. A server that fails is left out of it, with the rows that it has."""
+        """Runs all rounds of a scenario. A server that fails is left out of further rounds; its rows stay."""
         say(f"\n== {scenario.name}: {scenario.title}")
         if scenario.kind.starts_servers:
             self._servers.end()
@@ -219,7 +220,7 @@ def save(options: argparse.Namespace, results: Results, about: Mapping[str, str]
 
 
 def compare(options: argparse.Namespace) -> Results:
-    """The whole run; what it has is saved after each scenario."""
+    """The whole run; the results so far are saved after each scenario."""
     about = about_the_machine(options)
     seconds = scenarios.seconds_of(options.scenarios, options.rounds, options.seconds)
     say(f"{len(options.scenarios)} scenarios, {_measure_text(options)}: about {seconds / 60:.0f} minutes")
@@ -247,7 +248,7 @@ def summary(options: argparse.Namespace, results: Results) -> str:
 
 
 def render(options: argparse.Namespace) -> None:
-    """The page of figures that were measured before."""
+    """The page for figures of an earlier run."""
     told = json.loads(options.render.read_text())
     text = page.page(Results.of_json(told), told["machine"], told["command"])
     if options.write:

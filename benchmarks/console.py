@@ -1,10 +1,10 @@
-"""Measures what an open console costs the requests of a server, and how old what it shows is.
+"""Measures the cost of an open console for a server's requests, and the age of the data that it shows.
 
 Usage: python benchmarks/console.py [--models 60] [--calls 4000] [--rounds 6] [--readers 1]
 
 The calls go over HTTP to one model of many, from one client in this process. Rounds with and without readers of the
-events take turns; the server's CPU time is that of its own process, without its workers. What the calls share is the
-fixed price of two samples a second: it is told apart from what each call pays more.
+events take turns; the server's CPU time is that of its own process, without its workers. The fixed cost of two samples
+a second is reported apart from the additional cost of each call.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def write_models(store: Path, count: int) -> None:
 
 
 def ports_of(process: subprocess.Popen[str]) -> dict[str, int]:
-    """The ports of a server, read from what it prints when it has started."""
+    """The ports of a server, read from its start message."""
     assert process.stdout is not None
     found: dict[str, int] = {}
     for line in process.stdout:
@@ -83,8 +83,8 @@ def serving(folder: Path, count: int) -> Iterator[tuple[psutil.Process, dict[str
 
 
 class Reading(threading.Thread):
-    """Reads the events until `end`. `ages_s`: how old each sample was when it was here and parsed; `pauses_s`: from one
-    sample to the next."""
+    """Reads the events until `end`. `ages_s`: the age of each sample once it is parsed here; `pauses_s`: the time from
+    one sample to the next."""
 
     def __init__(self, port: int) -> None:
         super().__init__(daemon=True)

@@ -24,7 +24,7 @@ from measuring.workloads import HTTP_ANSWER, NOOP, WITH_TORCH, NoAnswer, Workloa
 
 TARGETS = ("ours", "other", "torchserve")
 MODELS = {one.name: one for one in (WITH_TORCH, NOOP)}
-#: What they answer over HTTP.
+#: The models' answers over HTTP.
 ANSWERS = {WITH_TORCH.name: [b"64.0"], NOOP.name: HTTP_ANSWER}
 ASK_AGAIN_S = 0.01
 
@@ -44,7 +44,7 @@ def start(target: str, place: Place, other: Path | None) -> Served:
 
 
 def measure(target: str, workload: Workload, other: Path | None) -> Start:
-    """One start, and the end of that server. Raises ServerFailed, WrongAnswer."""
+    """Measures one start, and ends the server. Raises ServerFailed, WrongAnswer."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, processes() as started:
         place = Place(Path(folder), started, workload)
         place.prepare()
@@ -62,7 +62,7 @@ def measure(target: str, workload: Workload, other: Path | None) -> Start:
 
 
 def ask(served: Served, workload: Workload) -> list[bytes] | None:
-    """The answer; None while there is none."""
+    """The answer; None while the server gives none."""
     try:
         return served.client.ask(served.port, workload, FIRST_ANSWER_S_MAX)
     except NoAnswer:

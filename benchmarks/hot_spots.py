@@ -35,7 +35,7 @@ MISSING = "py-spy is missing. Install it: pip install py-spy."
 
 
 def shares(folded: str) -> tuple[Counter[str], Counter[str], int]:
-    """From folded stacks (`outer;inner COUNT`): samples by innermost function, by function anywhere, and all."""
+    """The samples of folded stacks (`outer;inner COUNT`): by innermost function, by any function, and in all."""
     own: Counter[str] = Counter()
     within: Counter[str] = Counter()
     total = 0
@@ -59,7 +59,7 @@ def report(folded: str, cpu_us: float) -> str:
 
 
 class Thread(NamedTuple):
-    """CPU time of one thread per request, in microseconds: in the program, and in the kernel for it."""
+    """CPU time of one thread per request, in microseconds: in the program, and in the kernel on its behalf."""
 
     name: str
     user_us: float
@@ -74,20 +74,20 @@ def thread_report(title: str, threads: Sequence[Thread]) -> str:
 
 
 def parts(root: psutil.Process) -> dict[str, psutil.Process]:
-    """The frontend, and the worker: the process without children at the end of the tree."""
+    """The processes of the frontend and of the worker; the latter is the process without children in the tree."""
     below = [process for process in tree(root) if process != root and not process.children()]
     return {"frontend": root, **({"worker": below[-1]} if below else {})}
 
 
 def record(process: psutil.Process, seconds: float, file: Path) -> None:
-    """Folded stacks of the thread that runs Python code at each moment; waiting and the kernel don't count."""
+    """Folded stacks of the thread that runs Python code at each moment; waiting and time in the kernel don't count."""
     words = ["py-spy", "record", "--pid", str(process.pid), "--duration", f"{seconds:.0f}", "--rate", str(RATE_HZ)]
     words += ["--gil", "--function", "--format", "raw", "--output", str(file)]
     subprocess.run(words, check=True, capture_output=True)
 
 
 def profile(name: str, served: Served, workload: Workload, options: argparse.Namespace) -> str:
-    """One process under load; its report. The other process isn't disturbed meanwhile."""
+    """The report of one process under load. The other process isn't sampled meanwhile."""
     process = parts(served.process)[name]
     file = options.folded / f"{name}.folded"
     with ThreadPoolExecutor(1) as pool:
@@ -102,7 +102,7 @@ def profile(name: str, served: Served, workload: Workload, options: argparse.Nam
 
 
 def cost(process: psutil.Process, served: Served, workload: Workload, options: argparse.Namespace) -> list[Thread]:
-    """What each thread uses per request, the main thread first, without the sampler, which slows everything down."""
+    """CPU time per request of each thread, the main thread first, without the sampler, which slows everything down."""
     before = {thread.id: thread for thread in process.threads()}
     done = rounds.load(served, workload, options.clients, options.seconds / 2)
     threads = []

@@ -1,8 +1,8 @@
-"""Counts the instructions of a request in the frontend and in a worker, and compares them with those of before.
+"""Counts the instructions of a request in the frontend and in a worker, and compares them with earlier figures.
 
 Usage: python benchmarks/instructions.py [--record] [--tolerance 0.02] [--keep FOLDER]
 
-Needs valgrind and gcc (apt-get install valgrind gcc). What is counted, and how to read it: docs/performance.md.
+Needs valgrind and gcc (apt-get install valgrind gcc). docs/performance.md explains the figures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from measuring import machine
 from measuring.results import aligned
 
 HERE = Path(__file__).resolve().parent
-#: Figures of an earlier state of the code, by the Python that they were counted with.
+#: The figures of an earlier state of the code, by the Python with which they were counted.
 BASELINE = HERE / "instructions.json"
 TOLERANCE = 0.02
 RUN_S_MAX = 900.0
@@ -49,13 +49,13 @@ def count(folder: Path, parts: Sequence[str]) -> dict[str, float]:
 
 
 def environment() -> dict[str, str]:
-    """Of the measured processes: byte code is kept, and hashes are the same each time."""
+    """The environment of the measured processes: byte code is kept, and hashes are the same each time."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return {**kept, "PYTHONPATH": str(HERE), "PYTHONHASHSEED": "0"}
 
 
 def run(part: str, library: Path, folder: Path) -> None:
-    """One part under callgrind, whose files go into the part's folder. Raises CountFailed."""
+    """Runs one part under callgrind, whose files go into the part's folder. Raises CountFailed."""
     words = [
         "valgrind",
         "--tool=callgrind",
@@ -85,7 +85,7 @@ def table(now: Figures, before: Figures, tolerance: float) -> str:
 
 
 def baselines() -> dict[str, dict[str, float]]:
-    """By Python; none when none was recorded yet."""
+    """The recorded figures by Python; empty if there are none yet."""
     found: dict[str, dict[str, float]] = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
     return found
 

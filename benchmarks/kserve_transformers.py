@@ -1,11 +1,11 @@
-"""Measures what a transformer adds to a request: the same program run by KServe's server and by this one, before the
-same predictor.
+"""Measures the overhead of a transformer: the same program run by KServe's server and by this one, before the same
+predictor.
 
 Usage: python benchmarks/kserve_transformers.py [--protocols v1,v2,grpc-v2] [--clients 1,16] [--rounds N] [--seconds S]
 
-The overhead is the median latency through the transformer less that of asking the predictor directly, in the same
+The overhead is the median latency through the transformer less that of direct requests to the predictor, in the same
 round. Rounds are interleaved: in each, the predictor and both transformers are loaded in turns. CPU time is that of
-the transformer's process tree for each request, which says more than latencies do on a machine that others use.
+the transformer's process tree for each request, which says more than latencies on a machine that is shared.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Round:
 
     @property
     def overheads(self) -> float:
-        """Ours divided by KServe's."""
+        """Our overheads divided by KServe's."""
         return self.overhead_ms("ours") / self.overhead_ms("kserve")
 
     @property
@@ -59,7 +59,7 @@ class Round:
 
 
 def question(protocol: str) -> Question:
-    """A tensor of 16 numbers there and back."""
+    """A request with a tensor of 16 numbers, which the answer returns."""
     if protocol != "v1":
         return by_open_inference(Call("noop"), http=protocol == "v2")
     body = json.dumps({"instances": V1_INSTANCES}).encode()
@@ -71,7 +71,7 @@ def _is_right(messages: Sequence[bytes]) -> bool:
 
 
 def targets(folder: Path, started: Processes, protocol: str) -> dict[str, Target]:
-    """The predictor, and both transformers before it; each has answered. Raises NotInstalled, ServerFailed,
+    """The predictor, and both transformers before it, once each has answered. Raises NotInstalled, ServerFailed,
     WrongAnswer."""
 
     def place(name: str) -> Folder:
@@ -94,7 +94,7 @@ def targets(folder: Path, started: Processes, protocol: str) -> dict[str, Target
 
 
 def measure(found: Mapping[str, Target], protocol: str, clients: int, number: int, seconds: float) -> Round:
-    """One load on each in turn. Raises LoadFailed, NoAnswer, WrongAnswer."""
+    """Measures one load on each server in turn. Raises LoadFailed, NoAnswer, WrongAnswer."""
     p50_ms, cpu_us = {}, {}
     for name in turned(list(found), number):
         figures = closed(found[name], clients, seconds)

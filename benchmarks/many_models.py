@@ -1,4 +1,4 @@
-"""Measures many models on demand of which few fit into memory: the start, first requests at random, and the memory.
+"""Measures many models on demand of which few fit into memory: the start, random first requests, and the memory.
 
 Usage: python benchmarks/many_models.py [--models N] [--fit N] [--requests N] [--clients N] [--megabytes N] [--packed N]
     [--seed N]
@@ -50,7 +50,8 @@ class Heavy:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A request: its seconds, and the seconds that it waited for a load, 0 for none. `failure`: "" without one."""
+    """An answered request: its seconds, and the seconds that it waited for a load (0 for none). `failure`: "" without
+    one."""
 
     wall_s: float
     cold_s: float
@@ -125,7 +126,7 @@ class Server:
 
     @contextmanager
     def watched(self) -> Iterator[list[int]]:
-        """Yields a list of the bytes that all workers together have, looked at again and again (PSS)."""
+        """Yields a list that collects the memory of all workers together (PSS, bytes), read again and again."""
         found: list[int] = []
         over = threading.Event()
 
@@ -168,7 +169,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints what it finds; the number of requests that failed."""
+    """Prints the results, and returns the number of failed requests."""
     print(f"{options.models} models of which {options.fit} fit. {machine.busy()}\n", flush=True)
     chance = random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="bench-") as name, processes() as started:
@@ -215,13 +216,13 @@ def one_model_bytes(folder: Path, started: Processes) -> int:
 
 
 def unpacked_bytes(folder: Path) -> int:
-    """The room on the disk that the server's copies of archives' files take."""
+    """The disk space of the server's copies of the archives' files."""
     found = folder.glob("torchrelay-server-*/models/**/*")
     return sum(file.stat().st_blocks * 512 for file in found if file.is_file())
 
 
 def loads_alone(server: Server, count: int) -> list[float]:
-    """Seconds of first requests while there is room for their models."""
+    """Seconds of first requests while memory for their models is free."""
     with httpx.Client(timeout=ANSWER_S_MAX) as client:
         answers = [server.ask(client, f"m{number}") for number in range(count + 1)]
     return [answer.wall_s for answer in answers[1:]]  # the first one counts as all memory

@@ -4,8 +4,8 @@ Serve.
 Usage: python benchmarks/on_ray.py [--only beside,deaths,serve] [--seconds N] [--rounds N] [--minutes N]
 
 The cluster has several nodes on this machine (`ray.cluster_utils.Cluster`), in an environment of its own that is made
-the first time (benchmarks/.envs/ray). h2load is the client. What is compared is measured in turns, since what else the
-machine does is then shared by all; nodes, servers and clients share its processors.
+the first time (benchmarks/.envs/ray). h2load is the client. The compared servers are measured in turns, so that other
+load on the machine affects all of them alike; nodes, servers and clients share its processors.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ PAUSE_S = 0.02
 KILL_EVERY_S = 10.0
 DEATH_NODES, DEATH_CLIENTS = 6, 8
 GRPC_PATH = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
-#: What Ray's pages recommend for a high throughput, as variables of the whole cluster.
+#: The settings that Ray's pages recommend for a high throughput, as variables of the whole cluster.
 TUNED = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
-#: A proxy that isn't ready in time is ended: a busy machine takes longer than the usual 5 s.
+#: The time for a proxy to be ready, after which it is ended: on a busy machine it takes longer than the default of 5 s.
 PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
 
 
@@ -77,8 +77,8 @@ def cluster_of(python: Path, nodes: int, env: Mapping[str, str] | None = None, c
 
 
 class Ours:
-    """Our server with the models `five` and `noop`, of `workers` each; on the nodes of a cluster, or local ones. With
-    `begun`, a file, both have the handler that writes down which requests it was called for."""
+    """Our server with the models `five` and `noop`, with `workers` each, on the nodes of a cluster or local. With
+    `begun`, a file, both have the handler that notes there each begun request."""
 
     def __init__(
         self, folder: Folder, python: Path, workers: int, address: str = "", begun: Path | None = None
@@ -129,7 +129,7 @@ class Way:
     grpc_port: int
 
     def load(self, model: str, clients: int, seconds: float, *, grpc: bool = False) -> h2load.Load:
-        """Raises LoadFailed when an answer is none."""
+        """Runs the load. Raises LoadFailed if a request has no right answer."""
         if grpc:
             request = PredictionsRequest(model_name=model, input={"data": BODY}).SerializeToString()
             url = f"http://127.0.0.1:{self.grpc_port}{GRPC_PATH}"
@@ -202,7 +202,7 @@ class Tally:
 
 
 def ask_on(port: int, number: int, tally: Tally, over: threading.Event) -> None:
-    """One client: requests to both models, one after the other."""
+    """One client, which sends requests to both models, one after the other."""
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     count = 0
     while not over.is_set():
@@ -225,7 +225,7 @@ def ask_on(port: int, number: int, tally: Tally, over: threading.Event) -> None:
 
 
 def deaths(python: Path, folder: Path, started: Processes, options: argparse.Namespace) -> None:
-    """Nodes are killed and others added, under load. A file tells which requests were begun."""
+    """Kills nodes and adds others, under load. A file has the requests that were begun."""
     begun = folder / "begun.txt"
     chance = random.Random(options.seed)
     placed_s: list[float] = []
@@ -273,7 +273,7 @@ def deaths(python: Path, folder: Path, started: Processes, options: argparse.Nam
 
 
 def placement(ours: Ours, killed: str, begun_s: float) -> list[float]:
-    """Seconds until all workers are ready again, elsewhere; nothing if they aren't after a minute."""
+    """Seconds until all workers are ready again on other nodes; nothing if they aren't within a minute."""
     while time.monotonic() - begun_s < 60.0:
         found = [ours.nodes(name) for name in ("five", "noop")]
         if all(len(nodes) == 2 and killed not in nodes for nodes in found):
@@ -308,7 +308,8 @@ def beside_serve(python: Path, folder: Path, started: Processes, options: argpar
 
 
 def compare(title: str, ways: Mapping[str, Way], roots: Sequence[psutil.Process], options: argparse.Namespace) -> None:
-    """Loads in turns. CPU: of all processes of the cluster and both servers, less their idle use."""
+    """Measures loads in turns. CPU time is that of all processes of the cluster and both servers, less their idle
+    use."""
     say(f"\n{title}, one replica beside one worker of ours on the same three nodes, {CLIENTS} connections:")
     idle = used(roots, options.seconds, lambda: time.sleep(options.seconds))
     say(f"  idle: all processes together use {idle:.2f} cores (taken off below)")
@@ -322,8 +323,8 @@ def compare(title: str, ways: Mapping[str, Way], roots: Sequence[psutil.Process]
 
 
 def used(roots: Sequence[psutil.Process], seconds: float, work: Any) -> float:
-    """Cores that the trees of these processes use while `work` runs for these seconds. What ends meanwhile is left out:
-    not all of Ray's processes are waited for by their parents."""
+    """Cores that the trees of these processes use while `work` runs for these seconds. Processes that end meanwhile are
+    left out, since the parents of some of Ray's processes don't wait for them."""
     before_s = own_cpu_s(roots)
     work()
     return sum(spent_s - before_s.get(pid, 0.0) for pid, spent_s in own_cpu_s(roots).items()) / seconds
@@ -347,7 +348,7 @@ def turns(
     idle: float,
     options: argparse.Namespace,
 ) -> tuple[dict[str, list[h2load.Load]], dict[str, list[float]]]:
-    """The loads of each, and their CPU ms for a request."""
+    """The loads of each server, and its CPU ms for a request."""
     loads: dict[str, list[h2load.Load]] = {name: [] for name in ways}
     cpu_ms: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():

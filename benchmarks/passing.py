@@ -1,4 +1,4 @@
-"""Measures ways of handing large bodies to another process and back: through a socket, and in a sealed memory file.
+"""Measures ways of passing large bodies to another process and back: through a socket, and in a sealed memory file.
 
 Usage: python benchmarks/passing.py [--sizes 65536,1048576] [--rounds N]
 
@@ -48,7 +48,7 @@ class End:
                 self._writable.poll()
 
     def joined(self, size: int) -> Body:
-        """Pieces are received and copied into a buffer."""
+        """Receives pieces and copies them into a buffer."""
         whole, at = bytearray(size), 0
         while at < size:
             try:
@@ -61,7 +61,7 @@ class End:
         return whole
 
     def read_into(self, size: int) -> Body:
-        """Pieces are received into the buffer: what the server does."""
+        """Receives pieces into the buffer, as the server does."""
         whole, at = bytearray(size), 0
         with memoryview(whole) as view:
             while at < size:

@@ -2,7 +2,7 @@
 
 Usage: python benchmarks/run.py [--help] [--quick] [--streams] [--rounds N] [--seconds S] [--clients 1,64] ...
 
-How to read the figures, and what makes them fair: docs/performance.md.
+docs/performance.md explains the figures, and the fairness of the comparison.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Measures what a request waits for when there is no pod: from the container's command to the first answer.
+"""Measures the wait of a request while no pod runs: from the container's command to the first answer.
 
 Usage: python benchmarks/scale_from_zero.py [--cases program,kserve-program,torch,onnx] [--rounds N]
 
-Models lie in a folder as KServe's storage initializer leaves them: `model.pt` or `model.onnx` and nothing else, served
-by the arguments of deploy/kserve/weights.yaml, and a KServe program without torch, run by this server and by KServe's
-(`kserve-program`). Pulling an image and fetching a model come on top. Rounds are interleaved.
+Models are in a folder as KServe's storage initializer leaves them: `model.pt` or `model.onnx` and nothing else, served
+with the arguments of deploy/kserve/weights.yaml, and a KServe program without torch, run by this server and by KServe's
+(`kserve-program`). The times for pulling an image and fetching a model are not included. Rounds are interleaved.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ VALUES = [1.0, 2.0]
 
 
 def torch_file(models: Path) -> None:
-    """A network without weights that gives back what it gets, as TorchScript."""
+    """A network without weights that returns its input, as TorchScript."""
     import torch
 
     torch.jit.save(torch.jit.trace(torch.nn.Identity(), torch.zeros(1, 2)), str(models / "model.pt"))
 
 
 def onnx_file(models: Path) -> None:
-    """The same as ONNX."""
+    """The same network as ONNX."""
     from onnx import TensorProto, helper, save
 
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 2]) for name in "xy")
@@ -53,7 +53,7 @@ CASES = ("program", "kserve-program", *FILES)
 
 
 def start(case: str, folder: Folder) -> Running:
-    """Raises NotInstalled."""
+    """Starts the server of a case. Raises NotInstalled."""
     if case == "kserve-program":
         return run_kserve(folder, "main.py", PROGRAM)
     if case == "program":
@@ -97,7 +97,7 @@ def infer() -> dict[str, Any]:
 
 
 def ask(port: int, path: str, body: dict[str, Any] | None = None) -> object:
-    """The elements of the only output, what else a JSON answer says, or None without an answer of 200."""
+    """The elements of the only output; for another JSON answer, its value; None without an answer of 200."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"content-type": "application/json"})
     try:

@@ -1,4 +1,4 @@
-"""Measures how long more workers take: a torch-importing model from 1 to 4, forked, exec'd, and by TorchServe.
+"""Measures the start of more workers: a model that imports torch, from 1 to 4 workers, forked, exec'd, by TorchServe.
 
 Usage: python benchmarks/starts.py [--targets fork,exec,torchserve] [--rounds N] [--json FILE]
 
@@ -30,7 +30,7 @@ TARGETS = ("fork", "exec", "torchserve")
 
 
 def start(target: str, folder: Path, started: Processes) -> Served:
-    """The server with one worker that answers."""
+    """The server with one worker, once it has answered."""
     place = Place(folder / target, started, WITH_TORCH)
     place.prepare()
     served = start_torchserve(place) if target == "torchserve" else start_ours(place, more=_start_by(target))
@@ -68,7 +68,7 @@ def measure(running: Mapping[str, Served], rounds: int) -> dict[str, list[float]
 
 
 def report(seconds: Mapping[str, Sequence[float]]) -> str:
-    """Both tables: seconds, and how many times as long as the first target each took."""
+    """Both tables: the seconds, and the ratio of each target to the first."""
     first, *others = seconds
     lines = [["workers", "started by", "s: min – median – max"]]
     lines += [[f"{FEW} to {MANY}", target, Spread.of(values).text()] for target, values in seconds.items()]

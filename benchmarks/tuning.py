@@ -1,12 +1,13 @@
-"""Compares `torchserve tune` with an exhaustive grid, on examples: is its configuration as good, and what does it cost?
+"""Compares `torchserve tune` with an exhaustive grid, on examples: the quality of its configuration, and its cost.
 
 Usage: python benchmarks/tuning.py [--example digits] [--batch-max 8] [--workers-max 2] [--in-flight-max 32]
        [--seconds 0.4] [--rounds 5] [--write FILE]
 
 For each example a server is started, `torchserve tune` runs, and then every configuration that it could have tried is
-measured with its own means. What it found and the best of the grid are measured again in turns, longer: the greatest of
-many measurements is greater than what it measures. Each worker computes with one thread, and wants a CPU for itself, as
-do the server and this process: with two more than workers, `taskset` lets several examples be compared at once.
+measured with its own means. Its result and the best of the grid are measured again in turns, for longer, since the
+greatest of many measurements exceeds the true value. Each worker computes with one thread and needs a CPU for itself,
+as do the server and this process: with two CPUs more than workers for each, `taskset` lets several examples be compared
+at once.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ts_frontend.tuning.search import Measurement, Trial
 ROOT = Path(__file__).resolve().parent.parent
 SERVE = "import sys; from ts_frontend.cli.main import main; sys.exit(main())"
 DIGITS = sorted((ROOT / "examples" / "digits" / "samples").glob("*.png"))
-#: Of an example: its archive in model_store, or "" for one that is made; and its requests.
+#: The examples: each one's archive in model_store, or "" for one that is made; and its requests.
 EXAMPLES: Mapping[str, tuple[str, str]] = {
     "digits": ("digits.mar", ""),
     "text_stream": ("text_stream.mar", '{"prompt": "Tyger", "max_tokens": 20}'),
@@ -86,7 +87,7 @@ def serving(archive: Path, folder: Path) -> Iterator[Target]:
 
 
 def ports_of(printed: Path, process: subprocess.Popen[bytes]) -> tuple[int, int]:
-    """The gRPC ports for inference and management, read from what the server prints when it has started."""
+    """The gRPC ports for inference and management, read from the server's start message."""
     while process.poll() is None:
         lines = printed.read_text().splitlines()
         found = {
@@ -102,7 +103,7 @@ def ports_of(printed: Path, process: subprocess.Popen[bytes]) -> tuple[int, int]
 
 
 def tuned(example: str, target: Target, inputs: list[Path], options: argparse.Namespace) -> tuple[Trial, int, float]:
-    """What the command finds, after how many measurements and seconds."""
+    """The command's result, and the number of its measurements and seconds."""
     words = ["tune", example, "--json", "--seconds", str(options.seconds)]
     words += ["--inference-port", str(target.inference_port), "--management-port", str(target.management_port)]
     for name in ("batch_max", "workers_max", "in_flight_max"):

@@ -2,7 +2,7 @@
 
 Usage: python ts_scripts/build_example_archives.py [--check] [--out model_store] [NAME ...]
 
-`--check` writes nothing and fails when an archive differs from its sources. Training is another step:
+`--check` writes nothing and fails if an archive differs from its sources. Training is a separate step: the scripts
 `examples/*/train.py` write the weights that are packed here.
 """
 
@@ -22,7 +22,7 @@ from model_archiver import ModelArchiver, ModelArchiverConfig
 ROOT = Path(__file__).resolve().parent.parent
 SIZE_BYTES_MAX = 1_000_000
 MANIFEST = "MAR-INF/MANIFEST.json"
-#: Manifest members that say when and by what it was packed, not what is in it.
+#: The manifest members about the packing (time, program) rather than the content.
 UNCOMPARED = ("createdOn", "archiverVersion")
 
 

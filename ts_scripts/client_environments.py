@@ -3,8 +3,8 @@ tests/clients/NAME.txt (pip's requirements), under `clients/NAME` in this interp
 
 Usage: python ts_scripts/client_environments.py [NAME...]
 
-Two are made at a time. One that was made from the same words stays as it is. Exits 1, after all the others, when one
-could not be made.
+Two are made at a time. An environment with the same requirements stays as it is. If one can't be made, the script makes
+the others and exits with 1.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def is_current(name: str) -> bool:
 
 
 def make(name: str) -> bool:
-    """False if pip could not install the file's packages; pip has printed the reason."""
+    """Makes an environment; returns False if pip could not install the file's packages and has printed the reason."""
     folder, file = PLACE / name, FILES / f"{name}.txt"
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, symlinks=True)
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--disable-pip-version-check"]
-    # A test imports a small part of these packages: to compile them all takes longer than to compile that part.
+    # A test imports a small part of these packages: compiling them all would take longer than compiling that part.
     if subprocess.run([*pip, "install", "--quiet", "--no-compile", "-r", str(file)]).returncode:
         return False
     (folder / STAMP).write_text(file.read_text())

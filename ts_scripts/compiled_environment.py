@@ -1,5 +1,5 @@
 """Makes the environment in which the tests of the compiled form run: `compiled` in this interpreter's environment, with
-links to the packages that are there, and this checkout installed with TORCHRELAY_COMPILE=1.
+links to this environment's packages, and this checkout installed with TORCHRELAY_COMPILE=1.
 
 Usage: python ts_scripts/compiled_environment.py
 
@@ -21,8 +21,8 @@ PLACE = Path(sys.prefix) / "compiled"
 
 
 def show_packages(theirs: Path, ours: Path) -> None:
-    """Links to the packages, but for torchrelay itself. Models' environments see them too: files that name other
-    folders (`.pth`) would count here alone."""
+    """Links the packages, except torchrelay itself. Models' environments see links too, while files that name other
+    folders (`.pth`) would count only here."""
     for entry in theirs.iterdir():
         if "torchrelay" not in entry.name.lower() and entry.name != "__pycache__" and not (ours / entry.name).exists():
             (ours / entry.name).symlink_to(entry)

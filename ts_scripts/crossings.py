@@ -35,7 +35,7 @@ INFERENCE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
 MANAGEMENT = "/org.pytorch.serve.grpc.management.ManagementAPIsService/"
 MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 
-#: Runs in every Python process of the server: SIGUSR1 begins to note calls, SIGUSR2 writes them down.
+#: The code that runs in every Python process of the server: SIGUSR1 begins to note calls, SIGUSR2 writes them down.
 PROFILE = """
 import os, signal, sys
 
@@ -161,7 +161,7 @@ def ready_worker(management: str) -> int:
 
 
 def crossed(folder: Path, pids: Sequence[int], call: Callable[[], object]) -> list[list[str]]:
-    """For each process the files it ran while `call` was made, in the order in which they were first entered."""
+    """For each process, the files whose code ran during `call`, in the order in which they were first entered."""
     found = []
     for pid in pids:
         os.kill(pid, signal.SIGUSR1)
@@ -205,7 +205,7 @@ def crossings() -> Iterator[Crossing]:
         }
         pids = [server, ready_worker(addresses["http_management"])]
         for title, call in calls.items():
-            call()  # what only the first one does is no part of it
+            call()  # steps of a first call don't count
             frontend, worker = crossed(folder / "calls", pids, call)
             yield Crossing(title, frontend, worker)
         registration = management_pb2.RegisterModelRequest(url="fresh", initial_workers=1, synchronous=True)

@@ -3,7 +3,7 @@ unchanged, and root is not needed.
 
 Usage: python ts_scripts/debian_packages.py go | prometheus
 
-Where apt-get is missing or has no mirror, it says so and exits 0: the tests are then skipped with the same words.
+If apt-get is missing or has no mirror, it says so and exits with 0; the tests are then skipped with this message.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ LIMIT_S = 300
 
 
 class Wanted(NamedTuple):
-    """`prefixes`: beginnings of the names of dependencies that not every system has; empty for none."""
+    """A set of packages. `prefixes`: beginnings of the names of dependencies that some systems lack; may be empty."""
 
     packages: tuple[str, ...]
     prefixes: tuple[str, ...] = ()
 
 
 WANTED = {
-    #: The compiler; the library for gRPC with the protobuf of its generated code; what generates that.
+    #: The compiler, the library for gRPC with the protobuf of its generated code, and the generator of that code.
     "go": Wanted(
         (
             *("golang-go", "golang-google-grpc-dev", "golang-github-golang-protobuf-1-5-dev", "protoc-gen-go"),
@@ -33,13 +33,13 @@ WANTED = {
         ),
         ("golang-", "protoc-gen-go"),
     ),
-    #: The server and promtool; what its pages in a browser need is left out.
+    #: The server and promtool, without the files for its pages in a browser.
     "prometheus": Wanted(("prometheus",)),
 }
 
 
 def options(place: Path) -> list[str]:
-    """apt's lists and files in folders of their own, and nothing installed as far as it knows."""
+    """The options for apt with lists and files in separate folders, and with no installed packages."""
     state, cache, status = place / "apt" / "state", place / "apt" / "cache", place / "apt" / "status"
     for folder in (state / "lists" / "partial", cache / "archives" / "partial"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def run(*words: str, cwd: Path | None = None) -> str:
 
 
 def make(place: Path, wanted: Wanted) -> None:
-    """Raises CalledProcessError, TimeoutExpired."""
+    """Downloads and unpacks the packages. Raises CalledProcessError, TimeoutExpired."""
     debs = place / "debs"
     debs.mkdir()
     if wanted.prefixes:
@@ -80,7 +80,7 @@ def updated(place: Path) -> list[str]:
 
 
 def unpack(name: str, place: Path) -> None:
-    """Makes `place`/root, or says in `place`/missing.txt why it could not."""
+    """Makes `place`/root, or writes the reason why it could not into `place`/missing.txt."""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     reason = ""

@@ -1,5 +1,5 @@
 """Hooks of mkdocs for the documentation site (mkdocs.yml): pages in the order of docs/README.md's table, pages from
-outside docs/, and links between them. Links to files that are no pages of the site become their text.
+outside docs/, and links between them. A link to a file that is no page of the site becomes plain text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "examples/README.md": "examples.md",
 }
-#: How much pages count in the search, in place of 1: short answers before pages that match small words of a question.
+#: The weight of pages in the search, 1 by default: short answers come before pages that match a question's small words.
 WEIGHTS = {"questions.md": 20, "architecture.md": 0.5, "project.md": 0.5, "changelog.md": 0.1, "contributing.md": 0.2}
 _ROW = re.compile(r"^\| (?:\[[^\]]*\]\(([^)]+)\)|\*\*([^*]+)\*\*) \|", re.MULTILINE)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
@@ -33,7 +33,7 @@ _FENCE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
 
 def navigation(table: str) -> list[Any]:
-    """The nav of the table's text: pages, and sections with pages. A folder stands for the pages in it."""
+    """The nav from the table's text: pages, and sections with pages. A folder stands for the pages in it."""
     found: list[Any] = ["README.md"]
     pages = found
     for match in _ROW.finditer(table):
@@ -61,7 +61,7 @@ def listed(nav: list[Any]) -> Iterator[str]:
 
 
 def in_site(path: str) -> str | None:
-    """The name in the site of a file of the repository; None: it is no page of it."""
+    """The name in the site of a file of the repository; None if it is no page of the site."""
     if path in OUTSIDE:
         return OUTSIDE[path]
     if path.rstrip("/") == "examples":
@@ -70,7 +70,7 @@ def in_site(path: str) -> str | None:
 
 
 def linked(markdown: str, source: str) -> str:
-    """The text of a page, `source` in the repository, with the links of the site."""
+    """The text of a page (`source` in the repository), with links within the site."""
     page = in_site(source) or source
 
     def link(match: re.Match[str]) -> str:

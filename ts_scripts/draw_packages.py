@@ -1,5 +1,5 @@
-"""Draws which package of the frontend imports which, from the imports themselves, into docs/architecture.md, with the
-subject of each, from its docstring.
+"""Draws the imports between the packages of the frontend, read from the code, into docs/architecture.md, with the
+subject of each package, from its docstring.
 
 Usage: python ts_scripts/draw_packages.py [--check]
 """
@@ -39,7 +39,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 
 def packages() -> dict[str, set[str]]:
-    """Each part of the frontend with those it imports."""
+    """Each part of the frontend with the parts that it imports."""
     found: dict[str, set[str]] = {}
     for path in sorted(FRONTEND.rglob("*.py")):
         part = part_of(path)
@@ -68,7 +68,7 @@ def levels(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def subject(part: str) -> str:
-    """The first sentence of a part's docstring, without its end: "Keys: who may call what"."""
+    """The first sentence of a part's docstring, without its full stop: "Logs, metrics and traces"."""
     place = FRONTEND / part
     file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
     text = " ".join((ast.get_docstring(ast.parse(file.read_text())) or "").split())
@@ -76,8 +76,8 @@ def subject(part: str) -> str:
 
 
 def drawing(graph: Mapping[str, set[str]]) -> str:
-    """A line for each part, top first, with an arrow to those that none of its other imports leads to, and its
-    subject."""
+    """A line for each part, top first: its name, an arrow to its direct imports without those that another import
+    already reaches, and its subject."""
     lines = []
     for level in levels(graph):
         for part in level:

@@ -34,9 +34,9 @@ Answer: TypeAlias = "dict[str, Any]"
 
 SERVICE = "inference.GRPCInferenceService"
 GUARD_S = 60
-#: How long a socket stays open for what else may come.
+#: The time for which a socket stays open for further bytes.
 SILENCE_S = 2
-#: A call's text that stands for the beginning of names of shared memory, another one at each run.
+#: The text in a call that stands for the prefix of names of shared memory, which differs at each run.
 KEY = "${KEY}"
 LENGTH_HEADER = "inference-header-content-length"
 HEADERS = ("content-type", "content-encoding", LENGTH_HEADER, "accept-encoding", "allow")
@@ -70,7 +70,7 @@ class Player:
             file.unlink(missing_ok=True)
 
     def play(self, exchange: Exchange) -> Answer:
-        """The answer to a call; one with `until` is made again, for a while, until that is the answer."""
+        """The answer to a call; a call with `until` is repeated for a while until it gets that answer."""
         exchange = json.loads(json.dumps(exchange).replace(KEY, self._key))
         kind = next(kind for kind in ("grpc", "http", "socket", "memory") if kind in exchange)
         play: Callable[[Exchange], Answer] = getattr(self, f"_{kind}_call")
@@ -85,7 +85,7 @@ class Player:
     # --- gRPC
 
     def _grpc_call(self, exchange: Exchange) -> Answer:
-        """`grpc` is a method of the service, or a path: then bytes go and come."""
+        """Makes a gRPC call. `grpc` is a method of the service, or a path, whose messages are bytes."""
         method, metadata = exchange["grpc"], list(exchange.get("metadata", {}).items())
         path = method if "/" in method else f"/{SERVICE}/{method}"
         options = {"metadata": metadata, "timeout": exchange.get("timeout_s", GUARD_S)}
@@ -120,7 +120,7 @@ class Player:
             connection.close()
 
     def _socket_call(self, exchange: Exchange) -> Answer:
-        """Bytes as they are; of the answers only the statuses."""
+        """Sends the bytes unchanged; returns only the statuses of the answers."""
         host, port = self._http.rsplit(":", 1)
         found = b""
         with socket.create_connection((host, int(port)), SILENCE_S) as connection:
@@ -181,7 +181,7 @@ def _failed(error: Any) -> Answer:
 
 
 def body_of(exchange: Exchange) -> bytes:
-    """`json`, then `binary` in base64 behind it; or `text`, or `base64`; packed as `packed` says."""
+    """The body of a call: `json`, followed by `binary` (base64); or `text`; or `base64`. `packed`: its compression."""
     if "json" in exchange:
         data = json.dumps(exchange["json"], ensure_ascii=False).encode() + base64.b64decode(exchange.get("binary", ""))
     elif "text" in exchange:

@@ -30,7 +30,7 @@ from google.protobuf.descriptor_pb2 import (
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
 FRONTEND, WORKER = "ts_frontend.protos", "ts.protocol"
-#: Where each package lies.
+#: The folder of each package.
 OUTPUTS = {FRONTEND: ROOT / "frontend" / "ts_frontend" / "protos", WORKER: ROOT / "worker" / "ts" / "protocol"}
 SHARED = frozenset({"open_inference.proto", "model_config.proto"})
 RUNTIME = "google/protobuf/"
@@ -67,7 +67,7 @@ def parse(protos: Path) -> list[FileDescriptorProto]:
 
 
 def _drop_json_names(message: DescriptorProto) -> None:
-    """protoc writes down the JSON names that follow from the fields' names only in descriptor sets."""
+    """Removes the JSON names that follow from the fields' names, which protoc writes only in descriptor sets."""
     for field in message.field:
         field.ClearField("json_name")
     for nested in message.nested_type:
@@ -162,7 +162,7 @@ def _is_repeated(field: FieldDescriptorProto) -> bool:
 
 
 def _nameable(message: DescriptorProto) -> list[FieldDescriptorProto]:
-    """The fields that Python code can name: not those called as a keyword is."""
+    """The fields that Python code can name, which excludes names that are keywords."""
     return [field for field in message.field if not keyword.iskeyword(field.name)]
 
 
@@ -317,7 +317,7 @@ def differences(wanted: dict[str, str], output: Path) -> list[str]:
 
 
 def write(wanted: dict[str, str], output: Path) -> None:
-    """Makes `output` hold exactly the generated modules (other files stay)."""
+    """Writes the generated modules into `output` and removes left-over ones (other files stay)."""
     for path in output.glob("*_pb2*.py*"):
         if path.name not in wanted:
             path.unlink()

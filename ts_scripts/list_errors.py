@@ -17,14 +17,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "frontend/ts_frontend"
 PAGE = ROOT / "docs/errors.md"
 BEGIN, END = "<!-- errors: listed by ts_scripts/list_errors.py -->\n", "<!-- end of errors -->"
-#: The parts whose errors end a command or a start, and reach no client.
+#: The packages whose errors end a command or a start, and reach no client.
 OF_STARTS = ("authorization", "cli", "config", "listeners", "process.py", "server.py")
-#: A form with less text of its own tells nobody anything.
+#: The least fixed text of a form; with less, it says nothing.
 FORM_CHARACTERS_MIN = 8
 
 
 class Kind(NamedTuple):
-    """A class of errors. `forms`: its messages, with `{…}` where a value stands."""
+    """A class of errors. `forms`: its messages, with `{…}` in place of values."""
 
     name: str
     of_start: bool
@@ -81,7 +81,7 @@ def super_calls(node: ast.ClassDef) -> Iterator[ast.Call]:
 
 
 def sets(node: ast.ClassDef, name: str) -> bool:
-    """Whether occurrences of the kind have a value of their own for an attribute."""
+    """Whether each error of the kind has its own value for an attribute."""
     return any(
         isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store) and one.attr == name for one in ast.walk(node)
     )
@@ -94,7 +94,7 @@ def called(node: ast.AST) -> str:
 
 
 def forms(call: ast.Call) -> Iterator[str]:
-    """The message that a call gives, if it stands there."""
+    """The message in a call, if the call contains it as text."""
     for argument in call.args[:1]:
         for text in texts(argument):
             own = text.replace("{…}", "")

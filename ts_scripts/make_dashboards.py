@@ -2,7 +2,7 @@
 
 Usage: python ts_scripts/make_dashboards.py [--check]
 
-With `--check`: changes nothing, and exits 1 if a file differs from what it would write.
+With `--check`: changes nothing, and exits with 1 if a file is out of date.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 PLACE = Path(__file__).resolve().parent.parent / "deploy" / "monitoring" / "grafana" / "dashboards"
 SOURCE = {"type": "prometheus", "uid": "${source}"}
-#: Of Grafana's grid.
+#: The number of columns in Grafana's grid.
 WIDTH, HEIGHT = 24, 8
 ALL, ONE = 'instance=~"$instance"', 'instance=~"$instance",model_name=~"$model"'
 RATE = "[$__rate_interval]"
 
 
 class Panel(NamedTuple):
-    """`queries`: pairs of an expression and the legend of its series. `unit`: Grafana's name of it."""
+    """A panel. `queries`: pairs of an expression and the legend of its series. `unit`: Grafana's name of the unit."""
 
     title: str
     unit: str
@@ -271,7 +271,7 @@ WORKERS = (
     ),
 )
 
-#: File and uid, title, panels, whether a model is chosen.
+#: The dashboards: file and uid, title, panels, and whether a model can be chosen.
 DASHBOARDS = (
     ("overview", "torchrelay: overview", OVERVIEW, False),
     ("model", "torchrelay: a model", MODEL, True),

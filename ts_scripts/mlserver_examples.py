@@ -1,5 +1,5 @@
-"""Serves the example folders of MLServer's documentation, unchanged, with MLServer and with this server, sends both the
-same requests and compares the answers.
+"""Serves the unchanged example folders of MLServer's documentation with MLServer and with this server, sends the same
+requests to both, and compares the answers.
 
 Usage: python ts_scripts/mlserver_examples.py EXAMPLES [NAME...]
 
@@ -7,9 +7,9 @@ EXAMPLES is the folder docs-gb/examples of MLServer's repository. The interprete
 the runtimes of the examples (`pip install mlserver mlserver-sklearn mlserver-xgboost …`). An example whose runtime is
 not installed is named and left out. Exits 1 if an answer differs.
 
-Both get requests for the metadata, then each request over HTTP and over gRPC, and the streams of an example. Deviations
-listed in docs/mlserver.md don't count: made ids, versions of models that name none and those of metadata, headers of
-events, and a text that comes in a list.
+Both get requests for the metadata, then each request over HTTP and over gRPC, and the streams of an example. The
+deviations in docs/mlserver.md don't count: generated ids, versions of models that name none and those of metadata,
+headers of events, and a text inside a list.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ TEXT = "hello world \N{GRINNING FACE}"
 
 
 class Case(NamedTuple):
-    """`modules`: the imports of its runtime; `requests`: the model, its version and the request, or the name of the
-    file with it; `streams`: the requests go to `infer_stream`; `made`: a file that the example's own program has to
-    make first."""
+    """An example. `modules`: the imports of its runtime; `requests`: the model, its version, and the request or the
+    name of its file; `streams`: the requests go to `infer_stream`; `made`: a file that the example's own program has
+    to make first."""
 
     folder: str
     modules: tuple[str, ...]
@@ -68,7 +68,7 @@ def rows(name: str, *values: Sequence[float]) -> dict[str, Any]:
 
 
 DIGIT = asking(tensor("predict", (1, 64), "FP32", [float(index % 17) for index in range(64)]))
-#: Two mushrooms of 126 features.
+#: Two mushrooms with 126 features each.
 MUSHROOMS = rows("predict", [float(index % 3 == 0) for index in range(126)], [0.0] * 126)
 #: A wine of the training data, by column.
 WINE = (
@@ -169,7 +169,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class Server:
-    """One that answers on `http` and `grpc` of the loopback address."""
+    """A server on the ports `http` and `grpc` of the loopback address."""
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
         self.http, self.grpc, metrics = free_ports(3)
@@ -188,7 +188,7 @@ class Server:
             )
 
     def wait(self, model: str) -> None:
-        """Until the model is ready. Raises TimeoutError with the end of the log."""
+        """Waits until the model is ready. Raises TimeoutError with the end of the log."""
         end_s = time.monotonic() + START_S_MAX
         while time.monotonic() < end_s and self.process.poll() is None:
             with contextlib.suppress(OSError):
@@ -219,7 +219,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(command: Sequence[str], source: Path, models: Sequence[str]) -> Iterator[Server]:
-    """Serves a copy, because MLServer may write into the models' folder."""
+    """Serves a copy of the models, because MLServer may write into their folder."""
     with tempfile.TemporaryDirectory(prefix="mlserver-example-") as directory:
         folder = Path(directory) / source.name
         shutil.copytree(source, folder)

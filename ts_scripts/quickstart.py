@@ -33,7 +33,7 @@ PROMPT = "Tyger Tyger"
 CONTINUATION = " burning bright,\nIn the forests of the night:"
 MODELS = ("digits", "text_stream")
 
-#: Each listener: the key of config.properties, the port people know, and what to call it in a message.
+#: Each listener: its key of config.properties, its usual port, and its name in a message.
 LISTENERS = (
     ("grpc_inference_port", 7070, "gRPC inference"),
     ("grpc_management_port", 7071, "gRPC management"),
@@ -103,7 +103,7 @@ def server_env(state: Path) -> dict[str, str]:
 
 @contextmanager
 def server(state: Path, ports: dict[str, int], store: Path = STORE) -> Iterator[None]:
-    """The server, started with the `torchserve` command and stopped with it."""
+    """The server, which the `torchserve` command starts and stops."""
     config = state / "config.properties"
     write_config(ports, config)
     env = server_env(state)
@@ -120,7 +120,7 @@ def server(state: Path, ports: dict[str, int], store: Path = STORE) -> Iterator[
 def client(ports: Ports, *words: str) -> str:
     """Runs the gRPC client as a user would, shows its output at once, and returns the output.
 
-    Wrong when it ends with another status than 0.
+    Raises Wrong if its exit status isn't 0.
     """
     command = ["ts_scripts/torchserve_grpc_client.py", *words, *port_option(ports, words[0])]
     say(f"$ python {' '.join(command)}")
@@ -144,20 +144,20 @@ def port_option(ports: Ports, action: str) -> list[str]:
 
 
 def check_class(answer: str) -> None:
-    """Wrong when the digits model didn't see the digit that is there."""
+    """Raises Wrong if the digits model didn't recognise the digit."""
     seen = json.loads(answer)["class"]
     if seen != DIGIT:
         raise Wrong(f"digits answers {seen} for an image of {DIGIT}")
 
 
 def check_continuation(answer: str) -> None:
-    """Wrong when the text isn't continued as the model has learned it."""
+    """Raises Wrong if the model doesn't continue the text as trained."""
     if not answer.startswith(CONTINUATION):
         raise Wrong(f"text_stream answers {answer!r}, which doesn't begin with {CONTINUATION!r}")
 
 
 def call(ports: Ports, state: Path) -> None:
-    """Everything that a client does here; Wrong when an answer isn't as it must be."""
+    """Makes all calls of a client. Raises Wrong for an unexpected answer."""
     for model in MODELS:
         client(ports, "register", model, f"{model}.mar")
     check_class(client(ports, "infer", "digits", IMAGE))
@@ -184,7 +184,7 @@ or with the commands above, or with any gRPC client and the files of protos/: in
 
 
 def serve(ports: Ports) -> None:
-    """Until Ctrl-C or SIGTERM; Wrong when the server ends before."""
+    """Waits until Ctrl-C or SIGTERM. Raises Wrong if the server ends before that."""
     try:
         say("Serving. Ctrl-C ends it.")
         while not is_free(ports.inference):

@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-#: Engines of vLLM by the file that has them; a release has one, or the old and the new one.
+#: The engines of vLLM by file; a release has one engine, or the old and the new one.
 ENGINES = {"AsyncLLMEngine": "vllm/engine/async_llm_engine.py", "AsyncLLM": "vllm/v1/engine/async_llm.py"}
 ENGINE_METHODS = ("from_engine_args", "generate", "get_tokenizer")
-#: What else is called, and where it is: functions of classes, and classes whose fields are what they are made with.
+#: The other called declarations with their files: methods, and classes whose fields are their constructor's parameters.
 OF_VLLM = {
     "AsyncEngineArgs": "vllm/engine/arg_utils.py",
     "SamplingParams.from_optional": "vllm/sampling_params.py",
@@ -28,13 +28,13 @@ OF_VLLM = {
     "CompletionOutput": "vllm/outputs.py",
     "RequestOutput.__init__": "vllm/outputs.py",
 }
-#: The same of the tokenizers that the engine gives: those of transformers, and in later releases vLLM's own.
+#: The same for the engine's tokenizers: those of transformers, and in later releases vLLM's own.
 TOKENIZERS = {
     "transformers": ("PreTrainedTokenizerBase", "transformers/tokenization_utils_base.py"),
     "vllm": ("TokenizerLike", "vllm/tokenizers/protocol.py"),
 }
 TOKENIZER_METHODS = ("apply_chat_template", "encode")
-#: What the engine raises for a request that it refuses; a release without it raises ValueError.
+#: The error of the engine for a request that it refuses; a release without it raises ValueError.
 REFUSAL, REFUSAL_FILE = "VLLMValidationError", "vllm/exceptions.py"
 
 Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
@@ -68,7 +68,7 @@ def declared(function: Function) -> Declaration:
 
 
 def fields(name: str, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:
-    """Those of a dataclass or a msgspec Struct and of its bases in the same file, as parameters of its constructor."""
+    """The fields of a dataclass or msgspec Struct and its bases in the same file, as parameters of its constructor."""
     for base in classes[name].bases:
         if isinstance(base, ast.Name) and base.id in classes:
             yield from fields(base.id, classes)
@@ -90,7 +90,7 @@ def member(tree: ast.Module, name: str) -> Declaration:
 
 
 def read(wheel: zipfile.ZipFile, path: str, name: str) -> Declaration:
-    """Raises NotThere."""
+    """The declaration `name` in a file of the wheel. Raises NotThere."""
     try:
         return member(ast.parse(wheel.read(path)), name)
     except KeyError:
@@ -98,7 +98,7 @@ def read(wheel: zipfile.ZipFile, path: str, name: str) -> Declaration:
 
 
 def tokenizer(wheel: zipfile.ZipFile, package: str) -> dict[str, Declaration]:
-    """Its methods, none of a release without tokenizers of its own."""
+    """The tokenizer's methods; none for a release without tokenizers of its own."""
     owner, path = TOKENIZERS[package]
     if path not in wheel.namelist():
         return {}
@@ -106,7 +106,7 @@ def tokenizer(wheel: zipfile.ZipFile, package: str) -> dict[str, Declaration]:
 
 
 def refusal(wheel: zipfile.ZipFile) -> dict[str, Declaration]:
-    """The class that it derives from, as a parameter."""
+    """The base class of the error, as a parameter."""
     if REFUSAL_FILE in wheel.namelist():
         for node in ast.parse(wheel.read(REFUSAL_FILE)).body:
             if isinstance(node, ast.ClassDef) and node.name == REFUSAL:
@@ -122,7 +122,7 @@ def engines(wheel: zipfile.ZipFile) -> Iterator[tuple[str, dict[str, Declaration
 
 
 def recorded(path: str) -> dict[str, dict[str, Declaration]]:
-    """By `PACKAGE VERSION[ ENGINE]`. Raises NotThere."""
+    """The declarations by `PACKAGE VERSION[ ENGINE]`. Raises NotThere."""
     package, version = Path(path).name.split("-")[:2]
     with zipfile.ZipFile(path) as wheel:
         more = tokenizer(wheel, package)

@@ -1,4 +1,4 @@
-"""A gRPC client in one file: registers a model, asks it, and unregisters it.
+"""A gRPC client in one file: registers a model, sends it requests, and unregisters it.
 
     python ts_scripts/torchserve_grpc_client.py register densenet161
     python ts_scripts/torchserve_grpc_client.py infer densenet161 kitten.jpg

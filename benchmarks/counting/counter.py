@@ -1,8 +1,8 @@
-"""Instructions of a part of a process that runs under callgrind: how they are asked for, and read.
+"""Counts and reads the instructions of a part of a process that runs under callgrind.
 
-Two runs of different lengths are counted, and their difference is divided by the difference of their lengths: what a
-run has in common with the other, its beginning and its end, doesn't count. What a run prepares and verifies doesn't,
-either: it says which part of it counts.
+Two runs of different lengths are counted, and their difference is divided by the difference of their lengths. So the
+parts that both have, such as beginning and end, don't count. Preparation and verification don't count either, since a
+run marks the part that counts.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 SOURCE = Path(__file__).with_name("counter.c")
-#: Runs before the counted ones: Python makes itself faster where it runs often.
+#: The length of the uncounted first run, in multiples of the longer one: Python specialises code that runs often.
 WARM_UP = 5
 _DUMP = re.compile(r"^desc: Trigger: Client Request: (?P<name>.*?) (?P<units>\d+)$", re.MULTILINE)
 _TOTAL = re.compile(r"^totals: (?P<instructions>\d+)", re.MULTILINE)
 
-#: Serves so many requests; what it does within the context is counted.
+#: Serves a number of requests; the code within the context is counted.
 Run: TypeAlias = "Callable[[int, AbstractContextManager[None]], Awaitable[None]]"
 
 
@@ -41,18 +41,18 @@ def build(folder: Path) -> Path:
 
 
 class Counter:
-    """In the measured process: counts what runs. `library` is what `build` made."""
+    """The counter in the measured process. `library`: the file that `build` made."""
 
     def __init__(self, library: Path) -> None:
         loaded = ctypes.CDLL(str(library))
         self._begin, self._end = loaded.begin, loaded.end
 
     async def measure(self, name: str, run: Run, few: int, many: int, unit: int) -> None:
-        """Runs `few` and `many` requests, each of `unit` units, after one that warms up and isn't counted."""
+        """Runs `few` and `many` requests, each of `unit` units, after an uncounted run that warms up."""
         await run(WARM_UP * many, nullcontext())
         gc.collect()
         gc.freeze()
-        gc.disable()  # requests make no cycles: what it would collect is the measurement's own
+        gc.disable()  # requests make no cycles: it would collect only the measurement's own objects
         for requests in (few, many):
             await run(requests, self._counted(f"{name} {requests * unit}"))
         gc.enable()

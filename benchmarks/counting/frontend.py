@@ -3,8 +3,8 @@ back from a stand-in for the worker at the other end of its socket.
 
 Usage: python benchmarks/counting/frontend.py LIBRARY FOLDER
 
-Everything between is the real server, with the settings of the benchmark's `ours`. What it sends to its workers is
-written down in FOLDER, for `worker.py`.
+Everything between is the real server, with the settings of the benchmark's `ours`. FOLDER gets a record of its messages
+to the workers, for `worker.py`.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from ts_frontend.workers.spawning import worker_env
 from ts_frontend.workers.supervisor import Supervisor
 
 CLIENTS = 8
-#: Pieces of a stream that are ready together.
+#: The number of pieces of a stream that are ready together.
 TOGETHER = 20
-#: The file in which stands what workers were sent.
+#: The file with the messages to the workers.
 ASKED = "asked"
-#: Messages of each kind that are written down.
+#: The number of messages of each kind that are recorded.
 NOTED = 16
 WATCH_AFTER_S = 3600.0
-#: Those of models in archives.
+#: The names of models in archives.
 WORKLOADS = (NOOP, PIECES_STREAM, YIELDS)
 SETTINGS = {
     "access_log": "false",
@@ -72,8 +72,8 @@ SETTINGS = {
 
 @dataclass(slots=True)
 class Part:
-    """What all workers answer now: `times` the frame `more`, and the frame `answer` after them. `loads`: the first
-    messages to the workers by model, `requests`: the first of those that carried requests."""
+    """The present answer of all workers: `times` the frame `more`, then the frame `answer`. `loads`: the first
+    messages to the workers, by model; `requests`: the first messages with requests."""
 
     answer: bytes = b""
     more: bytes = b""
@@ -83,7 +83,7 @@ class Part:
 
 
 class StandIn:
-    """A worker that answers at once, in the same loop: what it costs is little, and the same for each commit."""
+    """A worker that answers at once, in the same loop: its cost is small, and the same for each commit."""
 
     def __init__(self, sock: socket.socket, part: Part) -> None:
         sock.setblocking(False)
@@ -101,7 +101,7 @@ class StandIn:
             self._answer(job_ids, self._part.times)
 
     def _read(self, data: bytes) -> list[bytes]:
-        """The ids of jobs that are sent, everything else done; slowly."""
+        """Handles every message and returns the ids of the jobs that were sent; slow."""
         found: list[bytes] = []
         for message in self._decoder.feed(data):
             if isinstance(message, Predict):
@@ -119,7 +119,7 @@ class StandIn:
             self._sock.send(encode_bytes(ready))
 
     def _answer(self, job_ids: Sequence[bytes], left: int) -> None:
-        """A frame for each of the requests now, the rest in the loop's next turns."""
+        """Sends a frame for each of the requests now, and the other frames in the loop's next turns."""
         frame = self._part.more if left else self._part.answer
         head, body = frame[:8], frame[16:]
         self._sock.send(b"".join([head + job_id + body for job_id in job_ids]))
@@ -128,7 +128,7 @@ class StandIn:
 
 
 def _job_ids(data: bytes) -> list[bytes] | None:
-    """Those in whole messages; None when one has several requests: that is read slowly."""
+    """The job ids in whole messages; None if a message has several requests, which `_read` handles."""
     found, at, end = [], 0, len(data)
     while at < end:
         size = int.from_bytes(data[at : at + 4], "little")
@@ -141,7 +141,7 @@ def _job_ids(data: bytes) -> list[bytes] | None:
 
 
 class _NoProcess(WorkerProcess):
-    """That of a stand-in: there is none to be killed."""
+    """The process of a stand-in, which doesn't exist and can't be killed."""
 
     def kill(self) -> None:
         self.ended(ExitStatus(0))
@@ -165,7 +165,7 @@ class StandInLauncher:
 
 
 class Client:
-    """Asks an application for one thing, CLIENTS at a time; `wanted` is the body of the answer."""
+    """Sends one kind of request to an application, CLIENTS at a time. `wanted`: the body of the answer."""
 
     def __init__(self, app: Application, scope: Scope, body: bytes, wanted: bytes) -> None:
         self._app, self._scope = app, scope
@@ -188,7 +188,7 @@ class Client:
             await loop.create_task(self._app(scope, self._received().__anext__, self._send))
 
     async def _received(self) -> AsyncIterator[Event]:
-        """The request, and nothing after it: the client waits."""
+        """The request, with nothing after it: the client waits for the answer."""
         yield self._event
         await asyncio.get_running_loop().create_future()
 
@@ -198,7 +198,7 @@ class Client:
 
 
 def _scope(version: str, path: str, headers: Sequence[tuple[bytes, bytes]], **more: object) -> Scope:
-    """As h2corn makes it."""
+    """The request's scope, as h2corn makes it."""
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.5"},
@@ -218,7 +218,7 @@ def _scope(version: str, path: str, headers: Sequence[tuple[bytes, bytes]], **mo
 
 
 def grpc_client(app: Application, workload: Workload, answer: bytes) -> Client:
-    """Calls with h2load's headers."""
+    """A client whose calls have h2load's headers."""
     body = grpc_body(workload.request)
     headers = [
         (b"user-agent", b"h2load nghttp2/1.52.0"),
@@ -241,7 +241,7 @@ def http_client(app: Application, workload: Workload, answer: bytes) -> Client:
 
 
 def infer_answer() -> bytes:
-    """As the worker answers INFER."""
+    """The worker's answer to INFER."""
     output = pb.ModelInferResponse.InferOutputTensor(name="y", datatype="FP32", shape=[1, len(VALUES)])
     raw = INFER.request[-4 * len(VALUES) :]
     return pb.ModelInferResponse(
@@ -250,7 +250,7 @@ def infer_answer() -> bytes:
 
 
 class Row(NamedTuple):
-    """One figure: what is asked of which model, and the data and headers of the worker's answer, `pieces` times."""
+    """One figure: the request, its model, and the data and headers of the worker's answer, `pieces` times."""
 
     name: str
     model: str
@@ -283,7 +283,7 @@ def rows(over_grpc: Application, over_http: Application) -> list[Row]:
 
 
 async def count(counter: Counter, parts: Parts, part: Part) -> dict[str, tuple[str, list[Item], int]]:
-    """Measures everything; of each row: the asked model, what its worker was sent, and the pieces of an answer."""
+    """Measures everything. Returns for each row the model, the messages to its worker, and the pieces of an answer."""
     apps = {listener.name: application(listener) for listener in parts.listeners.served}
     asked = {}
     for row in rows(apps[INFERENCE], apps[HTTP_INFERENCE]):
@@ -339,7 +339,7 @@ async def main(library: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    # No limit of time counts: under callgrind, on a busy machine, each would be passed now and then.
+    # Without time limits: under callgrind, on a busy machine, each would be exceeded now and then.
     queues.JobQueue.sole_ahead_s = in_flight.AHEAD_S = math.inf
     departures.WATCH_AFTER_S = WATCH_AFTER_S
     uvloop.run(main(Path(sys.argv[1]), Path(sys.argv[2])))

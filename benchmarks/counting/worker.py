@@ -2,8 +2,7 @@
 
 Usage: python benchmarks/counting/worker.py LIBRARY FOLDER
 
-It loads what the frontend told its workers to load, and is sent what the frontend sent (`frontend.py` has written it
-into FOLDER).
+It gets the Load messages and requests that the frontend sent to its workers, as `frontend.py` recorded them in FOLDER.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from ts.runtime.jobs import Ledger
 from ts.runtime.main import answer
 
 SOCKET_BYTES = 8 * 1024 * 1024
-#: So much that no stream waits for its reader.
+#: The credit of a stream, large enough that none waits for its reader.
 CREDIT_BYTES = 1 << 40
 
 
 class Life:
-    """Lives of a worker of one model, one after another in this process, each with so many requests."""
+    """Lives of a worker of one model, one after another in this process, each with a number of requests."""
 
     def __init__(self, settings: dict[str, Any], items: Sequence[Item], pieces: int) -> None:
         self._settings = {**settings, "credit_bytes": CREDIT_BYTES}
         self._items, self._pieces = items, pieces
 
     async def run(self, requests: int, counted: AbstractContextManager[None]) -> None:
-        """From Load to Stop. Raises CountFailed when not every request has its answer."""
+        """Runs from Load to Stop. Raises CountFailed unless every request has its answer."""
         ours, its = socket.socketpair()
         for end in (ours, its):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
@@ -83,7 +82,7 @@ async def main(library: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    # No limit of time counts: under callgrind, on a busy machine, each would be passed now and then.
+    # Without time limits: under callgrind, on a busy machine, each would be exceeded now and then.
     blocking.QUICK_CALL_S = blocking.HOLD_BACK_S_MAX = blocking.UNREAD_S_MAX = worker.HELD_S_MAX = math.inf
     asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
     sys.stdout.flush()

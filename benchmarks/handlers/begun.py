@@ -1,4 +1,4 @@
-"""Sleeps for 5 ms and answers with its input. A file, if the environment names one, tells which were begun."""
+"""Sleeps for 5 ms and answers with its input. If the environment names a file, each begun request is noted there."""
 
 import os
 import time

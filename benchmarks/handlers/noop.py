@@ -1,4 +1,4 @@
-"""Answers every request with the same two bytes: what is measured is the server."""
+"""Answers every request with the same two bytes, so that only the server is measured."""
 
 
 def handle(data, context):

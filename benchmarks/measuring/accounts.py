@@ -1,4 +1,4 @@
-"""CPU time of a process and everything under it, also of what has ended there."""
+"""CPU time of a process and its descendants, including those that have ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import psutil
 
 
 def tree(root: psutil.Process) -> list[psutil.Process]:
-    """The process and all its descendants that are alive."""
+    """The process and all its living descendants."""
     try:
         return [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:

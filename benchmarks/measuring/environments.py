@@ -17,7 +17,7 @@ class NotInstalled(BenchmarkFailed):
 
 
 def ensure(name: str, packages: Sequence[Sequence[str]], say: Callable[[str], None]) -> Path:
-    """The folder of the environment `name`, with what pip installs for each of `packages`, in this order. Creates it
+    """The folder of the environment `name`, into which pip has installed each of `packages`, in this order. Creates it
     if necessary. Raises NotInstalled."""
     folder = PLACE / name
     wanted = "\n".join(word for words in packages for word in words)

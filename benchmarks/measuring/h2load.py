@@ -1,9 +1,9 @@
 """The load generator: h2load (nghttp2), which is compiled and speaks HTTP/2 and HTTP/1.1; gRPC calls are made for it.
 
-It counts answers with HTTP status 200 as successes, and gRPC failures are 200 too: `Load.check` compares the bytes
-of the answers, of which a failed call has none. Over HTTP/1.1 it learns the status only from a status line with a
-reason phrase, and counts every answer without one (TorchServe's) as failed, with status 0 in its log: such answers
-count as answers here, and their bytes tell those with an error, too.
+It counts answers with HTTP status 200 as successes, and failed gRPC calls have status 200 too: `Load.check` therefore
+compares the bytes of the answers, of which a failed call has none. Over HTTP/1.1 it reads the status only from a status
+line with a reason phrase, and counts every answer without one (TorchServe's) as failed, with status 0 in its log. Such
+answers count as answers here, and their bytes show the ones with an error, too.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PREFIX_BYTES = 5
 MISSING = "h2load is missing. Install it: apt-get install nghttp2-client, or brew install nghttp2."
 GRPC_WORDS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
 HTTP_WORDS = ("--h1", "-H")
-#: What h2load's log says of an answer without a reason phrase; requests without an answer have -1.
+#: The status in h2load's log of an answer without a reason phrase; requests without an answer have -1.
 NO_REASON = "0"
 ANSWERED = ("200", NO_REASON)
-#: A server that stops answering holds h2load for so long after its time; then it is ended.
+#: The time after its end for which h2load waits for a server that no longer answers; then h2load is ended.
 STUCK_S_MAX = 60.0
 
 
@@ -89,8 +89,8 @@ def grpc_body(message: bytes) -> bytes:
 def command(
     url: str, body_file: Path, log_file: Path, clients: int, seconds: float, *, http1_type: str = ""
 ) -> list[str]:
-    """One connection for each client, one request at a time on it: a gRPC call, or (`http1_type`) a POST of that
-    content type over HTTP/1.1."""
+    """The command for a load: one connection for each client, one request at a time on it: a gRPC call, or
+    (`http1_type`) a POST of that content type over HTTP/1.1."""
     options = {"-c": str(clients), "-t": "1", "-m": "1", "-D": f"{round(seconds * 1000)}ms", "-d": str(body_file)}
     kind = (*HTTP_WORDS, f"content-type: {http1_type}") if http1_type else GRPC_WORDS
     flat = [word for pair in options.items() for word in pair]
@@ -98,7 +98,7 @@ def command(
 
 
 def run(url: str, body: bytes, clients: int, seconds: float, *, http1_type: str = "") -> Load:
-    """`clients` clients send `body` for `seconds` seconds; the answers aren't checked yet."""
+    """Has `clients` clients send `body` for `seconds` seconds; the answers aren't checked yet."""
     with tempfile.TemporaryDirectory(prefix="h2load-") as folder:
         body_file, log_file = Path(folder, "body"), Path(folder, "log")
         body_file.write_bytes(body)
@@ -119,7 +119,7 @@ def _run(words: list[str], seconds: float) -> str:
 
 
 def _children_cpu_s() -> float:
-    """CPU time of ended child processes; servers are still running when this is asked."""
+    """CPU time of ended child processes, among which servers aren't: they still run."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

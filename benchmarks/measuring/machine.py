@@ -28,7 +28,7 @@ def processor() -> str:
 
 
 def describe() -> dict[str, object]:
-    """Cores, memory, load before the benchmark."""
+    """The cores, the memory, and the load before the benchmark."""
     return {
         "system": platform.platform(),
         "processor": processor(),
@@ -38,8 +38,8 @@ def describe() -> dict[str, object]:
     }
 
 
-#: Words with which Python's configure script was called, and what they mean. Debian and Ubuntu optimise by rules of
-#: their own, which leave no other trace.
+#: The options of Python's configure script, and their meaning. Debian and Ubuntu optimise by rules of their own, which
+#: leave no other trace.
 _OPTIMISATIONS = {
     "--enable-optimizations": "PGO",
     "--with-lto": "LTO",
@@ -48,8 +48,8 @@ _OPTIMISATIONS = {
 
 
 def optimisations(words: str) -> str:
-    """How a Python was optimised when it was built, by the words its configure script was called with: the same code
-    takes 10 to 20 % more CPU time where it wasn't."""
+    """The optimisations of a Python's build, by the options of its configure script: without them, the same code takes
+    10 to 20 % more CPU time."""
     given = [word.strip("'\"").rstrip("/") for word in words.split()]
     found = [name for flag, name in _OPTIMISATIONS.items() if {flag, f"{flag}=full", f"{flag}=yes"} & {*given}]
     return "+".join(found) or "not optimised"
@@ -61,7 +61,7 @@ def python_build() -> str:
 
 
 def versions(targets: Sequence[str]) -> dict[str, str]:
-    """Of everything that takes part."""
+    """The versions of everything that takes part."""
     found = {"torchrelay": ts.version.__version__, "python": python_build(), "h2load": h2load.version()}
     for package in ("h2corn", "uvloop", "grpcio", "torch"):
         try:
@@ -78,7 +78,7 @@ def versions(targets: Sequence[str]) -> dict[str, str]:
 
 
 def _revision() -> str:
-    """Of this checkout, "unknown" outside of one."""
+    """The revision of this checkout; "unknown" outside of one."""
     words = ["git", "describe", "--always", "--dirty"]
     try:
         ended = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parent)
@@ -88,7 +88,7 @@ def _revision() -> str:
 
 
 def busy() -> str:
-    """A warning when others use the machine, else "".
+    """A warning if other programs use the machine, else "".
 
     The load average is that of the last minute.
     """

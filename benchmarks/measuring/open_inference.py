@@ -1,4 +1,4 @@
-"""The Open Inference Protocol: a tensor of 16 numbers there and back, and its servers.
+"""The Open Inference Protocol: a tensor of 16 numbers that the answer returns, and the servers of the protocol.
 
 The same model files are served by two servers each: a Python model of a Triton model repository by Triton and by ours,
 a runtime of MLServer by MLServer and by ours.
@@ -27,18 +27,18 @@ MODELS = Path(__file__).resolve().parent.parent / "models"
 MODEL = "identity"
 VALUES = [float(number) for number in range(16)]
 VERSIONS = {"triton": "nvidia-pytriton==0.7.0", "mlserver": "mlserver==1.7.1"}
-#: MLServer 1.7.1 doesn't start with newer uvloops.
+#: The requirement for uvloop: MLServer 1.7.1 doesn't start with newer ones.
 PACKAGES = {"triton": [VERSIONS["triton"], "numpy<2"], "mlserver": [VERSIONS["mlserver"], "uvloop<0.22"]}
 
 
 def packages(name: str) -> list[list[str]]:
-    """pip's requirements, with torch first for the models that need it."""
+    """The requirements for pip, with torch first for the models that need it."""
     return [torch_spec(), [*PACKAGES[name], "pillow"]]
 
 
 @dataclass(frozen=True, slots=True)
 class InferWorkload(Workload):
-    """`answer` is empty: servers' answers differ in ids and versions, not in their tensor."""
+    """The workload. `answer` is empty, since servers' answers have the same tensor but differ in ids and versions."""
 
     @property
     def request(self) -> bytes:
@@ -65,7 +65,7 @@ class InferWorkload(Workload):
         shutil.copytree(MODELS, store, dirs_exist_ok=True)
 
     def is_right(self, got: Sequence[bytes], wanted: Sequence[bytes], http: bool) -> bool:
-        """The tensor, and as many bytes as in the server's first answer."""
+        """Whether the answer has the tensor, and as many bytes as the server's first answer."""
         same_size = not wanted or [len(one) for one in wanted] == [len(one) for one in got]
         return same_size and len(got) == 1 and (_numbers_of_json if http else _numbers)(got[0]) == VALUES
 
@@ -81,7 +81,7 @@ INFER = InferWorkload(
 
 @dataclass(frozen=True, slots=True)
 class NamedWorkload(InferWorkload):
-    """The client names the output that it wants, as Triton's clients do."""
+    """The workload of a client that names its output, as Triton's clients do."""
 
     @property
     def request(self) -> bytes:
@@ -155,7 +155,7 @@ def run_mlserver(folder: Folder, models: Path, workers: int = 1) -> Running:
     env |= {"MLSERVER_METRICS_PORT": str(metrics_port), "MLSERVER_DEBUG": "false"}
     env |= {"MLSERVER_PARALLEL_WORKERS": str(workers), "MLSERVER_GRPC_MAX_MESSAGE_LENGTH": str(16 << 20)}
     env |= {"PATH": path_of(environment), "PYTHONPATH": str(folder.store)}
-    # By its Python, so that an environment that was moved or linked works, too.
+    # Run by its Python, so that an environment that was moved or linked works, too.
     words = [str(environment / "bin" / name) for name in ("python", "mlserver")] + ["start", str(models)]
     return Running(folder.run(words, env), http_port, grpc_port)
 

@@ -1,4 +1,4 @@
-"""Starts processes and surely ends them: every one, with all descendants, whichever way the benchmark ends."""
+"""Starts processes, and ends every one of them with all descendants, however the benchmark ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BenchmarkFailed(Exception):
 
 @contextmanager
 def failures_as_messages() -> Iterator[None]:
-    """Ends a benchmark that fails in the block with its message, and with 130 after Ctrl-C."""
+    """Ends a benchmark that fails in the block with the error's message, and with status 130 after Ctrl-C."""
     try:
         yield
     except BenchmarkFailed as error:
@@ -45,7 +45,7 @@ class Processes:
         self._started: list[tuple[psutil.Popen, Path]] = []
 
     def start(self, words: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> psutil.Process:
-        """A process in a session of its own: a Ctrl-C in the terminal is the benchmark's, which then ends it."""
+        """Starts a process in a session of its own: Ctrl-C reaches only the benchmark, which then ends the process."""
         with log.open("wb") as output:
             process = psutil.Popen(
                 list(words),
@@ -60,7 +60,7 @@ class Processes:
         return process
 
     def check(self, only: psutil.Process | None = None) -> None:
-        """Raises ServerFailed when one, or this one, has ended by itself."""
+        """Raises ServerFailed if one of the processes, or this one, has ended by itself."""
         for process, log in self._started:
             if only in (None, process) and process.poll() is not None:
                 lines = log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
@@ -77,7 +77,7 @@ class Processes:
 
 
 def end_tree(root: psutil.Process) -> None:
-    """Asks the root to end, then whoever is left of its tree, then ends what still runs."""
+    """Asks the root to end, then the rest of its tree, and kills the processes that still run."""
     members = tree(root)
     for member in members:
         _quietly(member.resume)

@@ -1,7 +1,7 @@
 """A Ray cluster of several nodes on this machine, in a process of its own (`ray.cluster_utils.Cluster`), which an
-interpreter with Ray runs: `python ray_cluster.py`. Orders come as lines of JSON, each gets one as its answer.
+interpreter with Ray runs: `python ray_cluster.py`. Orders are lines of JSON, and so are their answers.
 
-Resources are what a node says it has: GPUs, too, which needn't exist.
+The resources of a node are those that it reports, including GPUs that needn't exist.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from typing import Any
 
 END_S_MAX = 60.0
-#: On a busy machine the processes of a node take longer to start than the 30 s that Ray gives them.
+#: The time for a node's processes to start: on a busy machine they take longer than Ray's limit of 30 s.
 PATIENT = {"RAY_raylet_start_wait_time_s": "180"}
 
 
 class RayCluster:
-    """The cluster as its user has it: a head without CPUs, and the nodes that are added. `python`: an interpreter with
-    Ray; `env`: more variables of all its processes."""
+    """The cluster for its user: a head without CPUs, and the added nodes. `python`: an interpreter with Ray; `env`:
+    further variables for all its processes."""
 
     def __init__(self, python: str = sys.executable, env: Mapping[str, str] | None = None) -> None:
         self._child = subprocess.Popen(
@@ -61,7 +61,7 @@ class RayCluster:
         self._ask(order="end_head")
 
     def return_head(self) -> None:
-        """Starts it again, at the same port. It needs storage of its state (`RAY_gcs_storage`)."""
+        """Starts the head again, at the same port. The head needs storage for its state (`RAY_gcs_storage`)."""
         self._ask(order="return_head")
 
     def renew(self) -> None:
@@ -78,7 +78,7 @@ class RayCluster:
 
 
 class _Played:
-    """The cluster itself, in its process."""
+    """The cluster itself, in its own process."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Any] = {}

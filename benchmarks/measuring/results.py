@@ -63,7 +63,7 @@ FIGURES: Mapping[str, Callable[[Row], float]] = {
 
 
 def ratios(rows: Sequence[Row], above: str = "ours", figure: str = "requests/s") -> list[Ratio]:
-    """`above` to every other target, for each number of clients. Only rounds with both count."""
+    """The ratios of `above` to every other target, for each number of clients. Only rounds with both count."""
     found = []
     rates = {(row.clients, row.target, row.round): FIGURES[figure](row) for row in rows}
     for clients in _distinct(row.clients for row in rows):
@@ -104,14 +104,14 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def ratio_table(found: Sequence[Ratio]) -> str:
-    """A line for each ratio; all of one figure."""
+    """A line for each ratio of one figure."""
     lines = [["clients", f"{found[0].figure if found else 'ratio'} of", "min – median – max"]]
     lines += [[str(one.clients), f"{one.above} / {one.below}", one.spread.text()] for one in found]
     return aligned(lines)
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Cells in columns, numbers' columns to the right."""
+    """The cells in aligned columns; columns of numbers are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(

@@ -26,7 +26,7 @@ class Plan:
 
 
 def warm_up(servers: Sequence[Served], plan: Plan, say: Say) -> None:
-    """Load that isn't measured, for the time that each server needs to reach its best speed."""
+    """Runs load that isn't measured, for the time that each server needs to reach its best speed."""
     for served in servers:
         seconds = min(served.warm_up_s, plan.warm_up_s_max)
         if seconds > 0:
@@ -55,14 +55,14 @@ def _position(servers: Sequence[Served], name: str) -> int:
 
 
 def load(served: Served, workload: Workload, clients: int, seconds: float) -> h2load.Load:
-    """Not checked yet."""
+    """Runs a load; the answers aren't checked yet."""
     client = served.client
     http1_type = workload.http_type if client.http1 else ""
     return h2load.run(client.url(served.port, workload), client.body(workload), clients, seconds, http1_type=http1_type)
 
 
 def measure(served: Served, plan: Plan, number: int, clients: int) -> Row:
-    """One load on one server, its answers checked before, by their bytes, and after."""
+    """Measures one load on one server. The answers are checked before and after, and by their bytes during the load."""
     workload = plan.workload
     check(served.name, served.client, served.port, workload, served.answer)
     before_s = cpu_s(served.process)

@@ -39,8 +39,8 @@ TORCHSERVE_QUIET = """<?xml version="1.0" encoding="UTF-8"?>
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running server, called at `port` by `client`. `answer`: the messages of its answer; if they aren't known
-    beforehand, empty until its first answer. `warm_up_s`: seconds of load that it needs to reach its best speed."""
+    """A running server that `client` calls at `port`. `answer`: the messages of its answer; if they aren't known
+    beforehand, empty until its first answer. `warm_up_s`: the seconds of load that it needs to reach its best speed."""
 
     name: str
     port: int
@@ -53,7 +53,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A process and the ports it listens on; 0 where there is none."""
+    """A process and the ports on which it listens; 0 for no port."""
 
     process: psutil.Process
     http_port: int = 0
@@ -64,7 +64,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Folder:
-    """Where a server keeps its files."""
+    """The folder with a server's files."""
 
     folder: Path
     processes: Processes
@@ -109,9 +109,10 @@ def start_ours(
     title: str = "",
     command: Path | None = None,
 ) -> Served:
-    """The server with one worker, asked over gRPC or (`http`) HTTP.
+    """Our server with one worker, called over gRPC or (`http`) HTTP.
 
-    `models`: the words that say what it serves, without them the workload's archive. `command`: another installation's.
+    `models`: the flags for its models; without them, it serves the workload's archive. `command`: another
+    installation's command.
     """
     models = models or _archive_words(place)
     running = run_ours(place, [*models, *more], {"grpc_engine": engine}, quiet, command=command)
@@ -132,10 +133,10 @@ def run_ours(
     more_env: Mapping[str, str] | None = None,
     command: Path | None = None,
 ) -> Running:
-    """The real command with its default settings, but for free ports, the number of workers and no snapshots.
+    """Runs the real command with its default settings, except for free ports, the number of workers and no snapshots.
 
-    `words` say what it serves. `quiet`: without access and metric logs, as TorchServe is in this comparison. `command`:
-    another installation's.
+    `words`: the flags for its models. `quiet`: without access and metric logs, like TorchServe in this comparison.
+    `command`: another installation's command.
     """
     inference, management, *addresses = free_ports(5)
     all_settings: dict[str, object] = {**_addresses(addresses), **settings}
@@ -176,7 +177,7 @@ def start_bare(place: Place, engine: str = "h2corn", http: bool = False) -> Serv
 
 
 def start_torchserve(place: Place, quiet: bool = True, http: bool = False) -> Served:
-    """TorchServe with one worker, asked over gRPC or (`http`) HTTP."""
+    """TorchServe with one worker, called over gRPC or (`http`) HTTP."""
     running = run_torchserve(place, _archive_words(place), {}, quiet)
     title = "torchserve" + ("-http" if http else "") + ("" if quiet else "-logging")
     if http:
@@ -206,7 +207,7 @@ def run_torchserve(
 
 
 def wait_until_ready(served: Served, workload: Workload, processes: Processes) -> None:
-    """Asks until there is an answer, and checks that. Raises ServerFailed after READY_S_MAX seconds."""
+    """Sends requests until one is answered, and checks the answer. Raises ServerFailed after READY_S_MAX seconds."""
     give_up_s = time.monotonic() + READY_S_MAX
     while True:
         processes.check()

@@ -24,7 +24,7 @@ STARTS: Mapping[str, Callable[[Place], Served]] = {
     "bare-grpcio": lambda place: start_bare(place, "grpcio"),
     "torchserve-logging": lambda place: start_torchserve(place, quiet=False),
 }
-#: Those of the Open Inference Protocol.
+#: The targets of the Open Inference Protocol.
 INFER_STARTS: Mapping[str, Callable[[Place], Served]] = {
     "ours-triton": lambda place: start_ours_with(place, "triton"),
     "triton": start_triton,
@@ -61,7 +61,7 @@ NOTES: Mapping[str, str] = {
 
 
 def start(target: str, folder: Path, workload: Workload, processes: Processes) -> Served:
-    """The server, answering as it should. Raises ServerFailed, NotInstalled, WrongAnswer."""
+    """The started server, which has given a right answer. Raises ServerFailed, NotInstalled, WrongAnswer."""
     place = Place(folder / target, processes, workload)
     place.prepare()
     served = {**STARTS, **INFER_STARTS}[target](place)

@@ -36,7 +36,7 @@ def java_version() -> str:
 def ensure(say: Callable[[str], None]) -> Path:
     """The folder with TorchServe's commands, after installing it if necessary. Raises NotInstalled."""
     java_version()
-    # torch first: TorchServe would take any.
+    # torch first: TorchServe's requirements would install any version.
     return environments.ensure("torchserve", (torch_spec(), PACKAGES), say) / "bin"
 
 

@@ -32,7 +32,7 @@ class WrongAnswer(BenchmarkFailed):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One kind of call. `answer` is its messages; `clients` are the usual numbers of clients."""
+    """One kind of call. `answer`: the messages of its answer; `clients`: the usual numbers of clients."""
 
     name: str
     title: str
@@ -59,7 +59,7 @@ class Workload:
         return "application/octet-stream"
 
     def prepare(self, store: Path) -> None:
-        """Writes what the servers serve into the folder `store`."""
+        """Writes the models of the servers into the folder `store`."""
         build_archive(self.name, HANDLERS / f"{self.name}.py", store)
 
     def is_right(self, got: Sequence[bytes], wanted: Sequence[bytes], http: bool) -> bool:
@@ -96,11 +96,11 @@ class Client(Protocol):
         """The messages of one answer. Raises NoAnswer."""
 
     def answer_bytes(self, answer: Sequence[bytes]) -> int:
-        """Bytes of response data that these messages are."""
+        """The size of these messages as response data, in bytes."""
 
 
 class NoAnswer(Exception):
-    """A server has no answer (yet), or answers with an error."""
+    """A server gives no answer (yet), or an error."""
 
 
 class GrpcClient:
@@ -139,7 +139,7 @@ class HttpClient:
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as answer:
                 return [answer.read()]
-        except OSError as error:  # HTTPError and URLError are such
+        except OSError as error:  # HTTPError and URLError are OSErrors
             raise NoAnswer(str(error)) from error
 
     def answer_bytes(self, answer: Sequence[bytes]) -> int:
@@ -150,7 +150,7 @@ GRPC, HTTP = GrpcClient(), HttpClient()
 
 
 def check(name: str, client: Client, port: int, workload: Workload, answer: Sequence[bytes]) -> None:
-    """Raises WrongAnswer unless a real client gets `answer`, or one as good, with status OK."""
+    """Raises WrongAnswer unless a real client gets `answer`, or an equivalent one, with status OK."""
     try:
         got = client.ask(port, workload)
     except NoAnswer as error:
@@ -167,7 +167,7 @@ def build_archive(
     more: Mapping[str, str] | None = None,
 ) -> Path:
     """A model archive of one handler file, with `settings` as its model-config.yaml and the files `more` (name to
-    text), in the form both servers read."""
+    text), in the format that both servers read."""
     model = {"modelName": name, "modelVersion": "1.0", "handler": handler.name}
     files = {**(more or {})}
     if settings:

@@ -94,7 +94,7 @@ def settled(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> float:
-    """The value once it has changed by less than SETTLED_SHARE within SETTLED_S, at the latest after SETTLE_S_MAX."""
+    """The value once it has changed by less than SETTLED_SHARE within SETTLED_S, or after SETTLE_S_MAX."""
     give_up_s, before = clock() + SETTLE_S_MAX, value()
     while clock() < give_up_s:
         sleep(SETTLED_S)
@@ -132,7 +132,7 @@ def models(
 def register(running: Running, archive: str, count: int) -> None:
     """Registers this many more models of an archive of the store, without workers. Raises ServerFailed.
 
-    Over HTTP: to gRPC's registration no workers are as many as the settings say, as with TorchServe.
+    Over HTTP: in a gRPC registration, 0 workers mean the number of the settings, as in TorchServe.
     """
     connection = http.client.HTTPConnection("127.0.0.1", running.management_http_port, timeout=SCALE_S_MAX)
     try:

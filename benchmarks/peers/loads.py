@@ -38,13 +38,13 @@ class Target:
         return cls(name, running, system.question(load.call, http), system.port(running, http))
 
     def load(self, clients: int, seconds: float) -> h2load.Load:
-        """A closed loop, not checked. Raises LoadFailed when the load generator fails."""
+        """Runs a closed loop, without a check. Raises LoadFailed if the load generator fails."""
         url = f"http://127.0.0.1:{self.port}{self.question.path}"
         http1_type = self.question.content_type
         return h2load.run(url, self.question.load_body, clients, seconds, http1_type=http1_type)
 
     def loaded(self, clients: int, seconds: float) -> tuple[h2load.Load, float]:
-        """A closed loop, with its answers checked, and the seconds of CPU time that the server took meanwhile. Raises
+        """Runs a closed loop and checks its answers; returns also the server's CPU seconds during it. Raises
         LoadFailed, NoAnswer, WrongAnswer."""
         answer = self.answer()
         before_s = cpu_s(self.running.process)
@@ -55,8 +55,8 @@ class Target:
         return found, used_s
 
     def answer(self) -> list[bytes]:
-        """A right answer. After a load it is also the end of what the load generator left unanswered when its time was
-        over: a Triton that is paused before dies with SIGSEGV when it goes on and answers a stream that nobody reads.
+        """A right answer. After a load it also shows that the requests which the load generator left are finished: a
+        Triton that is paused before that dies with SIGSEGV when it continues and answers a stream without a reader.
         Raises NoAnswer, WrongAnswer."""
         return self.question.checked(self.port, self.name)
 
@@ -121,7 +121,7 @@ def overloaded(target: Target, load: Load, seconds: float, seed: int) -> dict[st
 
 
 def of_an_open_loop(found: open_loop.Offered) -> dict[str, float]:
-    """The figures of right answers, and how many requests had none. Raises LoadFailed when all of them had none."""
+    """The figures of right answers, and the number of requests without one. Raises LoadFailed if none was answered."""
     if not found.latencies_s:
         raise LoadFailed(f"none of {found.offered} requests was answered")
     return {

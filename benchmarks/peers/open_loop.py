@@ -1,9 +1,9 @@
 """Load over HTTP/1.1 that doesn't wait for answers: requests come at random at a given rate, whatever the server does.
 
-Arrivals are a Poisson process, gathered in ticks of 1 ms, as exactly as timers are. A request takes an idle connection,
-or a new one up to a limit, else it waits for one; its latency counts from its arrival, so that a server that is late is
-late for all who come meanwhile. The same client can also load in a closed loop, which tells a server's capacity in its
-terms.
+Arrivals are a Poisson process, gathered in ticks of 1 ms, the precision of timers. A request takes an idle connection,
+or a new one up to a limit, or else waits for one. Its latency counts from its arrival, so that a late server is late
+for all requests that arrive meanwhile. The same client can also load in a closed loop, which measures a server's
+capacity in the same terms.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OK = b"200"
 
 
 def arrivals(rate: float, seconds: float, seed: int) -> Iterator[tuple[float, int]]:
-    """Ticks that have requests: when, in seconds from the start, and how many. `rate`: requests per second."""
+    """The ticks with requests: seconds from the start, and the number of requests. `rate`: requests per second."""
     numbers = random.Random(seed)
     ticks: dict[int, int] = {}
     at_s = numbers.expovariate(rate)
@@ -48,7 +48,7 @@ def arrivals(rate: float, seconds: float, seed: int) -> Iterator[tuple[float, in
 
 
 def due(planned_s: float, now_s: float) -> float:
-    """From when a latency counts: an inexact timer is forgiven, a client or machine that is late is not."""
+    """The time from which a latency counts: an inexact timer is excused, a late client or machine isn't."""
     return now_s if now_s - planned_s <= LATE_S_MAX else planned_s
 
 
@@ -75,7 +75,7 @@ class Offered:
         return percentile(sorted(self.latencies_s), share) * 1000
 
     def part(self, count: int) -> float:
-        """Of all requests, in per cent."""
+        """The share of all requests, in per cent."""
         return 100 * count / self.offered if self.offered else 0.0
 
 
@@ -90,13 +90,13 @@ def request_bytes(question: Question) -> bytes:
 
 
 class AnswerReader:
-    """Finds the ends of HTTP/1.1 answers in what arrives."""
+    """Finds the ends of HTTP/1.1 answers in the received bytes."""
 
     def __init__(self) -> None:
         self._received = b""
 
     def feed(self, data: bytes) -> tuple[bytes, bool] | None:
-        """Status of the answer and whether its connection stays, once it is complete. Raises LoadFailed."""
+        """The status of a complete answer, and whether its connection stays open. Raises LoadFailed."""
         self._received += data
         head_bytes = self._received.find(b"\r\n\r\n")
         if head_bytes < 0:
@@ -112,7 +112,7 @@ class AnswerReader:
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time."""
+    """A connection with one request at a time."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
 
 
 class Client:
-    """All connections to one server. `closed_loop`: each sends its next request when it has an answer."""
+    """All connections to one server. `closed_loop`: each sends its next request after an answer."""
 
     def __init__(self, port: int, request: bytes, result: Offered, connections_max: int, closed_loop: bool) -> None:
         self.request = request
@@ -208,7 +208,7 @@ class Client:
         self._settle()
 
     def _settle(self) -> None:
-        """Notes that no more requests follow."""
+        """Notes that no further requests follow."""
         if self._asked_all and not self.result.unanswered:
             self._settled.set()
 
@@ -229,7 +229,7 @@ class Client:
             raise self._failure
 
     async def end(self) -> None:
-        """Waits for the answers that are due, then closes."""
+        """Waits for the outstanding answers, then closes."""
         self._ending = self._closed_loop
         self._asked_all = True
         self._settle()
@@ -269,7 +269,7 @@ async def _saturate(port: int, question: Question, clients: int, seconds: float)
 
 
 def offer(port: int, question: Question, rate: float, seconds: float, seed: int = 0) -> Offered:
-    """`rate` requests per second for `seconds`, and the answers to all of them. Raises LoadFailed."""
+    """Sends `rate` requests per second for `seconds`, and returns the results of all. Raises LoadFailed."""
     return uvloop.run(_offer(port, question, rate, seconds, seed))
 
 

@@ -29,13 +29,13 @@ is loaded. The load generator runs on the same cores, so ratios say more than ab
 
 
 def spread_text(spread: Spread) -> str:
-    """Median (least – most); without the brackets where there is one value."""
+    """Median (least – most); without the brackets for a single value."""
     least, median, most = (significant(value) for value in spread)
     return median if spread.least == spread.most else f"{median} ({least} – {most})"
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:
-    """The first line is the head."""
+    """A table in Markdown; the first line is the head."""
     head, *others = lines
     rule = ["---"] * len(head)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *others))

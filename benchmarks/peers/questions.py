@@ -52,8 +52,8 @@ def bytes_text(size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request of one kind. `content_type` is empty for gRPC, where `body` is the message. `is_right` is told the
-    answer's messages, of which HTTP has one."""
+    """A request of one kind. `content_type` is empty for gRPC, where `body` is the message. `is_right` gets the
+    answer's messages; HTTP has one."""
 
     path: str
     body: bytes
@@ -62,11 +62,11 @@ class Question:
 
     @property
     def load_body(self) -> bytes:
-        """As the load generator sends it."""
+        """The body in the form in which the load generator sends it."""
         return self.body if self.content_type else grpc_body(self.body)
 
     def answer_bytes(self, answer: Sequence[bytes]) -> int:
-        """Bytes of response data that these messages are."""
+        """The size of these messages as response data, in bytes."""
         prefix = 0 if self.content_type else PREFIX_BYTES
         return sum(prefix + len(message) for message in answer)
 
@@ -88,7 +88,7 @@ class Question:
             return bytes(answer.read())
 
     def checked(self, port: int, name: str) -> list[bytes]:
-        """The messages of one answer, which are right. Raises NoAnswer, WrongAnswer."""
+        """The messages of one right answer. Raises NoAnswer, WrongAnswer."""
         answer = self.ask(port)
         if not self.is_right(answer):
             shown = [one[:80] for one in answer[:3]]
@@ -97,7 +97,7 @@ class Question:
 
 
 def body(call: Call) -> bytes:
-    """The body of a request to a model that takes bytes."""
+    """The body of a request to a model with bytes as its input."""
     if call.model == "echo":
         return random.Random(call.size).randbytes(call.size)
     if call.model == "mlp":
@@ -106,7 +106,7 @@ def body(call: Call) -> bytes:
 
 
 def is_answer(call: Call, answer: bytes) -> bool:
-    """Whether the answer of a model that gives bytes is right; the pieces of a stream are joined."""
+    """Whether the answer of a model with bytes as its output is right; the pieces of a stream are joined."""
     if call.model == "echo":
         return answer == body(call)
     if call.model in ("mlp", "image"):
@@ -117,7 +117,7 @@ def is_answer(call: Call, answer: bytes) -> bool:
 
 
 def by_path(call: Call, path: str) -> Question:
-    """Over HTTP, bytes there and back."""
+    """A request over HTTP, with bytes in both directions."""
     return Question(path, body(call), "application/octet-stream", lambda answer: is_answer(call, b"".join(answer)))
 
 
@@ -133,7 +133,7 @@ def by_torchserve_grpc(call: Call) -> Question:
 
 
 def echoed(question: Question) -> Question:
-    """To a server that gives every unary request back unchanged."""
+    """A request to a server that returns every unary request unchanged."""
     if question.path == Names.StreamPredictions_PATH:
         return question
     wanted = [question.body]
@@ -173,12 +173,12 @@ def _open_http(call: Call) -> Question:
 
 
 def _open_name(call: Call) -> str:
-    """Its no-op gives the tensor back."""
+    """The name in the Open Inference Protocol, whose no-op returns the tensor."""
     return "identity" if call.model == "noop" else call.model
 
 
 def _tensor(call: Call) -> tuple[str, list[int], bytes]:
-    """Datatype, shape, and the values as bytes."""
+    """The tensor's datatype, its shape, and the values as bytes."""
     if call.model in ("noop", "pieces"):
         return "FP32", [1, 16] if call.model == "noop" else [16], struct.pack("<16f", *range(16))
     raw = body(call)
@@ -186,7 +186,7 @@ def _tensor(call: Call) -> tuple[str, list[int], bytes]:
 
 
 def _raw(answer: pb.ModelInferResponse) -> bytes:
-    """The only tensor of an answer: its values as bytes."""
+    """The values of an answer's only tensor, as bytes."""
     if answer.raw_output_contents:
         return bytes(answer.raw_output_contents[0])
     contents = answer.outputs[0].contents

@@ -24,7 +24,7 @@ class Row:
 
 @dataclass(slots=True)
 class Results:
-    """`skipped`: why a server isn't in a scenario ("" as scenario: in none)."""
+    """The rows by scenario. `skipped`: the reasons why a server isn't in a scenario ("" as scenario: in none)."""
 
     rows: list[Row] = field(default_factory=list)
     skipped: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -47,14 +47,14 @@ def distinct(values: Sequence[str]) -> list[str]:
 
 
 def spreads(rows: Sequence[Row], load: str, system: str) -> dict[str, Spread]:
-    """Of each figure over the rounds, in the order of the rows' figures."""
+    """The spread of each figure over the rounds, in the order of the rows' figures."""
     these = [row for row in rows if (row.load, row.system) == (load, system)]
     names = distinct([name for row in these for name in row.figures])
     return {name: Spread.of([row.figures[name] for row in these if name in row.figures]) for name in names}
 
 
 def ratio(rows: Sequence[Row], load: str, system: str, figure: str) -> Spread | None:
-    """Ours divided by `system`, round by round; None for ours itself, and where no round has both."""
+    """Our figure divided by that of `system`, round by round; None for ours itself, and if no round has both."""
     ours = reference(system, distinct([row.system for row in rows]))
     figures = {
         (row.system, row.round): row.figures[figure] for row in rows if row.load == load and figure in row.figures

@@ -15,7 +15,7 @@ RATE, P50, P99, CPU = "requests/s", "p50 ms", "p99 ms", "CPU µs/request"
 
 
 class Kind(enum.Enum):
-    """How a scenario is measured. Those after MIXED start servers of their own."""
+    """The kind of a scenario's measurement. Those after MIXED start servers of their own."""
 
     CLOSED = "clients that send the next request after the answer"
     OPEN = "requests at random, at a share of the capacity"
@@ -349,7 +349,7 @@ _SECONDS = {
 
 
 def rounds_of(kind: Kind, rounds: int) -> int:
-    """Starts take long and vary little, so they have fewer rounds."""
+    """The number of rounds: starts take long and vary little, so they have fewer."""
     if kind is Kind.MEMORY:
         return max(1, rounds // 3)
     return (rounds + 1) // 2 if kind in (Kind.START, Kind.SCALING) else rounds

@@ -23,7 +23,7 @@ from peers.systems import START_S_MAX, SYSTEMS, System
 Say = Callable[[str], None]
 TRY_AGAIN_S = 0.02
 FIRST_ANSWER_S_MAX = 5.0
-#: What keeps one server out of a scenario, and not the others.
+#: The errors that keep one server out of a scenario, but not the others.
 Failure = (LoadFailed, NoAnswer, NotInstalled, ServerFailed, WrongAnswer, OSError)
 
 
@@ -42,20 +42,20 @@ class Servers:
     _count: int = 0
 
     def plan(self, scenarios: Sequence[Scenario]) -> None:
-        """The models that each server is asked for by these scenarios."""
+        """The models of each server that these scenarios call."""
         shared = [one for one in scenarios if not one.kind.starts_servers]
         self.models = {name: models_of(system, shared) for name, system in SYSTEMS.items()}
 
     def start(self, name: str, models: Sequence[str], workers: int = 1) -> Running:
-        """In a new folder; it needn't answer yet. Raises NotInstalled."""
+        """Starts a server in a new folder; it needn't answer yet. Raises NotInstalled."""
         self._count += 1
         folder = Folder(self.folder / f"{name}-{self._count}", self.processes)
         folder.make()
         return SYSTEMS[name].start(folder, models, workers)
 
     def get(self, name: str, calls: Sequence[Call]) -> Running:
-        """The shared one, which has answered these calls. Raises one of Failure, the same again where it has failed
-        before."""
+        """The shared server, which has answered these calls. Raises one of Failure; after a failure, the same error
+        again."""
         if name in self.failed:
             raise self.failed[name]
         begun_s = time.monotonic()
@@ -101,7 +101,7 @@ class Servers:
 
     @contextmanager
     def own(self, name: str, models: Sequence[str], workers: int = 1) -> Iterator[Running]:
-        """One that is ended with the block."""
+        """A server that is ended with the block."""
         running = self.start(name, models, workers)
         try:
             yield running
@@ -128,8 +128,8 @@ def models_of(system: System, scenarios: Sequence[Scenario]) -> list[str]:
 def until_right(
     question: Question, port: int, name: str, running: Running, processes: Processes, give_up_s: float
 ) -> float:
-    """Asks until the answer is right; the time then.
-    Raises ServerFailed when it takes until `give_up_s`, or the server ends; WrongAnswer."""
+    """Sends requests until an answer is right, and returns that time.
+    Raises ServerFailed if `give_up_s` passes or the server ends; WrongAnswer."""
     while True:
         processes.check(running.process)
         try:

@@ -33,10 +33,10 @@ Start = Callable[[Folder, Sequence[str], int], Running]
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A server. `models`: of those in peers/questions.py. `start` is told its folder, models and workers of each, and
-    may raise NotInstalled; so may `install`. `question` is told whether it's asked over HTTP. `warm_up_s`: seconds of
-    load before it is at its best. `alone`: it serves the models of one scenario at a time, since its processes of all
-    others would use CPU time although nobody asks them."""
+    """A server. `models`: its models among those in peers/questions.py. `start` gets the folder, the models and the
+    number of workers of each, and may raise NotInstalled, as may `install`. The argument of `question` says whether it
+    goes over HTTP. `warm_up_s`: seconds of load before it is at its best. `alone`: it serves the models of one scenario
+    at a time, since the processes of others would use CPU time even without requests."""
 
     name: str
     title: str
@@ -62,7 +62,7 @@ def _predictions(call: Call, http: bool) -> Question:
 
 
 def _archives(folder: Folder, models: Sequence[str]) -> list[str]:
-    """The words that serve the models' archives, which are made."""
+    """Makes the models' archives, and returns the flags that serve them."""
     for name in models:
         settings = {"batchSize": BATCH, "maxBatchDelay": DELAY_MS} if name in BATCHED else {}
         more = {"nets.py": (FILES / "nets.py").read_text()} if name in WITH_NETS else {}
@@ -99,7 +99,7 @@ def _by_name(call: Call, http: bool) -> Question:
 
 
 def environment(name: str) -> Path:
-    """Of mosec, LitServe or KServe; made where it's missing. Raises NotInstalled."""
+    """The environment of mosec, LitServe or KServe, which is made if it is missing. Raises NotInstalled."""
     return environments.ensure(name, [torch_spec(), [VERSIONS[name], "numpy", "pillow"]], _say)
 
 
@@ -147,7 +147,7 @@ def run_kserve(folder: Folder, file: str, words: Sequence[str]) -> Running:
 
 
 def run_ours_kserve(folder: Folder, file: str, words: Sequence[str]) -> Running:
-    """The same program, run by ours."""
+    """The same program, run by our server."""
     http_port, grpc_port, management, metrics, management_grpc = free_ports(5)
     for copied in (FILES / "nets.py", FILES / "kserve" / file):
         shutil.copy(copied, folder.store)
@@ -187,7 +187,7 @@ def _start_ours_triton(folder: Folder, models: Sequence[str], workers: int) -> R
 
 
 def mlserver_folder(folder: Folder, models: Sequence[str]) -> Path:
-    """MLServer's models, whose modules are in the store."""
+    """The folder of MLServer's models, with their modules."""
     place = folder.store / "mlserver"
     kinds = {"mlp": "Mlp", "image": "Image"}
     for name in _tensor_names(models):

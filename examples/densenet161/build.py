@@ -27,7 +27,7 @@ from densenet161_stand_in import DenseNet161StandIn  # noqa: E402
 
 
 class Parts(NamedTuple):
-    """What differs between the real archive and the stand-in."""
+    """The differences between the real archive and the stand-in."""
 
     model_file: Path
     serialized_file: Path
@@ -64,7 +64,7 @@ def from_torchvision(work: Path) -> Parts:
 
 
 def archive(parts: Parts, export_path: Path) -> None:
-    """What `torch-model-archiver --model-name densenet161 ...` does; README.md has the command."""
+    """Packs the archive as `torch-model-archiver --model-name densenet161 ...` does; README.md has the command."""
     ModelArchiver.generate_model_archive(
         ModelArchiverConfig(
             model_name="densenet161",

@@ -51,7 +51,7 @@ class DenseNet161(nn.Module):
 
     @staticmethod
     def block(channels: int, growth: int, layers: int) -> nn.ModuleDict:
-        """Layer k reads what came before it, `channels + (k - 1) * growth`, and adds `growth` channels."""
+        """Layer k reads all earlier channels, `channels + (k - 1) * growth`, and adds `growth` channels."""
         wide = BOTTLENECK * growth
         return nn.ModuleDict(
             {

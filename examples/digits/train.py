@@ -1,4 +1,4 @@
-"""Trains DigitNet on scikit-learn's digits and writes what the archives are made of.
+"""Trains DigitNet on scikit-learn's digits and writes the files for the archives.
 
 Usage: python examples/digits/train.py [--epochs 60] [--out examples/digits]
 

@@ -1,4 +1,4 @@
-"""The functions of the workflow `digit_report`: what happens before and after the model."""
+"""The functions of the workflow `digit_report`: the steps before and after the model."""
 
 import io
 import json
@@ -9,7 +9,7 @@ from ts.utils.util import PredictionException
 
 
 def check(data, context):
-    """Lets only images pass. The first node gets what the client sent."""
+    """Lets only images pass. The first node gets the client's request."""
     if data is None:  # the call when the function is loaded
         return None
     images = [bytes(row.get("data") or row.get("body") or b"") for row in data]

@@ -53,7 +53,7 @@ def ignored_by(context: Path, path: Path) -> bool:
 
 class Builder:
     """Builds the stages below `place`. `base` has the base image's files; `mounts` are folders of this machine that RUN
-    sees, too; `environment` is what RUN gets from outside, as build arguments that a Dockerfile needn't declare."""
+    can read, too; `environment` holds RUN's variables from outside, like build arguments that needn't be declared."""
 
     def __init__(
         self, context: Path, base: Path, place: Path, mounts: list[Path], environment: dict[str, str], log: Path
@@ -168,7 +168,7 @@ class Container:
         return [*self._enter("--net"), *command]
 
     def kill(self) -> None:
-        """Ends what still runs. The first process has another user than unshare, and outlives it."""
+        """Ends the processes that still run. The first one has another user than unshare, and outlives it."""
         if self.outer.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
         self.outer.wait()

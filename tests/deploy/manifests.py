@@ -1,4 +1,4 @@
-"""Reads the manifests of deploy/: plain files, and what kustomize makes of a base and its components."""
+"""Reads the manifests of deploy/: plain files, and kustomize's result for a base and its components."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def documents(path: Path) -> list[Document]:
 
 
 def kustomized(*components: Path) -> list[Document]:
-    """The base with these components. Of kustomize it knows what deploy/ uses; another key is an error."""
+    """The base with these components. It knows the keys of kustomize that deploy/ uses; another key is an error."""
     found: list[Document] = []
     for folder in (KUBERNETES / "base", *components):
         plan = documents(folder / "kustomization.yaml")[0]
@@ -95,7 +95,7 @@ def pods() -> dict[str, Document]:
 
 
 def environment(container: Document) -> dict[str, str]:
-    """The container's variables. What KServe fills in from labels is as for an InferenceService with `pytorch`."""
+    """The container's variables. Those that KServe takes from labels are as for an InferenceService with `pytorch`."""
     filled = {"{{.Labels.serviceEnvelope}}": "kserve", "{{.Labels.modelClass}}": "mlserver_sklearn.SKLearnModel"}
     return {one["name"]: filled.get(one["value"], one["value"]) for one in container.get("env", [])}
 

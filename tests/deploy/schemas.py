@@ -1,6 +1,6 @@
 """Checks documents against the types of the packages `kubernetes` and `kserve`; runs in an environment that has them.
 
-Usage: python schemas.py FILE, a JSON list of documents. Prints what is wrong; the exit status is 1 then.
+Usage: python schemas.py FILE, a JSON list of documents. Prints the faults; the exit status is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOOSE = {"IntOrString": (int, str), "Quantity": (int, str)}
 
 
 def problems(value: Any, kind: str, place: str) -> list[str]:
-    """What in `value` isn't of the type `kind`, as the packages write types."""
+    """The parts of `value` that aren't of the type `kind`, in the packages' notation of types."""
     if found := re.fullmatch(r"[Ll]ist\[(.*)\]", kind):
         if not isinstance(value, list):
             return [f"{place}: a list was expected, not {value!r}"]

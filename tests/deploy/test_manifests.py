@@ -175,7 +175,7 @@ def test_command_lines_are_taken_and_ports_are_listened_on(
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[[Pod], Serving]]:
-    """Starts the server of a pod by its own argv; what has no flag there gets a free port."""
+    """Starts the server of a pod with its own argv; listeners without a flag there get free ports."""
     running: list[Serving] = []
 
     def begin(pod: Pod) -> Serving:

@@ -1,4 +1,4 @@
-"""docs/documents.md has every block, each with a verdict that says what is needed and a test that is there."""
+"""docs/documents.md has every block, each with a verdict, the needed changes, and an existing test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The handlers that the documentation shows do what it says."""
+"""The handlers in the documentation behave as it describes."""
 
 from __future__ import annotations
 

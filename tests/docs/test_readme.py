@@ -1,4 +1,4 @@
-"""The README tells the truth: its commands and programs run, in their order, and print what it says."""
+"""The README is true: its commands and programs run, in their order, and print the shown output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ports(root: Path) -> dict[str, Any]:
 
 
 class Reader:
-    """Somebody who types what the README says, in a folder that looks like a checkout, next to other servers."""
+    """A reader who types the README's commands, in a folder that looks like a checkout, next to other servers."""
 
     def __init__(self, root: Path, folder: Path, env: dict[str, str]) -> None:
         chosen = ports(root)
@@ -63,7 +63,7 @@ class Reader:
             shutil.copytree(root / name, folder / name)
 
     def follow(self, block: Block) -> str:
-        """Does what a block says; what that prints."""
+        """Runs a block, and returns its output."""
         name = re.match(r"# (\w+\.py)\n", block.text)
         if block.language == "python" and name:
             (self.folder / name[1]).write_text(block.text + "\n")

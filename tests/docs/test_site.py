@@ -1,4 +1,4 @@
-"""The documentation site: its nav has every page, its links stay within it, and its search finds what people ask."""
+"""The documentation site: its nav has every page, its links stay within it, and its search answers questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page about the package `ts` names what there is, and its example works."""
+"""The page about the package `ts` names its content, and the example works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The walks of docs/workflows.md and docs/first-model.md: their commands run in their order, and print what is said."""
+"""The walks of docs/workflows.md and docs/first-model.md: their commands run in order, and print the shown output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole server's addresses: TLS, client certificates, Unix sockets, IPv6; and what a start with bad ones says."""
+"""A whole server's addresses: TLS, client certificates, Unix sockets, IPv6; and the message for bad ones."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_a_certificate_is_renewed_while_the_server_runs(start: Any, store: Path,
 
 
 def refused(serving: Any, folder: Path, **settings: object) -> str:
-    """What a start prints that fails."""
+    """The output of a start that fails."""
     server = serving(folder, folder / "store", settings, ["--ncs"])
     server.wait()
     assert "Model server started." not in server.log

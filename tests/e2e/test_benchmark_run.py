@@ -17,7 +17,7 @@ GUARD_S = 600
 
 
 def compared(folder: Path, *words: str) -> tuple[dict[str, Any], str]:
-    """What the run wrote: its figures and its page."""
+    """The files of the run: its figures and its page."""
     files = ("--json", str(folder / "found.json"), "--write", str(folder / "page.md"))
     short = ("--rounds", "1", "--seconds", "0.3", "--warm-up", "0.2")
     run = subprocess.run(

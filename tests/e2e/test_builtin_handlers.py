@@ -38,7 +38,7 @@ class Overlapped(ImageClassifier):
 
 
 class Answer(NamedTuple):
-    """What came over HTTP. Header names are lower case."""
+    """The answer over HTTP. Header names are lower case."""
 
     status: int
     headers: dict[str, str]

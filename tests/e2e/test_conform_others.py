@@ -60,7 +60,7 @@ def support_of(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, 
 
 
 def state(section: Any) -> Any:
-    """For an assertion that shows what differed."""
+    """The support, and the findings other than ok, which a failed assertion then shows."""
     return section["facts"]["support"], [one["text"] for one in section["findings"] if one["severity"] != "ok"]
 
 

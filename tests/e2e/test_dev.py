@@ -139,7 +139,7 @@ def loads(folder: Path) -> int:
 
 
 def saved(dev: Dev, save: Callable[..., None], *parts: str) -> str:
-    """Saves the handler; what the terminal shows from then until it is served, or fails to be."""
+    """Saves the handler; returns the terminal's output from then until the new code is served, or fails."""
     begin = len(dev.shown)
     save(*parts)
     line = re.compile(r"written\.py saved: .*\n")

@@ -1,4 +1,4 @@
-"""The archives of model_store/ are what the build script makes of examples/."""
+"""The archives of model_store/ equal those that the build script makes from examples/."""
 
 from __future__ import annotations
 

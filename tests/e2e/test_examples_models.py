@@ -1,4 +1,4 @@
-"""The committed weights are as good as written down, and the networks are what they say."""
+"""The committed weights are as good as documented, and the networks have the documented sizes."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ with torch.inference_mode():
 
 
 def measure(folder: Path, script: str) -> Any:
-    """What a script prints that is run in a folder of examples/, as JSON; warnings are ignored as for users. torch gets
-    one thread: several wait for each other by computing, which takes minutes on a busy machine."""
+    """The JSON that a script prints in a folder of examples/; warnings are ignored as for users. torch gets one
+    thread, since several wait for each other by spinning, which takes minutes on a busy machine."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What `make run ONCE=1` runs, on ports of its own."""
+"""The script behind `make run ONCE=1`, on ports of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def quickstart(root: Path) -> ModuleType:
 
 
 def test_the_first_five_minutes(root: Path, tmp_path: Path, clean_env: dict[str, str]) -> None:
-    """A server is started, one image and one text are answered, what to do next is said, nothing is left behind."""
+    """A server starts, answers one image and one text, prints the next steps, and leaves nothing behind."""
     command = [sys.executable, str(root / "ts_scripts/quickstart.py"), "--once", "--free-ports"]
     env = {**clean_env, "TMPDIR": str(tmp_path), "HOME": str(tmp_path / "home")}
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300)

@@ -1,6 +1,6 @@
 """Requests that fail leave nothing behind, on any service and however they fail: without the garbage collector, too.
 
-The server runs with it turned off, so that what only the collector could free stays, and is counted.
+The server runs with the collector turned off, so that objects which only it could free stay, and are counted.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def handle(data, context):
 
 
 class Alive:
-    """What the server still has."""
+    """The objects that the server still holds."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -178,7 +178,7 @@ class Unanswered(Exception):
 
 
 class Clients:
-    """A call is made as `call(model, what it is to do, seconds to wait for it)`; every failure is an exception."""
+    """A call is made as `call(model, behaviour, seconds to wait)`; every failure is an exception."""
 
     def __init__(self, server: Any) -> None:
         self.http = httpx.Client(base_url=server.http)
@@ -278,7 +278,7 @@ def fail(call: Callable[[str, str, float], None], model: str, ask: str, wait_s: 
 
 
 def settled(alive: Alive, before: dict[str, int], more_max: int) -> dict[str, int]:
-    """What has grown by more than that, once nothing goes away any more."""
+    """The counts that have grown by more than that, once no object goes away any more."""
     end_s = time.monotonic() + GUARD_S
     while True:
         now = alive.count()
@@ -295,7 +295,7 @@ def metrics_of(server: Any) -> str:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_failure_leaves_nothing_behind(server: Any, clients: Clients, service: str) -> None:
-    """Each way to fail COUNTED times; what stayed of one way alone would be more than is allowed."""
+    """Each way to fail COUNTED times; the objects left by any single way would exceed the limit."""
     call = getattr(clients, service)
     busy = []
     try:
@@ -338,7 +338,7 @@ MANY, LARGE_BYTES, GROWN_BYTES_MAX = 30, 5_000_000, 60 << 20
 
 @pytest.mark.slow
 def test_many_large_requests_that_fail_need_no_memory(server: Any, clients: Clients) -> None:
-    """4 x 30 requests of 5 MB are 600 MB; what is on its way at a time is a few of them."""
+    """4 x 30 requests of 5 MB are 600 MB; a few of them are in flight at a time."""
     process = psutil.Process(server.process.pid)
     for call in ("predictions", "stream_predictions", "model_infer", "http_predictions"):
         fail(getattr(clients, call), "whole", "raise " + "." * LARGE_BYTES, GUARD_S)

@@ -1,5 +1,5 @@
-"""Each fault at each stage of a request, over each protocol, on both engines: what the caller gets, what the handler is
-told, and that nothing is left.
+"""Each fault at each stage of a request, over each protocol, on both engines: the caller's answer, the handler's view,
+and that nothing is left.
 
 Faults: the caller leaves (cancel), its deadline passes (timeout), the request fails (error), its worker is killed
 (death), the server is told to end (shutdown). Stages: it waits in the queue, its handler runs, its handler has sent a
@@ -128,7 +128,7 @@ class Request:
 
 
 class Served:
-    """A server with the two models, and what is on it."""
+    """A server with the two models, and the requests on it."""
 
     def __init__(self, server: Any, directory: Path) -> None:
         self.server = server
@@ -255,7 +255,7 @@ def test_timeout(served: Served, protocol: str, stage: str) -> None:
 @over_each_protocol
 @at_each_stage
 def test_error(served: Served, protocol: str, stage: str) -> None:
-    """Of the handler; what waits in the queue fails when its model is left without a worker."""
+    """Of the handler; requests in the queue fail when their model is left without a worker."""
     if stage == "queued":
         scaled_to_zero(served, protocol)
         return
@@ -292,7 +292,7 @@ def scaled_to_zero(served: Served, protocol: str) -> None:
 @over_each_protocol
 @at_each_stage
 def test_death_of_the_worker(served: Served, protocol: str, stage: str) -> None:
-    """What had begun fails; what waited is answered by the next worker."""
+    """A request that had begun fails; one that waited is answered by the next worker."""
     holder = served.holding(protocol) if stage == "queued" else None
     one = served.request(protocol, stage)
     if holder is not None:

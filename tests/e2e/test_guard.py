@@ -1,4 +1,4 @@
-"""What pages in a browser can't do, asked by raw clients: every route of the table, with what a browser would send."""
+"""The limits for pages in a browser, tried by raw clients: every route of the table, with a browser's headers."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def decided(row: Row, method: str, *listeners: str) -> Match:
 
 
 def target_of(row: Row) -> str:
-    """A path of that row; what it names isn't there, but for the model."""
+    """A path of that row; the things that it names don't exist, except the model."""
     names = {"model_name": "probe", "model_version": "1.0"}
     return re.sub(r"\{(\w+)\*?\}", lambda match: names.get(match[1], "x"), row.path)
 
@@ -145,7 +145,7 @@ def guarded(tmp_path_factory: Any, serving: Any, model_writer: Any, probe_handle
 
 
 def state(server: Any) -> list[tuple[int, bytes]]:
-    """What attacks would change."""
+    """The state that attacks would change."""
     inference, management = server.port("http_inference"), server.port("http_management")
     own = {"Content-Type": "application/json"}
     return [
@@ -208,7 +208,7 @@ def test_pages_content_types_are_refused_where_json_is_expected(guarded: Any) ->
 
 
 def test_foreign_pages_may_have_the_rest_sent(guarded: Any) -> None:
-    """Predictions and what anybody may read: without CORS the page doesn't see the answer."""
+    """Predictions and public data: without CORS the page doesn't see the answer."""
     for row, method in FREE:
         if row.json:
             continue

@@ -1,4 +1,4 @@
-"""What handlers get and what becomes of what they give, over HTTP and gRPC: each kind of body, value and answer."""
+"""The inputs of handlers and the use of their results, over HTTP and gRPC: each kind of body, value and answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `/ping` and gRPC's health say while workers load, end and come back."""
+"""The answers of `/ping` and of gRPC's health service while workers load, end and come back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client gets while a handler works: pieces at once, its request id everywhere; and what its leaving does."""
+"""The client's view of a working handler: pieces at once, its request id everywhere; and the effect of its leaving."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def check_schema(schema: dict[str, Any], whole: dict[str, Any]) -> None:
 
 
 def check_document(found: dict[str, Any]) -> None:
-    """What the OpenAPI specification 3.0 demands of the parts that are used here."""
+    """The demands of the OpenAPI specification 3.0 on the parts that are used here."""
     assert re.fullmatch(r"3\.0\.\d", found["openapi"])
     assert found["info"]["title"]
     assert found["info"]["version"]

@@ -1,6 +1,6 @@
 """The calls that were recorded with TorchServe 0.12.0, made again: same status, same JSON, same error text.
 
-What differs run by run is masked; what differs on purpose is in DEVIATIONS, with its reason.
+Values that differ from run to run are masked; intended differences are in DEVIATIONS, with their reasons.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MASKED = {"id", "startTime", "pid", "memoryUsage", "PYTHONPATH", "Host", "host",
 
 @dataclass(frozen=True)
 class Deviation:
-    """`reason` why an answer is another one than TorchServe's; `change` makes of the recorded one what it is here."""
+    """A difference from TorchServe. `reason`: why; `change`: turns the recorded answer into the expected one."""
 
     reason: str
     change: Callable[[Exchange], None]
@@ -143,7 +143,7 @@ DEVIATIONS = {
 
 
 def recorded(name: str) -> Exchange:
-    """What a file says: the call of its first line, and the last answer (after `100 Continue`)."""
+    """The content of a file: the call of its first line, and the last answer (after `100 Continue`)."""
     raw = next(GOLDEN.glob(f"{name}_*.txt")).read_bytes()
     call, _, rest = raw.partition(b"\n")
     found = _call(shlex.split(call.decode("utf-8", "surrogateescape").removeprefix("# ")))
@@ -349,7 +349,7 @@ AREAS = {
 
 
 def before(server: Any, name: str) -> None:
-    """What happened between two recorded calls and wasn't recorded."""
+    """Repeats the unrecorded events before a recorded call."""
     if name == "075":
         until(lambda: first_model(server, "describe")["workers"][0]["status"] == "READY")
     elif name == "101":  # a model of base_handler
@@ -394,7 +394,7 @@ def played(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
 
 
 def masked(value: Any) -> Any:
-    """JSON with the type in place of what differs from run to run."""
+    """JSON with the type in place of values that differ from run to run."""
     if isinstance(value, dict):
         return {k: type(v).__name__ if k in MASKED else masked(v) for k, v in value.items()}
     return [masked(item) for item in value] if isinstance(value, list) else value

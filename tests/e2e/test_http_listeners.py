@@ -35,7 +35,7 @@ def free_port() -> int:
 
 
 def kinds(port: int) -> dict[str, int]:
-    """What the three APIs answer on one port."""
+    """The answers of the three APIs on one port."""
     targets = {"inference": "/ping", "management": "/models", "metrics": "/metrics"}
     return {api: ask(port, "GET", target)[0] for api, target in targets.items()}
 

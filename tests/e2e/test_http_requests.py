@@ -1,6 +1,6 @@
 """Requests that no honest client sends: each is refused by name, and nothing else is lost.
 
-Each test may break what it likes; afterwards the server must answer a prediction, and none may hang.
+Each test may break anything; afterwards the server must answer a prediction, and no request may hang.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def until_closed(one: socket.socket) -> bytes:
 
 
 def exchange(server: Any, data: bytes, api: str = "http_inference", *, ends: bool = False) -> bytes:
-    """What comes back for these bytes until the server closes; meanwhile another client is served.
+    """The answer to these bytes until the server closes; meanwhile another client is served.
 
     `ends`: this side closes first, after its bytes."""
     with connected(server, api) as one:
@@ -545,7 +545,7 @@ POST2: Pairs = [(b":method", b"POST"), *GET2[1:3], (b":path", b"/predictions/pro
 
 
 class Talk:
-    """One HTTP/2 connection whose client checks nothing. `status`, `body`, `reset`: what came back for stream 1."""
+    """One HTTP/2 connection whose client checks nothing. `status`, `body`, `reset`: the answer on stream 1."""
 
     def __init__(self, one: socket.socket) -> None:
         self._socket = one

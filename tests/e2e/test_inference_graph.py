@@ -1,7 +1,7 @@
-"""The requests of KServe's InferenceGraph: what its router sends to each step, and what it makes of the answers.
+"""The requests of KServe's InferenceGraph: the router's requests to each step, and its use of the answers.
 
-`Router` stands for it: it does what the router does with nodes of the four kinds, over one connection that it keeps, as
-Go's client does.
+`Router` stands in for it: it handles nodes of the four kinds like the router, over one connection that it keeps, like
+Go's client.
 """
 
 from __future__ import annotations

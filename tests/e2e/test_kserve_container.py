@@ -101,7 +101,7 @@ class Container:
         return Path(self.output.name).read_text()
 
     def wait_for(self, text: str) -> str:
-        """What was said, once that has `text`."""
+        """The output so far, once it contains `text`."""
         end_s = time.monotonic() + GUARD_S
         while text not in self.said() and self.process.poll() is None and time.monotonic() < end_s:
             try:

@@ -182,7 +182,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def installed() -> dict[str, str]:
-    """What is installed here, for the interpreter of an environment without: also our packages' folders, which an
+    """The packages of this Python, for the interpreter of an environment without them: also our folders, which an
     editable installation doesn't put on the path."""
     own = {str(Path(str(find_spec(name).origin)).parents[1]) for name in ("ts", "ts_frontend")}  # type: ignore[union-attr]
     return os.environ | {"PYTHONPATH": os.pathsep.join([*own, *(one for one in sys.path if one)])}

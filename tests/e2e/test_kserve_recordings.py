@@ -1,5 +1,5 @@
-"""The calls that were recorded with KServe 0.21.0 (tests/data/kserve), made again: the same codes, and in the answers
-what KServe's have. What is null there need not be here; error texts are each server's own."""
+"""The calls that were recorded with KServe 0.21.0 (tests/data/kserve), made again: the same codes, and the
+content of KServe's answers. Values that are null there may be missing here; error texts are each server's own."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def code(answer: dict[str, Any]) -> Any:
 
 
 def has(made: Any, wanted: Any) -> bool:
-    """Whether all of `wanted` is in `made`, but for what is null and for errors' texts."""
+    """Whether all of `wanted` is in `made`, except null values and errors' texts."""
     if isinstance(wanted, dict):
         return all(
             one is None or (key in made and (key == "error" or has(made[key], one))) for key, one in wanted.items()

@@ -1,5 +1,5 @@
-"""A TorchServe deployment is moved step by step, with what docs/moving-from-torchserve.md and `torchserve migrate
---check` say alone, and then serves."""
+"""A TorchServe deployment is moved step by step, with only docs/moving-from-torchserve.md and `torchserve migrate
+--check`, and then serves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Mover:
         self.config = deployment / "config/config.properties"
 
     def report(self) -> dict[str, dict[str, str]]:
-        """The errors by what they are about, and the warnings; the exit status says whether there are errors."""
+        """The errors by subject, and the warnings; the exit status says whether there are errors."""
         status = cli.main(["migrate", "--check", str(self.at), "--json"])
         told = json.loads(self._capsys.readouterr().out)
         found: dict[str, dict[str, str]] = {"error": {}, "warning": {}, "ok": {}}

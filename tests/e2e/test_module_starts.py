@@ -51,14 +51,14 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def installed() -> dict[str, str]:
-    """What is installed here, for an interpreter without."""
+    """The packages of this Python, for an interpreter without them."""
     own = {str(Path(str(find_spec(name).origin)).parents[1]) for name in ("ts", "ts_frontend")}  # type: ignore[union-attr]
     return os.environ | {"PYTHONPATH": os.pathsep.join([*own, *(one for one in sys.path if one)])}
 
 
 @pytest.fixture
 def run(tmp_path: Path, python: str) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts `python -m …` in a folder whose config.properties has free ports for what isn't asked for."""
+    """Starts `python -m …` in a folder whose config.properties has free ports for the listeners without a flag."""
     (tmp_path / "tmp").mkdir()
     free = "management_address=http://127.0.0.1:0\ngrpc_management_port=0\ndefault_workers_per_model=1\n"
     free += "inference_address=http://127.0.0.1:0\nmetrics_address=http://127.0.0.1:0\nncs=true\npreload_torch=false\n"
@@ -129,7 +129,7 @@ def test_dynamos_commands(number: int, run: Callable[..., Any], tmp_path: Path) 
 
 
 def test_maxs_command(run: Callable[..., Any], tmp_path: Path, model_writer: Callable[..., str]) -> None:
-    """Promise 000-03: what the page's Bazel target runs, with its option."""
+    """Promise 000-03: the program of the page's Bazel target, with its option."""
     (tmp_path / "model_store").mkdir()
     model_writer(tmp_path / "model_store", "llama31", UPPER)
     port = free_port()

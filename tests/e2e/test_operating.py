@@ -1,4 +1,4 @@
-"""What an operator asks a running server: where the time of a request went."""
+"""An operator's question to a running server: where the time of a request went."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ ALL = {"queue", "batch-wait", "batch", "transfer", "handler", "encode", "worker"
 
 
 def check(found: dict[str, float | str]) -> None:
-    """All parts are there, and together they are the total, but for what the frontend does before and after."""
+    """All parts are present, and their sum is the total, except the frontend's work before and after."""
     assert set(found) == ALL and found["batch"] == "1" and str(found["worker"]).isdecimal()
     parts = [value for name, value in found.items() if name not in ("total", "batch", "worker")]
     assert all(isinstance(part, float) and part >= 0 for part in parts)
@@ -155,7 +155,7 @@ def test_the_access_log_tells_of_all(operated: Any) -> None:
 
 
 def torchserve(server: Any, *words: str) -> str:
-    """What a command prints into a pipe; it must succeed."""
+    """The output of a command into a pipe; it must succeed."""
     url = f"http://127.0.0.1:{server.port('http_management')}"
     done = subprocess.run([*COMMAND, *words, "--url", url], capture_output=True, text=True, timeout=GUARD_S, check=True)
     assert "\x1b" not in done.stdout, "no colours in a pipe"

@@ -1,4 +1,4 @@
-"""Handlers that need other packages: vLLM behind OpenAI's interface (with a stand-in engine), and what isn't there."""
+"""Handlers that need other packages: vLLM behind OpenAI's interface (with a stand-in engine), and missing packages."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Workers on the nodes of a real Ray cluster: what they are given there, what becomes of them when a node or the head
-dies, and how Ray's autoscaler learns of those that wait. GPUs are such that nodes only say they have."""
+"""Workers on the nodes of a real Ray cluster: their resources and files, their fate when a node or the head dies, and
+the signal to Ray's autoscaler while workers wait. The nodes only claim to have GPUs."""
 
 from __future__ import annotations
 

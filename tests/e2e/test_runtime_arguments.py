@@ -1,5 +1,5 @@
-"""The command lines of KServe's runtimes, with `torchserve` in the place of their programs and free ports in the place
-of theirs; and what further options of Triton do to a running server."""
+"""The command lines of KServe's runtimes, with `torchserve` in place of their programs and free ports in place of
+theirs; and the effect of further options of Triton on a running server."""
 
 from __future__ import annotations
 

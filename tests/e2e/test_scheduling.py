@@ -1,4 +1,4 @@
-"""Job tickets, async communication, micro-batching, and requests that wait for what won't come."""
+"""Job tickets, async communication, micro-batching, and requests that wait in vain."""
 
 from __future__ import annotations
 

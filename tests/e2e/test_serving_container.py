@@ -93,7 +93,7 @@ class Container:
         return Path(self.output.name).read_text()
 
     def wait_for(self, text: str) -> str:
-        """What was said, once that has `text`; the end of the process is waited for no longer."""
+        """The output so far, once it contains `text`; it doesn't wait beyond the end of the process."""
         for _ in range(GUARD_S * 20):
             if text in self.said() or self.process.poll() is not None:
                 break

@@ -1,4 +1,4 @@
-"""Workers on several devices. The devices are a stand-in for nvidia-smi; what the handlers are told is real."""
+"""Workers on several devices. nvidia-smi is a stand-in; the handlers' device numbers are real."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_fewer_devices_can_be_used_than_there_are(start, write, three_gpus):
 def test_devices_that_are_not_there_are_told_who_registers_the_model(
     start, write, three_gpus, count: int, config: str, words: str
 ) -> None:
-    """In the answer, the description and the log; with TorchServe's sentence, and with what else was ignored."""
+    """In the answer, the description and the log; with TorchServe's sentence, and with the other ignored settings."""
     write("wrong", TELLING, config=config + "batchSize: 0\n")
     server = start(env=three_gpus, number_of_gpu=count)
     answer = httpx.post(f"{server.http_management}/models?url=wrong&initial_workers=1").json()

@@ -1,4 +1,4 @@
-"""What happens when handlers misbehave, workers die and callers leave: one accepted request, one final status."""
+"""Handlers that misbehave, workers that die and callers that leave: one accepted request, one final status."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def handle(data, context):
 @pytest.mark.parametrize("engine", ["h2corn", "grpcio"])
 @pytest.mark.parametrize("size", [1, 4_000_000], ids=["whole frames", "a part of a frame"])
 def test_what_a_killed_worker_has_not_read_is_answered_by_the_next(start, write, engine, size):
-    """The worker stands still: what it is sent waits in its socket, which is too small for the larger requests."""
+    """The worker stands still: messages to it wait in its socket, which is too small for the larger requests."""
     write("lengths", LENGTHS, config="minWorkers: 1\n")
     server = start(grpc_engine=engine, metrics_mode="prometheus", max_request_size=8_000_000)
     server.register("lengths")

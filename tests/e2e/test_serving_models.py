@@ -1,4 +1,4 @@
-"""Models managed while they serve: versions, scaling, streams side by side, and what survives a restart."""
+"""Models managed while they serve: versions, scaling, concurrent streams, and the state after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corners of a worker's life: what only waits isn't hung, what hangs is found everywhere, nothing is left behind."""
+"""Corners of a worker's life: a request that only waits isn't hung, a hung one is found everywhere, nothing is left."""
 
 from __future__ import annotations
 

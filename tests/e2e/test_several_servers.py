@@ -1,4 +1,4 @@
-"""Several servers that share a snapshot: what one registers, scales, prefers or unregisters, all do."""
+"""Several servers that share a snapshot: all follow when one registers, scales, prefers or unregisters a model."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def resources(server: Any) -> dict[str, int]:
 
 
 def settled(server: Any, expected: Callable[[], bool]) -> bool:
-    """Waits for what takes a moment after the last call: connections close, workers come back."""
+    """Waits for the events just after the last call: connections close, workers come back."""
     end_s = time.monotonic() + GUARD_S
     while not expected() and time.monotonic() < end_s:
         time.sleep(0.1)

@@ -1,5 +1,5 @@
-"""The start: a stop is obeyed in every phase of it, what is independent happens side by side, and one model that can't
-be loaded stops no other."""
+"""The start: a stop is obeyed in every phase of it, independent steps run concurrently, and a model that can't be
+loaded stops no other."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def deaf_server() -> Iterator[tuple[str, threading.Event]]:
 
 
 def stops_at_once(server: Any, *, started: bool = False) -> None:
-    """SIGTERM ends it and all its processes, and nothing that it unpacked is left. What holds up the start in these
-    tests would hold it up for a day."""
+    """SIGTERM ends the server and all its processes, and no unpacked file is left. The obstacles to the start in these
+    tests would last for a day."""
     children = psutil.Process(server.process.pid).children(recursive=True)
     server.process.send_signal(signal.SIGTERM)
     assert server.wait() == 0, server.log
@@ -177,7 +177,7 @@ def test_a_stop_while_an_archive_is_unpacked(start, store, tmp_path):
 
 
 def test_a_stop_while_a_snapshot_is_restored(start, store, tmp_path):
-    """What an earlier start downloaded is still there for the next one."""
+    """A file that an earlier start downloaded is still there for the next one."""
     endless_archive(store / "endless.tar.gz")
     state = VersionState("endless.tar.gz", True, 1, 1, url="http://127.0.0.1:1/endless.tar.gz")
     SnapshotFiles(tmp_path / "logs" / "config").write(SnapshotKind.SHUTDOWN, {"endless": {"1.0": state}}, {})

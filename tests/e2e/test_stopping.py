@@ -1,4 +1,4 @@
-"""How a server ends: whom signals reach, what clients can't prevent, and what is left behind."""
+"""The end of a server: signals, clients that don't leave, and files left behind."""
 
 from __future__ import annotations
 

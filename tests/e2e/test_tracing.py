@@ -38,7 +38,7 @@ def handle(data, context):
 
 
 class Collector:
-    """What has come, whichever way; the spans by name."""
+    """The collector's requests over either protocol; the spans by name."""
 
     def __init__(self) -> None:
         self.services: set[str] = set()

@@ -1,4 +1,4 @@
-"""Real workers that die, fail and grow: what idempotent models run again, and when a worker is replaced."""
+"""Real workers that die, fail and grow: the requests that idempotent models run again, and replaced workers."""
 
 from __future__ import annotations
 

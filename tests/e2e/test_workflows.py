@@ -1,4 +1,4 @@
-"""Workflows on a real server: archives made by the real command, nodes that tell what they were given."""
+"""Workflows on a real server: archives made by the real command, nodes that report their inputs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Everyday mistakes with a server's addresses: each is told what it is and what to do. A row is what somebody did, and
-parts of what they see. `tests/unit/test_everyday_mistakes.py` has those that need no server."""
+"""Everyday mistakes with a server's addresses: each message names the mistake and the remedy. A row has a user's
+action, and parts of the output. `tests/unit/test_everyday_mistakes.py` has the mistakes that need no server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLACES = ("http_inference", "http_management", "grpc_inference", "grpc_managemen
 
 
 class Desk(NamedTuple):
-    """Two servers, one with TLS, the certificate of that one, and what is printed."""
+    """Two servers, one with TLS, that one's certificate, and the output."""
 
     plain: Any
     tls: Any
@@ -28,13 +28,13 @@ class Desk(NamedTuple):
     capsys: pytest.CaptureFixture[str]
 
     def torchserve(self, *words: str) -> str:
-        """What a command prints that fails."""
+        """The output of a command that fails."""
         status, printed = self.run(*words)
         assert status, printed
         return printed
 
     def run(self, *words: str) -> tuple[int, str]:
-        """A command's status and what it prints. `{grpc_inference}` is a port, `{tls_…}` one of the server with TLS."""
+        """A command's status and output. `{grpc_inference}` is a port, `{tls_…}` one of the server with TLS."""
         ports = {place: str(self.plain.port(place)) for place in PLACES}
         secure = {f"tls_{place}": str(self.tls.port(place)) for place in PLACES}
         try:

@@ -2,8 +2,8 @@
 
 Usage: python tests/fuzz/run.py [TARGET …] [--runs N] [--seconds S] [--seed N] [--jobs N] [--coverage]
 
-Every file of a target's corpus is run first: what was once found stays found. Then come N inputs that are made of the
-corpus by changing bytes, words and order, the same ones for the same seed. An exception that isn't among those that the
+Every file of a target's corpus runs first, so that old findings stay covered. Then come N inputs made from the corpus
+by changing bytes, words and order, the same ones for the same seed. An exception that isn't among those that the
 target may raise, more processor time than an input of its size may take, or memory beyond the limit is a finding: it
 is printed, and its input is put into the folder named by --findings. The exit status is 1 when there is one.
 
@@ -72,8 +72,8 @@ class Slow(BaseException):
 
 
 class Mutator:
-    """Inputs made of a corpus; `words` are put into them. Files over SMALL_BYTES get the fewer inputs the larger they
-    are, since what is made of one takes as long as it."""
+    """Inputs made from a corpus; `words` are put into them. Files over SMALL_BYTES get fewer inputs, in proportion to
+    their size, since such inputs take as long as the files."""
 
     def __init__(self, corpus: Sequence[bytes], words: Sequence[bytes], seed: int) -> None:
         self._corpus, self._chance = list(corpus) or [b""], random.Random(seed)
@@ -146,7 +146,7 @@ def _out_of_time(_signal: int, _frame: FrameType | None) -> None:
 
 
 def run_one(target: targets.Target, data: bytes) -> str:
-    """What was wrong with it, "" for nothing. The clock is the process's own: a busy machine doesn't count."""
+    """The finding of an input, "" for none. The clock is the process's own: a busy machine doesn't count."""
     signal.setitimer(signal.ITIMER_PROF, TIME_S + TIME_S_PER_BYTE * len(data))
     try:
         target.run(data)

@@ -1,6 +1,6 @@
-"""What is fuzzed: for each form that comes from outside, a function of bytes and the errors that it may raise.
+"""The targets of the fuzzer: for each format from outside, a function of bytes and the errors that it may raise.
 
-A target raises what it is documented to raise, or nothing. Where there is a way back or a second reader, it compares
+A target raises only its documented errors. If there is an inverse or a second reader, it compares
 the two, and an AssertionError is a finding like any other exception.
 """
 
@@ -66,7 +66,7 @@ NOW = datetime(2024, 2, 29, 23, 59, 59, 999_999)
 
 
 class Target(NamedTuple):
-    """`run` may raise the `allowed` exceptions. `words`: what inputs are made of beside the corpus."""
+    """A target. `run` may raise the `allowed` exceptions. `words`: building blocks of inputs besides the corpus."""
 
     run: Callable[[bytes], None]
     allowed: tuple[type[BaseException], ...]
@@ -181,7 +181,7 @@ def grpc_headers(data: bytes) -> None:
 
 @target(InvalidArgument)
 def heads_of_messages(data: bytes) -> None:
-    """What is read of a large message is what the parser reads of it, as long as it takes it."""
+    """The fields read from a large message equal the parser's, if the parser accepts it."""
     size, heads.WHOLE_BYTES_MAX = heads.WHOLE_BYTES_MAX, -1
     try:
         found = heads.head_of_message(data)
@@ -203,7 +203,7 @@ def heads_of_messages(data: bytes) -> None:
 
 @target(MalformedForm, words=(b"\r\n\r\n", b"--b", b"--b--", b"\r\n", b'filename*="', b"name=", b"&", b"%", b"\\" * 40))
 def html_forms(data: bytes) -> None:
-    """The content type, and the body. What `check` lets through can be read."""
+    """The content type, and the body. A body that passes `check` can be read."""
     line, body = _halves(data)
     content_type = line.decode("latin-1")
     if not is_form(content_type):
@@ -315,7 +315,7 @@ _DECLARED = ModelSpec(
 
 
 def _tensors(form: str, body: bytes, headers: list[tuple[str, str]]) -> None:
-    """Read, given to a handler, and answered with what came."""
+    """Reads a request, passes it to a handler, and answers with its content."""
     failed = 0
     for model in (_FREE, _DECLARED):
         try:
@@ -402,7 +402,7 @@ _PBTXT_WORDS = (
 
 @target(InvalidArgument, words=_PBTXT_WORDS)
 def config_pbtxt(data: bytes) -> None:
-    """What can be served is written as JSON, and read from it, to the same."""
+    """A servable configuration, written as JSON and read again, is the same."""
     text = data.decode("utf-8", "replace")
     config = triton.checked(triton.parse(text, "config.pbtxt"), "m", "config.pbtxt")
     config = triton.placed(triton.completed(config, "m", triton.backend_of(config, "config.pbtxt") or "python"), 2)
@@ -415,7 +415,7 @@ def config_pbtxt(data: bytes) -> None:
 
 @target(properties.PropertiesError, words=(b"\\u0041", b"\\u", b"\\ud83d\\ude00", b"\\\n", b"\r", b"!", b":", b"\\"))
 def properties_texts(data: bytes) -> None:
-    """What was read is written to the same."""
+    """A value that was read is written to the same bytes."""
     entries = [(one.key, one.value) for one in properties.parse(properties.decode(data))]
     assert [(one.key, one.value) for one in properties.parse(properties.render(entries))] == entries
 
@@ -478,7 +478,7 @@ def log_patterns(data: bytes) -> None:
 
 @target(yaml.YAMLError, ValueError, RecursionError, words=(*_YAML_WORDS, b"minWorkers: ", b"torchrun:\n  ", b"[0, 1]"))
 def model_config_yaml(data: bytes) -> None:
-    """What can be read is settled, whatever is in it, and never raises then."""
+    """A readable value can be settled, whatever its content, and never raises then."""
     found = parse_config(data.decode("utf-8", "replace"))
     try:
         model_settings.resolve(model_settings.Requested(), found, {}, ServerConfig())

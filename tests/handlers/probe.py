@@ -1,4 +1,4 @@
-"""Does what the request says: `{"op": NAME, ...}` as the JSON input `body`. Each `op_` function is one behaviour."""
+"""Follows the request: `{"op": NAME, ...}` as the JSON input `body`. Each `op_` function is one behaviour."""
 
 import json
 import logging

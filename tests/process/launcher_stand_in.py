@@ -1,6 +1,6 @@
 """A `torchserve` whose server is a few lines: the launcher's tests run it where the model server doesn't matter.
 
-`load_models` says what the server does: `ready`, `refuse` (reports an error), `die`, `mute` (never reports).
+`load_models` chooses the server's behaviour: `ready`, `refuse` (reports an error), `die`, `mute` (never reports).
 """
 
 from __future__ import annotations

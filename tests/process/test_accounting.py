@@ -62,7 +62,7 @@ def test_a_required_test_that_is_missing_fails_the_run(tmp_path: Path, root: Pat
 
 
 def test_several_processes_are_counted_together(tmp_path: Path, root: Path) -> None:
-    """What modules skip as a whole, and what a marker leaves out, only they know."""
+    """Only these processes know of modules that skip as a whole, and of deselected tests."""
     (tmp_path / "test_other.py").write_text("import pytest\npytest.skip('not here', allow_module_level=True)\n")
     (tmp_path / "test_more.py").write_text("def test_more(): pass\n\ndef test_left_out(): pass\n")
     parallel = ("-p", "xdist", "-n", "2", "--dist", "loadfile", "-k", "not left_out")

@@ -1,4 +1,4 @@
-"""Weights without an archive: what the adapter makes of each kind of file, and of requests of each protocol."""
+"""Weights without an archive: the adapter's reading of each kind of file, and of requests of each protocol."""
 
 from __future__ import annotations
 

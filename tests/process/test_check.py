@@ -21,7 +21,7 @@ HANDLER = "def handle(data, context):\n    return [b'ok'] * len(data or ())\n"
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    """The command's exit status and what it printed."""
+    """The command's exit status and output."""
     try:
         status = cli.main(["check", *map(str, words)])
     except SystemExit as end:

@@ -1,4 +1,4 @@
-"""The compiled form as it is installed: what is compiled, and what runs where it can't."""
+"""The compiled form as it is installed: the compiled modules, and the fallback if they can't be loaded."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make(directory: Path) -> Callable[..., Environments]:
-    """What another server, or the next one, would have."""
+    """Makes the environments of another server, or of the next one."""
 
     def environments(kept_max: int = 10, timeout_s: float = GUARD_S, install: bool = True) -> Environments:
         return Environments(EnvironmentStore(directory, kept_max), install=install, timeout_s=timeout_s)

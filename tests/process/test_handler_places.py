@@ -1,4 +1,4 @@
-"""Where handlers may stand, what processes that they start can import, old kinds of handlers, a worker that listens."""
+"""The places of handlers, the imports of processes that they start, old kinds of handlers, a worker that listens."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Handler:
 
 @pytest.mark.parametrize("handler", ["src/inside.py", "src/inside", "src/inside.py:handle"])
 def test_a_handler_in_a_folder_of_the_archive(start_worker: Any, tmp_path: Path, handler: str) -> None:
-    """It can import what is beside it and what is at the root, and so can processes that it starts."""
+    """It can import modules next to it and at the root, and so can processes that it starts."""
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "inside.py").write_text(IN_A_FOLDER)
     (tmp_path / "src" / "beside.py").write_text("WORD = ' beside'\n")

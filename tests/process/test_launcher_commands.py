@@ -257,7 +257,7 @@ def test_stop_with_foreground_waits_as_it_always_does(shell: Shell) -> None:
 
 
 def test_the_server_keeps_writing_to_the_output_of_its_start(shell: Shell) -> None:
-    """Scripts read it until `Model server started.`, and go on reading what the server logs."""
+    """Scripts read it until `Model server started.`, and go on reading the server's log."""
     command = [sys.executable, str(STAND_IN), "--start", "--model-store", "store", "--models", "ready"]
     command += ["--set", "console_log=true"]
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The real server through the real command, and what it remembers."""
+"""The real server through the real command, and the models that it restores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broken-off run of tests leaves behind: nothing."""
+"""An interrupted run of tests leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cli
 @pytest.fixture
 def start_runtime(start_worker: Any, package: str) -> Callable[..., Any]:
     def start(name: str, folder: Path = RUNTIMES, **settings: Any) -> Any:
-        """A worker, and what it answered to Load."""
+        """A worker, and its answer to Load."""
         worker = start_worker(load=False)
         adapted = {"model_settings": str(folder / name / "model-settings.json")}
         more = {"model_name": name, "model_dir": str(folder / name), "adapter": "mlserver_runtime"} | settings
@@ -223,7 +223,7 @@ def with_parameters(row: int, **parameters: str) -> Input:
 
 
 def test_parameters_of_a_batch_are_joined_and_come_apart(start_runtime: Any, tmp_path: Path) -> None:
-    """As MLServer joins them: a list where they differ, which the runtime may answer; what is alike stays alone."""
+    """As MLServer joins them: different values become a list, which the runtime may answer; equal ones stay single."""
     source = """
 class Own(MLModel):
     async def predict(self, payload):
@@ -247,7 +247,7 @@ class Own(MLModel):
 
 
 def asked(worker: Any, line: str, body: Any = None) -> Any:
-    """What a path of the runtime's own answers, as JSON."""
+    """The answer of one of the runtime's own paths, as JSON."""
     method, _, target = line.partition(" ")
     path, _, query = target.partition("?")
     headers = [("content-type", "application/json"), (":method", method), (":path", path), (":query", query)]

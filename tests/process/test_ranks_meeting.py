@@ -19,7 +19,7 @@ from ts_frontend.workers.ranks import RankConnections, Rendezvous
 
 
 class Gathering:
-    """A rendezvous of two in lockstep, and what its worker heard."""
+    """A rendezvous of two in lockstep, and the messages to its worker."""
 
     def __init__(self, parent: Path) -> None:
         self.rendezvous = Rendezvous.open(parent, 2, True)

@@ -1,4 +1,4 @@
-"""TorchScript and ONNX models of a Triton repository in a real worker; warm-up, and checks of what models give."""
+"""TorchScript and ONNX models of a Triton repository in a real worker; warm-up, and checks of models' outputs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def floats(*values: float) -> np.ndarray[Any, Any]:
 @pytest.fixture
 def start_model(shared_forkservers: Any, tmp_path: Path) -> Any:
     def start(backend: str, file: str, write: Any, config: dict[str, Any], **settings: Any) -> Any:
-        """A worker, forked where torch is imported, and what it answered to Load. `write(path)` makes the model's
+        """A worker, forked from a process with torch, and its answer to Load. `write(path)` makes the model's
         file."""
         version = tmp_path / "repository" / "m" / "1"
         version.mkdir(parents=True)

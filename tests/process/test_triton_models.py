@@ -92,7 +92,7 @@ class TritonPythonModel:
 @pytest.fixture
 def start_model(start_worker: Any, tmp_path: Path) -> Any:
     def start(source: str, config: dict[str, Any], **settings: Any) -> Any:
-        """A worker and what it answered to Load."""
+        """A worker, and its answer to Load."""
         version = tmp_path / "repository" / "m" / "1"
         version.mkdir(parents=True)
         (version / "model.py").write_text(source)

@@ -1,4 +1,4 @@
-"""What other people's handlers, tests and scripts import of `ts`."""
+"""The names of `ts` that other people's handlers, tests and scripts import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vllm_handler` against each release of vLLM that was recorded: the stand-in takes what that release takes."""
+"""`vllm_handler` against each release of vLLM that was recorded: the stand-in has the release's parameters."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def usage_of(prompt: int, completion: int) -> dict[str, int]:
 
 
 def test_a_chat_begins_once(handler: VLLMHandler) -> None:
-    """Its template has what a text begins with: the tokenizer doesn't put it there again."""
+    """Its template has the token that begins a text: the tokenizer doesn't add it again."""
     answer = ask(handler, "v1/chat/completions", messages=MESSAGES)
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "[user: hello you]"}
     assert answer["usage"] == usage_of(3, 3)

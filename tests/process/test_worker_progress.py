@@ -1,4 +1,4 @@
-"""What a worker notes of its progress decides what runs again when it dies."""
+"""A worker's notes of its progress decide which requests run again when it dies."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def wrapped(function):
 
 @pytest.mark.parametrize(("last", "begun"), [("", [1]), ("handle = wrapped(handle)\n", [1, 2])])
 def test_a_stream_that_waits_for_its_first_step_is_not_begun(start_worker, tmp_path, last, begun):
-    """Nothing of a generator function runs before; of what wraps one, something may."""
+    """No code of a generator function runs before; code of its wrapper may."""
     (tmp_path / "mine.py").write_text(TWO_STREAMS + last)
     worker = start_worker("mine.py", model_dir=str(tmp_path))
     batches = [worker.batch(b"kill", batch_id=1), worker.batch(b"x", batch_id=2)]

@@ -1,4 +1,4 @@
-"""A real worker process: what it does with requests, results, errors, streams, cancels and its own end."""
+"""A real worker process: its handling of requests, results, errors, streams, cancels and its own end."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What stays in the server's main process after very many requests that end in every way.
+"""The memory that stays in the server's main process after very many requests that end in every way.
 
 Usage: python tests/soak/memory.py [--engine NAME …] [--requests N] [--streams N] [--registrations N] [--warm-up N]
 
 Unary requests over gRPC, of which every tenth fails; streams that their clients give up after the first piece, over
-gRPC and HTTP/1.1 by turns; models that are registered and unregistered. Before comes a warm-up of all three, and the
-main process is looked at after it and at the end: memory, descriptors, asyncio's tasks.
+gRPC and HTTP/1.1 in turns; models that are registered and unregistered. A warm-up of all three comes first. The main
+process is examined after it and at the end: memory, descriptors, asyncio's tasks.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ async def each(count: int, work: Callable[[int], Awaitable[None]]) -> None:
 
 
 class Load:
-    """The three kinds of load; `ends` counts what became of them."""
+    """The three kinds of load; `ends` counts their outcomes."""
 
     def __init__(self, server: Any) -> None:
         self._server = server

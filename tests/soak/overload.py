@@ -1,13 +1,13 @@
-"""Ten times more requests than a model can answer: what is still answered, how soon the rest is refused, and what
-another model's callers notice.
+"""Ten times more requests than a model can answer: the answered share, the time until the others are refused, and the
+effect on another model's callers.
 
 Usage: python tests/soak/overload.py [--engine NAME …] [--seconds S]
 
 The model `busy` takes 20 ms a request on its one worker and has room for 10 in its queue; `other` answers at once. Ten
-times its rate is little for clients on the same machine, which would otherwise be what is measured. First
-come as many clients of `busy` as keep it busy (the peak), and the paced clients of `other` beside them; then requests
-at ten times the peak's rate come at their times, whatever became of those before. What is refused on an idle server is
-measured with a queue that is full of one request.
+times its rate is little for clients on the same machine, so that the clients themselves are not the limit. First
+come as many clients of `busy` as keep it busy (the peak), together with the paced clients of `other`; then requests
+at ten times the peak's rate arrive on time, whatever the results of earlier ones. Refusals by an idle server are
+measured with a queue that one request fills.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 Usage: python tests/soak/run.py [--engine NAME …] [--seconds S] [--requests N] [--rate R] [--kill-every-s S]
 
-For each engine a server is started, warmed up for a while and looked at; then come calls of every kind, R a second,
+For each engine a server is started, warmed up for a while and examined; then come calls of every kind, R a second,
 until both S seconds have passed and N requests have ended, while workers are killed, models scaled and registered anew.
-Each request carries bytes of its own, and its answer their digest. Afterwards the server is looked at again; a table
-tells what was counted beside what is wanted. The exit status is 1 when one of it is missed.
+Each request carries bytes of its own, and its answer their digest. Afterwards the server is examined again; a table
+shows each count with its goal. The exit status is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -391,8 +391,8 @@ SLOWEST = 10
 
 
 class Tally:
-    """What came of the requests. `failed`: answers of the model `echo` that failed with a worker, by the request's ID,
-    to be compared with what was begun; `between`: workers killed between two notes (`stands_between`)."""
+    """The outcomes of the requests. `failed`: answers of the model `echo` that failed with a worker, by the request's
+    ID, to be compared with the begun requests; `between`: workers killed between two notes (`stands_between`)."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -493,7 +493,7 @@ class State(NamedTuple):
 
 
 async def state_of(server: Serving, directory: Path) -> State:
-    """Once it has come to rest; what hasn't after GUARD_S is told as it is."""
+    """The server's state once it has come to rest; after GUARD_S, the state as it is."""
     process = psutil.Process(server.process.pid)
     end_s = time.monotonic() + GUARD_S
     while True:

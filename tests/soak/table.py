@@ -1,4 +1,4 @@
-"""What the measurements of this folder have in common: the server they start, and the table they end with."""
+"""The common parts of this folder's measurements: the server that they start, and the table at their end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENGINES = ("h2corn", "grpcio")
 
 
 class Row(NamedTuple):
-    """One measure: its goal and what was found, as text, and whether that is good enough."""
+    """One measure: its goal and its value, as text, and whether the value is good enough."""
 
     measure: str
     goal: str
@@ -69,7 +69,7 @@ def latency_row(measure: str, values_s: Sequence[float], goal_ms: float) -> Row:
 
 
 def options(description: str) -> argparse.ArgumentParser:
-    """Those that all measurements have. From now on, what this process starts ends with it."""
+    """The options of all measurements. From now on, processes that this one starts end with it."""
     end_with_this_process()
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--engine", action="append", choices=ENGINES, help="both, if none is named")

@@ -88,7 +88,7 @@ TENSORS = (
 
 
 class Listening:
-    """What handlers say."""
+    """The notes of handlers."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "said"
@@ -108,7 +108,8 @@ class Listening:
 
 
 class Way(NamedTuple):
-    """A way to call: `begin(model, streamed, deadline_s)` returns what gives the call up, and what frees the rest."""
+    """A way to call: `begin(model, streamed, deadline_s)` returns a function that gives up the call, and one that frees
+    the rest."""
 
     name: str
     begin: Callable[[str, bool, float | None], tuple[Callable[[], object], Callable[[], object]]]

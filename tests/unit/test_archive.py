@@ -1,4 +1,4 @@
-"""Archives of every form, friendly and hostile: what comes out, and what is refused with which words."""
+"""Archives of every form, friendly and hostile: their content, and the messages of refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch-model-archiver: every option, every format, what collides, what is refused, and the real command."""
+"""torch-model-archiver: every option, every format, collisions, refusals, and the real command."""
 
 from __future__ import annotations
 

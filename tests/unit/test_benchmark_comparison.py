@@ -1,5 +1,5 @@
-"""The parts of the comparison with other servers that decide what its page says: which scenarios run, what is asked and
-which answer is right, arrivals of an open loop, ratios, tables."""
+"""The parts of the comparison with other servers that decide the content of its page: the scenarios that run, requests
+and right answers, arrivals of an open loop, ratios, tables."""
 
 from __future__ import annotations
 

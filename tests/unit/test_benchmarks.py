@@ -1,4 +1,4 @@
-"""The parts of the benchmarks that decide what a figure means: parsing, verifying, percentiles, ratios, accounts."""
+"""The parts of the benchmarks that decide the meaning of a figure: parsing, checks, percentiles, ratios, accounts."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def beats_while(work: Callable[[], Awaitable[Any]]) -> tuple[int, Any]:
 
 
 def test_the_loop_goes_on_while_a_completion_is_read() -> None:
-    """What is for the model stays in its bytes."""
+    """The model's part of a body stays in its bytes."""
     body = b'{"model": "m", "messages": ' + SLOW + b', "stream": true, "stream_options": {"include_usage": true}}'
     beats, found = beats_while(lambda: json_head(body))
     assert found == {"model": "m", "stream": True, "stream_options": {"include_usage": True}}

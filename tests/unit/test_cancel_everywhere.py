@@ -1,6 +1,6 @@
-"""Who asked for something leaves while it is under way, at every await there is: of submit -> result, of a
-registration, of the start of a worker and of what holds its weights, of the loads and ends of models on demand.
-Whatever it was, nothing of it is left, and what comes next is served."""
+"""Callers that leave at every await of an operation: of submit -> result, of a registration, of the start of a worker
+or of a holder of weights, of the loads and ends of models on demand. Nothing is left of the operation, and the next
+request is served."""
 
 from __future__ import annotations
 
@@ -451,7 +451,7 @@ class Holding:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="shareWeights needs Linux")
 def test_who_starts_a_worker_of_a_holder_leaves(tmp_path: Path) -> None:
-    """The holder loads the model once, whoever asked for it first, and forks what is asked for next."""
+    """The holder loads the model once, even if the first caller leaves, and forks the next requested worker."""
 
     async def scenario(at: int) -> tuple[bool, bool]:
         await asyncio.to_thread(int)  # the loop's own thread and descriptors
@@ -550,7 +550,7 @@ class Managed:
         return [path for path in self.work_dir.rglob("*") if not path.is_dir()]
 
     async def nothing_left(self) -> None:
-        """Of a registration that didn't happen. Threads that unpack finish what they are at, and remove it then."""
+        """Asserts that nothing of a cancelled registration is left. Threads that unpack finish, then remove files."""
         await until_async(lambda: not self.unpacked(), self.unpacked)
         assert not list(self.registry) and not self.supervisor._pools and released(self.stage)
         loader = self.manager.loader

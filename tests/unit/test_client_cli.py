@@ -208,7 +208,7 @@ def test_list(run: Run, small: SmallServer) -> None:
 
 
 def test_a_description_with_tables_in_it(run: Run, small: SmallServer) -> None:
-    """What describe tells of `shareWeights`, `autoscale` and `loadOnDemand` is a table."""
+    """The values of `shareWeights`, `autoscale` and `loadOnDemand` in a description are tables."""
     small.models["m"] = described(shareWeights={"active": False, "reason": "on GPUs"})
     assert "  shareWeights     active: False; reason: on GPUs\n" in run("describe", "m").output
 
@@ -427,7 +427,7 @@ def test_help(name: str) -> None:
 
 
 def test_dashes_and_underscores_are_alike(small: SmallServer, run: Callable[..., Result]) -> None:
-    """In options and commands, not in what they are given."""
+    """In options and commands, not in their values."""
     small.models["my_model"] = described("my_model")
     assert run("describe", "my_model", "--inference_port", "1").exit_code == 0
     small.seen.clear()

@@ -1,4 +1,4 @@
-"""Which key a command sends to a running server, and what it says when that one is refused."""
+"""The key that a command sends to a running server, and its message after a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client package: when it tries again, what arrays become, what stub modules can be imported beside."""
+"""The client package: its retries, its arrays, and its stub modules next to other packages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_when_it_gives_up() -> None:
 
 
 def back(value: object) -> tuple[str, np.ndarray]:
-    """What a value is as a tensor, and the array of an answer with the same bytes."""
+    """A value as a tensor, and the array of an answer with the same bytes."""
     datatype, shape, raw = encoded("x", value)
     output = pb.ModelInferResponse.InferOutputTensor(name="y", datatype=datatype, shape=shape)
     return datatype, answer_of(pb.ModelInferResponse(outputs=[output], raw_output_contents=[raw]))["y"]

@@ -1,4 +1,4 @@
-"""What a model's workers ask of a cluster, and what is known of it: pure."""
+"""The requests of a model's workers for resources of a cluster, and the known state of the cluster: pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m ts.compat.install`: what it writes, and what it leaves alone."""
+"""`python -m ts.compat.install`: the files that it writes, and those that it leaves alone."""
 
 from __future__ import annotations
 

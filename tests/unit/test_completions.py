@@ -1,4 +1,4 @@
-"""OpenAI's completions: what a request may ask, where a text is cut, what an answer says of itself."""
+"""OpenAI's completions: the options of a request, stop texts, the fields of an answer."""
 
 from __future__ import annotations
 

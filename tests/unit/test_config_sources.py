@@ -1,4 +1,4 @@
-"""Which source of a setting wins, and what the log says about it."""
+"""The precedence of a setting's sources, and the log's messages about it."""
 
 from __future__ import annotations
 

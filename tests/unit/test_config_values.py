@@ -1,4 +1,4 @@
-"""Every setting: what it allows, what an error says; addresses; what must be together."""
+"""Every setting: its values, and the errors; addresses; settings that need each other."""
 
 from __future__ import annotations
 

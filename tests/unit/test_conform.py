@@ -1,4 +1,4 @@
-"""`torchserve conform`: its table says what the recordings say, and answers that differ are told."""
+"""`torchserve conform`: its table agrees with the recordings, and it reports answers that differ."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class House:
             yield from living
 
     def play(self) -> None:
-        """Answers what workers have, and notes the memory that lives."""
+        """Answers the batches of all workers, and notes the memory of the living ones."""
         self.most_bytes = max(self.most_bytes, sum(actor.memory for actor in self.actors()))
         for actor in self.actors():
             while (batch := actor.heard(Predict)) is not None:

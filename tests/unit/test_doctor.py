@@ -1,4 +1,4 @@
-"""What `torchserve doctor` says about a machine that isn't in order, and about one that is."""
+"""The report of `torchserve doctor` about a machine with faults, and about one without."""
 
 from __future__ import annotations
 

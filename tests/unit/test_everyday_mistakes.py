@@ -1,5 +1,5 @@
-"""Everyday mistakes: each is answered with a message that says what to do. A row is made of what somebody did,
-what the message has to contain, and a function that does it and returns the text that they see."""
+"""Everyday mistakes: each gets a message with the remedy. A row has the mistake, the words that the message must
+contain, and a function that makes the mistake and returns the text that the user sees."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ MODEL_STORE = Path(__file__).parents[2] / "model_store"
 
 
 class Desk(NamedTuple):
-    """Where the mistakes are made: an empty current directory, what was printed there, and pytest's patches."""
+    """The place of the mistakes: an empty current directory, the output there, and pytest's patches."""
 
     folder: Path
     capsys: pytest.CaptureFixture[str]
     patch: pytest.MonkeyPatch
 
     def torchserve(self, *words: str) -> str:
-        """What the command prints, which has to fail."""
+        """The output of the command, which has to fail."""
         try:
             status = cli.main(words)
         except SystemExit as end:
@@ -311,7 +311,7 @@ def loaded(desk: Desk, source: str) -> str:
 
 
 def answered(desk: Desk, body: str, bodies: int = 1) -> str:
-    """What clients see of the failure of a handler with this body."""
+    """The error that clients see if a handler with this body fails."""
     (desk.folder / "mine.py").write_text(f"def handle(data, context):\n    if data is None: return\n    {body}\n")
     with ServedModel(desk.folder / "mine.py") as model:
         first = model.batch(["x"] * bodies)[0]

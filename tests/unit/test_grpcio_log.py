@@ -1,4 +1,4 @@
-"""What grpcio says in the log."""
+"""grpcio's messages in the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a handler imports: torch counts as needed unless it is known that it isn't."""
+"""The imports of a handler: torch counts as needed unless it is known that it isn't."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ LINES = some.one_of(
 
 @given(lines=some.lists(LINES, max_size=5))
 def test_python_finds_nothing_that_this_does_not(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
-    """The syntax tree names what the source imports: when torch counts as not needed, all of that is known."""
+    """The syntax tree names the imports of the source: if torch counts as not needed, all of them are known."""
     source = "\n".join(lines)
     found = set[str]()
     for node in ast.walk(ast.parse(source)):

@@ -1,4 +1,4 @@
-"""`ts.testing`: what a test of a handler sees is what clients of a server see."""
+"""`ts.testing`: a test of a handler sees the same as clients of a server."""
 
 from __future__ import annotations
 

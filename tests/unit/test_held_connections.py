@@ -29,7 +29,7 @@ def link():
 
 
 def answer_and_close(client: socket.socket, server: socket.socket) -> None:
-    """What grpcio does at the end of a connection, with something of the client's unread."""
+    """Closes a connection as grpcio does, with unread bytes of the client."""
     server.setblocking(False)
     assert server.send(ANSWER) == len(ANSWER)
     client.sendall(b"a ping")
@@ -57,7 +57,7 @@ def _read_and_close(client: socket.socket) -> int:
 
 
 def test_an_answer_is_lost_without_it(link):
-    """What this is for; should Linux ever do otherwise, this module can go."""
+    """The reason for this module; should Linux ever behave differently, it can be removed."""
     client, server = link
     answer_and_close(client, server)
     with pytest.raises(ConnectionResetError):

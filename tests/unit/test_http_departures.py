@@ -195,7 +195,7 @@ def test_a_descriptor_of_another_connection_by_now_says_nothing_of_the_former_on
 
 
 def test_what_is_not_found_is_not_said_to_have_left(port: Port) -> None:
-    """Its address may be what a proxy says."""
+    """Its address may be the one that a proxy reports."""
 
     async def scenario() -> None:
         departures, gone = Departures(look_every_s=0.001), asyncio.Event()

@@ -1,5 +1,5 @@
-"""The invariants of the architecture, read off the source: who imports what, who starts processes, who reads the
-environment. Each test names the files that break its rule."""
+"""The invariants of the architecture, read from the source: imports, starts of processes, reads of the environment.
+Each test names the files that break its rule."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def within(name: str, package: str) -> bool:
 
 @functools.cache
 def calls(tree: ast.Module) -> frozenset[str]:
-    """What is called, as it is written: `os.fork`, `Registry`."""
+    """The called name as it is written: `os.fork`, `Registry`."""
     return frozenset(ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
@@ -209,7 +209,7 @@ def is_mutable(value: ast.expr) -> bool:
 
 
 def mutated(tree: ast.AST) -> Iterator[str]:
-    """The names in a module of what something in it changes."""
+    """The names of a module's objects that code in it changes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Global):
             yield from node.names
@@ -224,8 +224,8 @@ def mutated(tree: ast.AST) -> Iterator[str]:
 
 
 def test_modules_hold_no_state() -> None:
-    """Tables are fine: mutable by type, upper case by name, and changed by nobody. Packages that stand for others
-    register what those register."""
+    """Tables are fine: mutable by type, upper case by name, and never changed. Packages that stand in for others
+    register like those."""
     found = []
     for path, tree in {**frontend(), **worker()}.items():
         changed = set(mutated(tree))
@@ -248,7 +248,7 @@ STARTERS |= {"asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell"
 
 def test_processes_are_started_in_few_places() -> None:
     """`cli/launch.py` starts a server in the background; it doesn't run inside one, nor do TorchServe's
-    two modules that run this command, nor what puts the server in the place of a user's program."""
+    two modules that run this command, nor the module that puts the server in place of a user's program."""
     allowed = (
         "worker/ts/compat/start.py",
         "worker/ts/launcher.py",
@@ -276,7 +276,7 @@ def test_only_two_modules_touch_the_worker_socket() -> None:
 
 
 def test_http_and_grpc_see_no_frame() -> None:
-    """Of the protocol they know the type of an input, and what clients send (forms, messages): nothing of a frame."""
+    """Of the protocol they know the type of an input and the formats of clients (forms, messages), but no frame."""
     services = {path: tree for path, tree in frontend().items() if path.startswith(PROTOCOLS)}
     assert len(services) > 20
     types = {f"ts.protocol.frames.{name}" for name in ("Input", "Pairs", "Buffer")}
@@ -351,7 +351,7 @@ def module_of(path: str) -> str:
 
 
 def running(tree: ast.AST) -> Iterator[ast.AST]:
-    """Everything but what only type checkers read."""
+    """Everything except the code that only type checkers read."""
     yield tree
     for node in ast.iter_child_nodes(tree):
         if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
@@ -591,7 +591,7 @@ NAMES_ITS_ERROR = (
 
 
 def test_nothing_that_runs_code_is_read_from_a_socket_or_a_file() -> None:
-    """BentoML, vLLM, SGLang and others unpickled what callers or their own workers' sockets gave them."""
+    """BentoML, vLLM, SGLang and others unpickled data from callers or from their own workers' sockets."""
     found = {**frontend(), **worker()}
     assert not breaking(found, RUNS_CODE, but=(*NAMES_ITS_ERROR, SHIMS))
     for name in NAMES_ITS_ERROR:

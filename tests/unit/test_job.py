@@ -1,4 +1,4 @@
-"""One request, one final status: every way through the table, and what its caller sees of it."""
+"""One request, one final status: every way through the table, and the caller's view of it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ts_frontend.job import (
 
 
 class Recording:
-    """An owner that writes down what it is told."""
+    """An owner that records its calls."""
 
     def __init__(self) -> None:
         self.released: list[Job] = []
@@ -325,7 +325,7 @@ class Body(bytearray):
 
 @pytest.fixture(scope="module")
 def frozen() -> Iterator[None]:
-    """The collector leaves alone what is there already, so that a collection takes no time."""
+    """The collector ignores the objects that already exist, so that a collection takes no time."""
     gc.collect()
     gc.freeze()
     yield
@@ -334,7 +334,7 @@ def frozen() -> Iterator[None]:
 
 @pytest.fixture
 def no_collector(frozen: None) -> Iterator[None]:
-    """What goes away meanwhile was in no cycle."""
+    """An object that goes away meanwhile was in no cycle."""
     gc.collect()
     gc.disable()
     try:
@@ -376,7 +376,7 @@ ENDINGS: dict[str, Callable[[Job], object]] = {
 @pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
 def test_a_failed_job_is_freed_as_soon_as_its_caller_has_its_error(no_collector, end, early, read, kind):
     async def call(job: Job) -> tuple[str, Code]:
-        """As the services do it: they take what they need from the error and let it go."""
+        """Handles an error as the services do: they take the needed parts and release it."""
         try:
             await read(job)
         except ServeError as error:

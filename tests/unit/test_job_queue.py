@@ -1,4 +1,4 @@
-"""Batches go to whoever is free, at once; what is dead never goes."""
+"""Batches go to free workers at once; ended requests never go."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ts_frontend.scheduling.queues import AHEAD_S, JobQueue
 
 
 class Taking:
-    """A worker that keeps what it takes; `busy` limits it to one batch, `ahead` lets it read one ahead."""
+    """A worker that keeps its batches; `busy` limits it to one batch, `ahead` lets it read one ahead."""
 
     def __init__(self, ahead: int = 0) -> None:
         self.batches: list[list[Job]] = []

@@ -145,7 +145,7 @@ def test_each_key_gets_what_it_would_get_piece_by_piece(given: list[Any], ends: 
 
 
 def link_of(ledger: Ledger) -> tuple[Link, socket.socket]:
-    """A link that nothing waits for, and the other end of its socket, which takes what it flushes."""
+    """A link without waiters, and the other end of its socket, which receives the flushed bytes."""
     ours, its = socket.socketpair()
     ours.setblocking(False)
     link = Link(its.detach())
@@ -154,7 +154,7 @@ def link_of(ledger: Ledger) -> tuple[Link, socket.socket]:
 
 
 def arrived(sock: socket.socket) -> bytes:
-    """What has been flushed since the last look."""
+    """The bytes that were flushed since the last call."""
     try:
         return sock.recv(1 << 20)
     except BlockingIOError:

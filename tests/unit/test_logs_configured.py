@@ -1,4 +1,4 @@
-"""log4j2 files of users: what of them is honoured, and which words say what isn't."""
+"""log4j2 files of users: their effect, and the warnings about unsupported parts."""
 
 from __future__ import annotations
 

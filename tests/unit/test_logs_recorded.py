@@ -79,7 +79,7 @@ def of_server(text: str) -> str:
 
 
 def of_handler(text: str) -> str:
-    """From what the worker had printed for it."""
+    """The output that the worker had printed for it."""
     match = read(r"(.*\|#hostname:[^,]+),requestID:(.*),timestamp:(\d+)", text)
     record = parse_record(f"[METRICS]{match[1]},{match[3]},{match[2]}".replace("|#hostname", "|#type:GAUGE|#hostname"))
     assert record is not None

@@ -1,4 +1,4 @@
-"""The registry: what is recorded, shown and logged in each mode."""
+"""The registry: the recorded, shown and logged metrics in each mode."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_the_prediction_time_is_found_as_handlers_metrics_are(auto_detect: bool)
 
 
 def recorded_registry() -> MetricsRegistry:
-    """What had happened to the recorded server."""
+    """Repeats the events of the recorded server."""
     metrics = registry(auto_detect=True)
     host = {
         "DiskUtilization": 36.0,

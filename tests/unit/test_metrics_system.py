@@ -1,4 +1,4 @@
-"""System metrics: what is sampled, what a command may print, GPUs through the driver's library."""
+"""System metrics: the samples, the output of a command, GPUs through the driver's library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torchserve migrate --check`: what is found in a deployment's directory, and what is said about it."""
+"""`torchserve migrate --check`: the files that it finds in a deployment's directory, and its findings."""
 
 from __future__ import annotations
 

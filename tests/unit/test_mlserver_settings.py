@@ -13,7 +13,7 @@ from ts_frontend.errors import InvalidArgument
 
 
 def values(settings: dict[str, Any], **environ: str) -> dict[str, str]:
-    """Without what stands for nothing said: all models are loaded."""
+    """The settings without `load_models`, which is checked: by default all models are loaded."""
     found = read(json.dumps(settings), environ).values
     assert found.pop("load_models", None) == (None if settings.get("load_models_at_startup") is False else "all")
     return found

@@ -1,4 +1,4 @@
-"""The model of `torchserve dev`: what its folder is taken for, which files are watched, and what its author is told."""
+"""The model of `torchserve dev`: the kind of its folder, the watched files, and the messages for its author."""
 
 from __future__ import annotations
 

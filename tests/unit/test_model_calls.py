@@ -1,4 +1,4 @@
-"""What models ask of their server: limits, cancels, credit, and what becomes of a call that nobody answers."""
+"""Calls of models to their server: limits, cancels, credit, and calls without an answer."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_nothing_is_sent_ahead_to_a_worker_that_waits_for_others() -> None:
 
 
 class Lone:
-    """A model without workers: what is asked of it waits."""
+    """A model without workers: its requests wait."""
 
     name = "b"
     stateful = ready = has_priorities = False

@@ -1,4 +1,4 @@
-"""What commands of Dynamo and MAX are as words of `torchserve`."""
+"""The commands of Dynamo and MAX as commands of `torchserve`."""
 
 from __future__ import annotations
 

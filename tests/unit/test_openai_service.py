@@ -53,7 +53,7 @@ def echo(job: Job) -> None:
 
 
 def spoken(job: Job) -> None:
-    """What a handler that speaks the API answers: what it was given."""
+    """The answer of a handler that speaks the API: its input."""
     (given,) = job.inputs
     answer = {
         "type": given.content_type,
@@ -92,7 +92,7 @@ def service(model: Any) -> tuple[HttpOpenAI, Registry]:
 
 
 async def answered(played: Any, **body: Any) -> tuple[int, Any]:
-    """Status and what the body says, in OpenAI's form where it is an error."""
+    """The status and the content of the body, which for an error has OpenAI's form."""
     try:
         answer = await service(played)[0].completion(Client(**body).request)
     except ServeError as error:
@@ -107,7 +107,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 
 def test_a_model_that_loads_is_waited_for() -> None:
-    """What its handler takes is known only then."""
+    """The input of its handler is known only after the load."""
 
     async def scenario() -> None:
         model = Played(spoken, loading=True)

@@ -1,4 +1,4 @@
-"""OpenMetrics: who gets it, what its lines are, and which requests are its examples."""
+"""OpenMetrics: its clients, its lines, and the requests that become exemplars."""
 
 from __future__ import annotations
 

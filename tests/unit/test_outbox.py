@@ -15,7 +15,7 @@ LARGE = FRAME_BYTES_MAX * 3
 
 
 def write(outbox, take=1 << 30):
-    """What a socket that takes `take` bytes per call gets."""
+    """The bytes that reach a socket which accepts `take` bytes per call."""
     out = []
     while outbox:
         data = b"".join(outbox.buffers())

@@ -1,4 +1,4 @@
-"""What setup.cfg lists is what the tree holds."""
+"""The lists in setup.cfg agree with the tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Path templates: what Starlette's regular expressions say, in bounded time."""
+"""Path templates match like Starlette's regular expressions, but in bounded time."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ Behaviour = Callable[[bytes, Any], bytes]
 
 
 class Server:
-    """Answers what `behaviour` returns, and counts the calls that it works on."""
+    """Answers with the result of `behaviour`, and counts the calls in progress."""
 
     def __init__(self, behaviour: Behaviour, port: int = 0, pair: Any = None, **options: Any) -> None:
         self.seen, self._pool = 0, ThreadPoolExecutor(16)

@@ -26,7 +26,7 @@ NAMES = ("inference", "management")
 
 
 def compile_protos(include: Path, prefix: str, out: Path) -> None:
-    """What a user of TorchServe does with its files."""
+    """Compiles proto files as a user of TorchServe does."""
     well_known = Path(protoc.__file__).parent / "_proto"
     googleapis = Path(status_pb2.__file__).parents[2]
     flags = [f"-I{include}", f"-I{well_known}", f"-I{googleapis}", f"--python_out={out}", f"--grpc_python_out={out}"]

@@ -1,4 +1,4 @@
-"""What queues accept, and how much a worker takes: tickets, bursts, capacities, requests that fit no message."""
+"""The limits of queues and workers: tickets, bursts, capacities, requests that fit no message."""
 
 from __future__ import annotations
 

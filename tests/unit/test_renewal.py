@@ -1,4 +1,4 @@
-"""New source of a loaded handler: what still counts of its load, and its new code."""
+"""New source of a loaded handler: the results of its load that stay, and its new code."""
 
 from __future__ import annotations
 

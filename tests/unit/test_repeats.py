@@ -78,7 +78,7 @@ def finished(jobs: list[Job], ledger: Ledger) -> None:
 
 
 async def settled(jobs: list[Job], batch: Predict) -> None:
-    """Waits until what the worker said of a batch has come."""
+    """Waits until the worker's messages about a batch have arrived."""
     ids = [item.job_id for item in batch.items]
     await until_async(lambda: all(job.state is not JobState.SENT for job in jobs if job.id in ids))
 

@@ -1,4 +1,4 @@
-"""Triton's model repositories: config.pbtxt, versions, and what they become."""
+"""Triton's model repositories: config.pbtxt, versions, and the resulting models."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ optimization { cuda { graphs: false } }
 def test_fields_without_effect_are_named_when_a_model_is_loaded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each once, also for several versions; what is set to its default is not."""
+    """Each field is named once, also for several versions; a field with its default value is not."""
     formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
     path = model(tmp_path, "version_policy { all {} }" + UNUSED, ("1", "2"), "m")
     formats.open_versions(ModelFiles(path, path))

@@ -30,7 +30,7 @@ from ts.service import PredictionException
 
 
 def pushed(ledger):
-    """What is in the outbox, decoded."""
+    """The content of the outbox, decoded."""
     from ts.protocol.decoder import decode_bytes
 
     data = b""
@@ -495,7 +495,7 @@ def test_a_whole_answer_that_takes_the_short_way_is_the_same(taken, credit, limi
 
 
 def handled(kind, items, decode, result, looks):
-    """The handler's view of a batch, and what is sent for this result (None: the rows themselves)."""
+    """The handler's view of a batch, and the messages for this result (None: the rows themselves)."""
     with link_without_frontend() as link:
         mine = context()
         link.ledger.receive(Predict(1, items))

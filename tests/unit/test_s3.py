@@ -1,4 +1,4 @@
-"""Models from S3, without one: what a URL names, and what happens when nothing comes. With a server that speaks S3:
+"""Models from S3, without a server: the meaning of URLs, and servers that send nothing. With a server that speaks S3:
 tests/e2e/clients/test_s3_models.py."""
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Simulation:
         self.changes: list[tuple[float, int, int]] = []
 
     def _pass(self, until_s: float) -> None:
-        """Lets what ends or becomes ready by then do so, and gives workers what waits."""
+        """Lets requests end and workers become ready until then, and gives the waiting requests to workers."""
         while True:
             next_s = min(self.ends[0] if self.ends else math.inf, self.starts[0] if self.starts else math.inf)
             at_s = min(next_s, until_s)

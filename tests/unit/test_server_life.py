@@ -75,7 +75,7 @@ class BrokenFails(Stage):
 
 
 class Life:
-    """A server with the model `m` in its store, and what it reports. The next one in the same directory is its
+    """A server with the model `m` in its store, and its reports. The next one in the same directory is its
     restart."""
 
     def __init__(self, directory: Path, stage: Stage, clock: Clock | None = None, **settings: str) -> None:

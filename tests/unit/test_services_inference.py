@@ -26,7 +26,7 @@ SERVICE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService"
 
 
 class PlayedModel:
-    """Hands every job to `play`, which delivers what a worker would."""
+    """Passes every job to `play`, which delivers pieces in place of a worker."""
 
     def __init__(self, play: Play) -> None:
         self.play = play

@@ -1,4 +1,4 @@
-"""The management service over a manager that writes down what it is asked."""
+"""The management service over a manager that records its calls."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ usual = st.builds(
 
 
 def read(reader: predictions.PredictionReader, data: bytes) -> object:
-    """What a reader gives, as the whole way gives it, or the refusal."""
+    """The result of a reader, or the text of its refusal."""
     try:
         return reader.parse("/m", data)
     except InvalidArgument as error:

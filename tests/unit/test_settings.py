@@ -1,4 +1,4 @@
-"""Which source of a setting wins, what is refused, what is only warned about."""
+"""The precedence of a setting's sources, refusals, warnings."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_models_on_demand() -> None:
 
 
 class Recording(dict[str, Any]):
-    """A configuration that remembers what it was asked for."""
+    """A configuration that remembers which settings were read."""
 
     def __init__(self) -> None:
         super().__init__(parallelType="tp")

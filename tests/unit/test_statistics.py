@@ -1,4 +1,4 @@
-"""What a model version's statistics say of their parts."""
+"""The statistics of a model version, and their parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a register call's url to a file: what may be used, what is copied, what stays behind when it goes wrong."""
+"""From a register call's url to a file: the allowed sources, the copies, and the files left by a failure."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Body(bytearray):
 
 
 class Worker:
-    """Has every job of a stream, and writes down what it is told of them."""
+    """Keeps every job of a stream, and records the events."""
 
     def __init__(self) -> None:
         self.released: list[Job] = []
@@ -304,7 +304,7 @@ def test_so_many_bytes_are_read_ahead_and_a_larger_request_alone(in_turn: bool) 
 
 
 def test_a_slow_reader_slows_its_producers() -> None:
-    """What its jobs are given credit for is what may wait for it, and a piece that is being handed over."""
+    """The credit of its jobs is the amount that may wait for the reader, plus the pieces being passed on."""
 
     async def scenario() -> None:
         talk = Talk()
@@ -549,7 +549,7 @@ def test_closing_between_two_answers_ends_everything_before_it_returns() -> None
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """What goes away meanwhile was in no cycle."""
+    """An object that goes away meanwhile was in no cycle."""
     gc.collect()
     gc.disable()
     try:
@@ -594,7 +594,7 @@ def test_a_streams_requests_are_freed_with_it(
     no_collector: None, options: dict[str, bool], end: Callable[[Talk, asyncio.Task[Any]], Awaitable[None]]
 ) -> None:
     async def call(talk: Talk) -> tuple[str, Code]:
-        """As the engines do it: what they need of an error is taken from it, and it is let go."""
+        """Handles an error as the engines do: they take the needed parts and release it."""
         try:
             async with contextlib.aclosing(talk.answers) as answers:
                 async for _ in answers:

@@ -1,4 +1,4 @@
-"""Tasks of the server that fail: each is seen, loops go on, and what depends on them isn't left waiting."""
+"""Tasks of the server that fail: each failure is seen, loops go on, and dependent requests aren't left waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of the tensor protocols: what is encoded is decoded, and nothing that a client sends does harm.
+"""Requests of the tensor protocols: encoded values are decoded again, and no bytes from a client do harm.
 
 Promises 001-21, 001-22 (bad tensors are told apart), and no request fails another one's.
 """

@@ -44,7 +44,7 @@ ODD = [
 
 
 def told(read: Callable[[bytes], Any], data: bytes) -> str:
-    """What reading gives, as text in which nan is nan and 1 isn't 1.0, or the error."""
+    """The result of reading, as text in which nan is nan and 1 isn't 1.0, or the error."""
     try:
         return repr(read(data))
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""The guard before gRPC methods: what it lets through, in which shape, and what methods then see."""
+"""The guard before gRPC methods: the calls that pass, their shapes, and the methods' view of them."""
 
 from __future__ import annotations
 

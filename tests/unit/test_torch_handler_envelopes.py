@@ -1,4 +1,4 @@
-"""Request envelopes: what the handler sees, and what goes back, for one request and for a batch."""
+"""Request envelopes: the handler's input and the answer, for one request and for a batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Answer = Callable[[list[Any]], Any]
 
 
 class Handler:
-    """Remembers what it was given; `answer` makes results of it."""
+    """A handler that remembers its input; `answer` makes results from it."""
 
     def __init__(self, answer: Answer = lambda rows: rows) -> None:
         self.seen: list[Any] = []

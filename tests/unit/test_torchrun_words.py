@@ -1,4 +1,4 @@
-"""The torchrun section of model-config.yaml and what becomes of it; which devices a worker of several gets."""
+"""The torchrun section of model-config.yaml and the resulting command; the devices of a worker with several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where traces go and what names them; what a collector that takes nothing costs."""
+"""The destination of traces and the settings for it; the cost of a collector that doesn't answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of handlers: what each call writes to standard output."""
+"""Metrics of handlers: the output of each call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What handlers import from `ts.utils.util`."""
+"""The names that handlers import from `ts.utils.util`."""
 
 from __future__ import annotations
 

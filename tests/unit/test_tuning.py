@@ -1,4 +1,4 @@
-"""`torchserve tune`: how load is measured, and what is shown and written."""
+"""`torchserve tune`: the measurement of load, the output, and the written settings."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def server(
 
 
 def run(surface: Surface, bounds: Bounds, space: Space = SPACE, start: Trial | None = None) -> tuple[Found, int]:
-    """What is found, and how many times was measured."""
+    """The result, and the number of measurements."""
     climb, measured = search(space, bounds, start), 0
     try:
         candidate = next(climb)
@@ -181,7 +181,7 @@ class Clock:
 
 
 def timed(surface: Surface, bounds: Bounds, space: Space, start: Trial, length: Length) -> tuple[Found, float]:
-    """What is found, and the time of the search in seconds."""
+    """The result, and the time of the search in seconds."""
     clock, trials = Clock(length), list[tuple[Trial, Measurement]]()
 
     def measure(trial: Trial) -> Measurement:

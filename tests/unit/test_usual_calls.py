@@ -1,4 +1,4 @@
-"""The short way of a usual gRPC call gives what the way of any call gives, whatever comes, and counts the same."""
+"""The short path of a usual gRPC call gives the same result as the general path, for any input, and counts the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADERS = [(b"content-type", b"application/grpc"), (b"te", b"trailers"), (b"user
 
 
 class Case(NamedTuple):
-    """What a client sends and how the method ends."""
+    """The client's messages, and the method's end."""
 
     bodies: Sequence[bytes]
     ends_apart: bool
@@ -85,7 +85,7 @@ class AnyWay(Exchange):
 
 
 async def events_of(case: Case, metrics: CallMetrics, kind: type[Exchange]) -> list[Any]:
-    """What the client gets, as one list; the body's pieces joined, as HTTP/2 leaves their cuts open."""
+    """The client's answer as one list; the body's pieces are joined, since HTTP/2 leaves their boundaries open."""
 
     async def run(call: Call, data: bytes) -> bytes:
         _, request_id = identified(call, RequestIds())

@@ -1,4 +1,4 @@
-"""Which files count as a model's weights without an archive, what runs them, and how a store of them is served."""
+"""The files that count as a model's weights without an archive, their adapters, and a store of them."""
 
 from __future__ import annotations
 

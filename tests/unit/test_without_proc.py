@@ -1,4 +1,4 @@
-"""Systems without Linux's /proc: what reads it goes on without, or says what is missing."""
+"""Systems without Linux's /proc: its readers go on without it, or name the missing file."""
 
 from __future__ import annotations
 

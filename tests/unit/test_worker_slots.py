@@ -191,7 +191,7 @@ def test_a_pool_closes_while_a_launch_ends_whose_cancellation_is_lost() -> None:
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said of worker 9000, its times left out."""
+    """The log lines about worker 9000, without their times."""
     found = [
         (one.levelname, one.getMessage()) for one in caplog.records if getattr(one, "source", "") == "W-9000-m_1.0"
     ]

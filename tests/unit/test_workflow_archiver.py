@@ -1,4 +1,4 @@
-"""torch-workflow-archiver: every option, what is refused, and the real command."""
+"""torch-workflow-archiver: every option, refusals, and the real command."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_torchserves_function_takes_arguments_and_a_manifest(src: Path) -> None:
 
 
 def test_the_steps_can_be_called_one_by_one(src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under TorchServe's names, as scripts and tests do; what comes out is an archive."""
+    """Called by TorchServe's names, as scripts and tests do; the result is an archive."""
     monkeypatch.setattr(tempfile, "tempdir", str(src))
     utils, where = WorkflowExportUtils, str(src)
     utils.validate_inputs("steps", where)

@@ -1,4 +1,4 @@
-"""One request's way through a graph: order, data, retries, timeouts, and what a failure or a cancel does."""
+"""One request's way through a graph: order, data, retries, timeouts, failures and cancels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workflow specifications: settings and where they come from, graphs, and what is refused."""
+"""Workflow specifications: settings and their sources, graphs, and refusals."""
 
 from __future__ import annotations
 

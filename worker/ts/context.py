@@ -22,7 +22,7 @@ SEQUENCE_KEYS = (
 )
 
 
-#: Held while processors are made, which several threads of one handler may ask for at once.
+#: Held while processors are made, since several threads of one handler may request them at once.
 _MAKING = threading.Lock()
 
 
@@ -191,7 +191,7 @@ class Context:
         """Accepts processors, or (as TorchServe does) a list of header dicts, from which it makes them."""
         self._processors = [one if isinstance(one, RequestProcessor) else RequestProcessor(one) for one in processors]
 
-    #: TorchServe's own name for them, which handlers reach for.
+    #: TorchServe's own name for them, which handlers use.
     _request_processor = request_processor
 
     @property

@@ -13,7 +13,7 @@ SIDE = 224
 
 
 def _seeded(*layers: nn.Module) -> nn.Module:
-    """Weights of one seed, whatever has drawn numbers before."""
+    """The network with weights of a fixed seed, whatever has drawn random numbers before."""
     generator = torch.Generator().manual_seed(0)
     net = nn.Sequential(*layers).eval()
     with torch.no_grad():
@@ -32,7 +32,7 @@ class Mlp:
         )
 
     def classes(self, bodies: Sequence[bytes]) -> list[int]:
-        """Of rows of WIDTH floats, each as bytes."""
+        """The classes of rows of WIDTH floats, each row as bytes."""
         rows = torch.frombuffer(bytearray(b"".join(bodies)), dtype=torch.float32).reshape(-1, WIDTH)
         with torch.inference_mode():
             return self.net(rows).argmax(1).tolist()
@@ -49,7 +49,7 @@ class Classifier:
         self.net = _seeded(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 1000))
 
     def classes(self, files: Sequence[bytes]) -> list[int]:
-        """Of images as files."""
+        """The classes of images, given as the bytes of files."""
         with torch.inference_mode():
             return self.net(torch.stack([self._pixels(bytes(file)) for file in files])).argmax(1).tolist()
 

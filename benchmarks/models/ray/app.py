@@ -1,4 +1,4 @@
-"""Ray Serve with the handlers that ours are compared with, on a cluster that runs already:
+"""Ray Serve with the counterparts of our handlers, on a cluster that already runs:
 
     python app.py ADDRESS HTTP_PORT GRPC_PORT
 
@@ -22,7 +22,7 @@ SERVICE = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
 
 
 def add_predictions_to_server(servicer: Any, server: Any) -> None:
-    """As generated code does. Ray Serve's proxies import it by its name: this folder is on their path."""
+    """Adds the service as generated code does. Ray Serve's proxies import this by name: the folder is on their path."""
     from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 
     predictions = grpc.unary_unary_rpc_method_handler(
@@ -36,8 +36,8 @@ def add_predictions_to_server(servicer: Any, server: Any) -> None:
 
 @serve.deployment(num_replicas=1, max_ongoing_requests=100, ray_actor_options={"num_cpus": 1})
 class Models:
-    """`five` takes 5 ms for a request, as a handler that computes does; `noop` none. It is pickled: messages, which
-    can't be, are imported where it runs."""
+    """The models: `five` takes 5 ms for a request, like a handler that computes, `noop` no time. The class is pickled;
+    messages can't be, and are imported where it runs."""
 
     def __init__(self) -> None:
         from ts_frontend.protos.inference_pb2 import PredictionResponse

@@ -89,7 +89,7 @@ def find_keys(token: str | None, file: Path | None, host: str) -> ClientKeys:
 PING_TIMEOUT_S = 10.0
 LIST_LIMIT = 100
 
-#: gRPC's messages when nobody listens, as opposed to a server that answers UNAVAILABLE.
+#: gRPC's messages when no server listens, as opposed to a server that answers UNAVAILABLE.
 _UNREACHED = ("failed to connect", "connection refused", "dns resolution failed", "name resolution", "no route to host")
 
 #: The beginning of a server's message to a call without a valid key, also of TorchServe's.
@@ -141,7 +141,7 @@ class Target:
 _NOT_GRPC, _OTHER_API = "received http2 header with status", "is unimplemented"
 
 
-#: Its first field is the request's ID, a text.
+#: The type of a RequestInfo, whose first field is the request's ID, a text.
 _REQUEST_INFO = "type.googleapis.com/google.rpc.RequestInfo"
 
 
@@ -174,7 +174,7 @@ def _failure(error: Any, address: str) -> CallFailed:
 
 
 def _where_logged(error: Any, details: str) -> str:
-    """The request's ID in the model's log, for a handler's error whose message doesn't have it."""
+    """A hint at the request's ID in the model's log, for a handler's error whose message doesn't have the ID."""
     status = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin", b"")
     for one in Status.FromString(status).details:
         if one.type_url == _REQUEST_INFO:
@@ -330,7 +330,7 @@ def wait_for_workers(
 ) -> Description:
     """Polls until exactly `count` workers are ready, and reports progress; returns the last description.
 
-    Ends early when another client asks for another number.
+    Ends early if another client sets another number.
 
     `known_failure`: the previous `lastWorkerFailure`; another one raises WorkersFailed. There is no timeout: the server
     ends a load that takes too long, and that is a failure.

@@ -44,7 +44,8 @@ def _names(client: Client) -> set[tuple[str, str]]:
 
 
 def register_model(client: Client, url: str, settings: dict[str, Any]) -> tuple[str, str, bool]:
-    """Registers without waiting for workers: name, version, and whether the archive asks for workers itself."""
+    """Registers without waiting for workers; returns the name, the version, and whether the archive sets a number of
+    workers itself."""
     before = _names(client)
     sentence = client.register(url, **settings)
     match = _REGISTERED.match(sentence)
@@ -58,8 +59,8 @@ def register_model(client: Client, url: str, settings: dict[str, Any]) -> tuple[
 
 
 DEFAULT_INPUT = "data"
-#: For an error about an unknown model: the seconds to wait for the server's list, how many models are read, and how
-#: many are named.
+#: Limits of an error about an unknown model: the seconds to wait for the server's list, the models that are read, and
+#: those that are named.
 LIST_TIMEOUT_S, NAMES_ASKED_MAX, NAMES_SHOWN_MAX = 3.0, 500, 10
 INTERRUPTED_STATUS = 130
 
@@ -176,7 +177,7 @@ def _run(body: Callable[..., None], target: Target, **kwargs: Any) -> None:
 
 
 def command(body: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options that say where the server is; its body gets a Client and `as_json`."""
+    """Gives a command the options for the server's address; its body gets a Client and `as_json`."""
 
     def run(
         host: str,
@@ -234,7 +235,7 @@ def commands() -> None:
 @commands.command()
 @command
 def ping(client: Client, as_json: bool) -> None:
-    """Ask whether the server is healthy; the exit status is 0 only then."""
+    """Check whether the server is healthy; the exit status is 0 only then."""
     health = client.ping()
     status = str(health.get("status"))
     if coloured():
@@ -289,7 +290,7 @@ def _register_options(body: Callable[..., None]) -> Callable[..., None]:
 @click.option("--wait/--no-wait", default=True, help="Wait until the workers are ready, or return at once.")
 @command
 def register(client: Client, url: str, initial_workers: int | None, wait: bool, as_json: bool, **settings: Any) -> None:
-    """Put an archive into service.
+    """Register an archive.
 
     URL is a name in the server's model store, or a file://, http:// or https:// URL that the server may use.
     """

@@ -74,7 +74,7 @@ def _parser() -> SettingsParser:
 
 
 def _told(console: bool, listening: Mapping[str, str]) -> None:
-    """Prints two more addresses for the author once the server listens."""
+    """Once the server listens, prints two further addresses for the author."""
     if console and "http_management" in listening:
         print(f"console and playground: {listening['http_management']}/", flush=True)
     if "http_inference" in listening:

@@ -55,7 +55,7 @@ def check(words: Sequence[str]) -> int:
     if not arguments.path.exists():
         print(f"torchserve check: {arguments.path} does not exist", file=sys.stderr)
         return NOT_UNDERSTOOD_STATUS
-    from ts_frontend.diagnosis import check as trial  # brings the whole server
+    from ts_frontend.diagnosis import check as trial  # imports the whole server
 
     try:
         config = settings(arguments)
@@ -79,7 +79,7 @@ def doctor(words: Sequence[str]) -> int:
     )
     add_setting_groups(parser, "flags of torchserve --start, whose effect is checked")
     arguments = parser.parse_args(words)
-    from ts_frontend.diagnosis.doctor import examine  # brings the whole server
+    from ts_frontend.diagnosis.doctor import examine  # imports the whole server
 
     try:
         report = examine(settings(arguments))
@@ -104,7 +104,7 @@ def migrate(words: Sequence[str]) -> int:
     if not arguments.deployment.is_dir():
         print(f"torchserve migrate: {arguments.deployment} is not a directory", file=sys.stderr)
         return NOT_UNDERSTOOD_STATUS
-    from ts_frontend.diagnosis import migrate as migration  # brings the whole server
+    from ts_frontend.diagnosis import migrate as migration  # imports the whole server
 
     return show(migration.migrate(arguments.deployment, _flags), arguments)
 

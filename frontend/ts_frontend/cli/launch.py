@@ -50,8 +50,8 @@ RIVALS = tuple(
 
 
 def rivals(path: Sequence[str] | None = None) -> list[str]:
-    """The installed ones of RIVALS, each with its version. `path`: the directories to look in, by default this
-    Python's. Only these names are looked up: listing all packages, as `torchserve doctor` does, takes longer."""
+    """The installed distributions among RIVALS, each with its version. `path`: the directories to look in, by default
+    this Python's. Only these names are looked up: listing all packages, as `torchserve doctor` does, takes longer."""
     found = []
     for name in RIVALS:
         places = list(sys.path if path is None else path)
@@ -114,7 +114,7 @@ def serve(
     ready_fd: int | None,
     told: Callable[[Mapping[str, str]], None] = lambda listening: None,
 ) -> int:
-    """Run the server until it ends; returns its exit code. `run` prints STARTED, and reports to a descriptor that it
+    """Run the server until it ends; returns its exit code. `run` prints STARTED, and reports to a descriptor, which it
     closes. Without a launcher's `ready_fd`, the report is printed here, and `told` gets the addresses.
     """
     if ready_fd is not None:
@@ -190,8 +190,8 @@ def start(
 
 def _console(config: ServerConfig) -> Path | None:
     """The file for output of a server without console_log that isn't in its logs: tracebacks, messages of C libraries.
-    None: this process's standard output, also if that file can't be written, unless it is a pipe, whose reader waits
-    for the server's end."""
+    None: this process's standard output, also if the file can't be written. A pipe is not used, since its reader
+    would wait for the server's end."""
     if config.console_log:
         return None
     file = config.log_location / CONSOLE_FILE
@@ -207,7 +207,7 @@ def _console(config: ServerConfig) -> Path | None:
 
 
 def _spawn(command: Sequence[str], write: int, output: IO[str] | None) -> subprocess.Popen[bytes]:
-    """Detached: in a new session, with empty standard input."""
+    """Starts the server detached: in a new session, with an empty standard input."""
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

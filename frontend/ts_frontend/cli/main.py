@@ -236,7 +236,7 @@ def _passing() -> str:
         return "terminal"
     try:
         mode = os.fstat(sys.stdout.fileno()).st_mode
-    except (OSError, ValueError):  # closed, or no file at all
+    except (OSError, ValueError):  # closed, or not a file
         return ""
     return "pipe" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else ""
 
@@ -279,8 +279,8 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
 
 
 def _client() -> Any:
-    """The commands that talk to a running server; imported only when needed, with the gRPC client."""
-    import_module("ts_frontend.cli.tune")  # adds its own to the others
+    """The commands for a running server; imported only when needed, with the gRPC client."""
+    import_module("ts_frontend.cli.tune")  # adds its command to the others
     return import_module("ts_frontend.cli.operating").commands
 
 

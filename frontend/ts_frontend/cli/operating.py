@@ -107,8 +107,8 @@ def top(server: ManagementUrl, once: bool, sort: str, only: str) -> None:
 
 
 def _going_on(server: ManagementUrl) -> Iterator[tuple[str, Any]]:
-    """The events, over as many connections as it takes, since the server ends a stream now and then. Raises CallFailed
-    when the server can't be reached."""
+    """The events, over as many connections as needed, since the server ends a stream now and then. Raises CallFailed
+    if the server can't be reached."""
     while True:
         yield from server.events()
         time.sleep(AGAIN_S)
@@ -118,7 +118,7 @@ def _going_on(server: ManagementUrl) -> Iterator[tuple[str, Any]]:
 
 
 class WorkerLines:
-    """The last lines of a server's workers, and which of them were shown."""
+    """The last lines of a server's workers, and the ones that were already shown."""
 
     def __init__(self, server: ManagementUrl, name: str | None) -> None:
         self._server, self._name = server, name
@@ -136,7 +136,7 @@ class WorkerLines:
         return found
 
     def news(self) -> Iterator[str]:
-        """Yields the lines that weren't shown yet, grouped by worker: `MODEL VERSION WORKER | LINE`."""
+        """Yields the lines that haven't been shown yet, grouped by worker: `MODEL VERSION WORKER | LINE`."""
         for model in self.models():
             where = f"{model['name']} {model['version']}"
             failure = model.get("lastFailure")

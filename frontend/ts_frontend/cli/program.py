@@ -100,8 +100,8 @@ def _run(config: ServerConfig, ready_fd: int | None) -> int:
 
 
 def for_program(config: ServerConfig, *, imports_torch: bool) -> ServerConfig:
-    """The configuration, without the import of torch before the workers' start if only the program is served, it has
-    come to its server's start without torch, and nobody has said otherwise."""
+    """The configuration. torch isn't imported before the workers' start if only the program is served, if it has
+    reached its server's start without torch, and unless a setting says otherwise."""
     alone = not (config.load_models or config.model_repository)
     if imports_torch or not alone or "preload_torch" in config.sources:
         return config

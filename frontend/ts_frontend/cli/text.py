@@ -9,7 +9,7 @@ from typing import Any
 
 from ts_frontend.cli.client import count_ready
 
-#: Settings that are shown only when they are set.
+#: The settings that are shown only if they are set.
 _QUIET = frozenset({None, "", 0})
 #: The longest state in a table: `describe` and JSON have the whole text.
 STATE_CHARS_MAX = 80

@@ -14,14 +14,14 @@ from rich.text import Text
 from ts_frontend.cli.text import fits, natural
 
 BARS = "▁▂▃▄▅▆▇█"
-#: Samples of a sparkline.
+#: The number of samples in a sparkline.
 PAST_MAX = 40
 STYLES = {"ready": "green", "loading": "yellow", "failing": "bold red", "stopped": "dim", "given up": "bold red"}
 _HEAD = ("MODEL", "VERSION", "STATUS", "WORKERS", "CALLS/S", "", "P50", "P95", "P99", "WAITING", "RUNNING", "BATCH")
-#: Columns that narrow terminals leave out, in this order; a model's name is cut before that to NAME_MIN characters.
+#: The columns that narrow terminals leave out, in this order; before that, names are cut to NAME_MIN characters.
 _DISPENSABLE = ("", "BATCH", "P99", "P50", "RUNNING", "VERSION", "STATUS", "WAITING", "WORKERS")
 NAME_MIN = 14
-#: Lines of `shown` besides the models and the summary.
+#: The number of lines in `shown` besides the models and the summary.
 FRAME_LINES = 5
 GIB = 1 << 30
 
@@ -81,7 +81,7 @@ class Board:
                 del self._past[key]
 
     def rows(self, sort: str = "name", only: str = "") -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        """The models whose name has `only` in it, each with its latest numbers, ordered by name, rate, p95
+        """The models whose names contain `only`, each with its latest numbers, ordered by name, rate, p95
         or queue."""
         models = [model for model in self.models if fits(model["name"], only)]
         found = [(model, self._rows.get(model["key"], {})) for model in models]

@@ -46,7 +46,7 @@ def space(batch_max: int, workers_max: int, in_flight_max: int) -> Space:
 
 
 def _doubled(most: int) -> tuple[int, ...]:
-    """1, 2, 4, … and the most."""
+    """The powers of two below `most`, and `most`."""
     return (*(1 << power for power in range(most.bit_length()) if 1 << power < most), most)
 
 
@@ -66,7 +66,7 @@ class Copy:
         self._batching: tuple[int, int] | None = None
 
     def try_out(self, trial: Trial, best_per_s: float = 0.0) -> Measurement:
-        """Measures a trial; shorter if it is far below `best_per_s`, the best answers a second so far."""
+        """Measures a trial, for a shorter time if it is far below `best_per_s`, the best answers a second so far."""
         try:
             self._set(trial)
             found = asyncio.run(self._load(trial.concurrency, best_per_s))

@@ -17,7 +17,7 @@ from ts_frontend.config.keys import KeyKind
 from ts_frontend.diagnosis.asking import why_unanswered
 
 EVENTS = "/console/events"
-#: Events come at least every half second; after this time in seconds the server counts as gone.
+#: The seconds without an event after which the server counts as gone; events come at least every half second.
 SILENCE_S_MAX = 30.0
 #: The longest line of an event: the state of a thousand models.
 LINE_BYTES_MAX = 64 << 20
@@ -87,7 +87,7 @@ class ManagementUrl:
                     yield name, json.loads(rest)
 
     def worker_lines(self, model: str, version: str, worker_id: str) -> list[str]:
-        """The last lines that a worker printed, up to a hundred; none of one that is gone. Raises CallFailed."""
+        """The last lines that a worker printed, up to a hundred; none if the worker is gone. Raises CallFailed."""
         words = (quote(word, safe="") for word in (model, version, "workers", worker_id))
         try:
             with self.get("/models/" + "/".join(words) + "/log") as answer:

@@ -126,7 +126,7 @@ class ServerConfig:
         whole(1), None, "age in ms at which a gRPC connection is asked to close; not set: no limit"
     )
     grpc_inference_max_connection_age_grace_ms: int | None = _row(
-        whole(0), None, "ms that its calls may still take; not set: no limit"
+        whole(0), None, "ms for which its calls may still run; not set: no limit"
     )
     grpc_management_max_connection_age_ms: int | None = _row(whole(1), None, "the same age for gRPC management")
     grpc_management_max_connection_age_grace_ms: int | None = _row(whole(0), None, "the same time for gRPC management")
@@ -278,18 +278,18 @@ class ServerConfig:
     dev_model: Path | None = _own(
         PATH,
         None,
-        "handler, model folder or archive to serve in place, and again after each save of its files; as "
+        "handler, model folder or archive to serve in place and to reload after each save of its files; "
         "`torchserve dev` sets it",
         restored=False,
     )
     debugpy_port: int = _own(
-        whole(), 0, "port of this machine where debuggers connect to the worker of `dev_model`; 0: none", restored=False
+        whole(), 0, "port of this machine for debuggers of the worker of `dev_model`; 0: none", restored=False
     )
     debug_errors: bool | None = _own(
         BOOLEAN,
         None,
-        "true: the answer to a request whose handler raised has the exception, its file and line; false: the request "
-        "ID; not set: true if every inference and management address is loopback",
+        "true: the answer of a handler that raised has the exception, its file and line; false: the request ID; "
+        "not set: true if every inference and management address is loopback",
     )
     profile: str | None = _own(
         choice(*PROFILES),
@@ -409,7 +409,7 @@ class ServerConfig:
         BOOLEAN,
         False,
         "true: every batch that isn't full waits for `maxBatchDelay`, as in TorchServe; false: an idle worker takes a "
-        "request without recent company at once",
+        "request at once if no others came shortly before it",
     )
     stream_credit_bytes: int = _own(
         whole(65_536), 262_144, "bytes that a stream may be ahead of its reader before its handler waits"
@@ -464,11 +464,9 @@ class ServerConfig:
     model_keep_alive_s: float = _own(
         number(), 300.0, "seconds without requests after which a model on demand is unloaded; 0: never"
     )
-    model_memory_max: int = _own(
-        whole(), 0, "bytes of memory that all models on demand may use together; 0: any number"
-    )
+    model_memory_max: int = _own(whole(), 0, "bytes of memory that all models on demand may use together; 0: no limit")
     model_gpu_memory_max: int = _own(
-        whole(), 0, "bytes of memory on GPUs that all models on demand may use together; 0: any number"
+        whole(), 0, "bytes of memory on GPUs that all models on demand may use together; 0: no limit"
     )
     exit_on_error: bool = _own(
         BOOLEAN,
@@ -537,8 +535,8 @@ class ServerConfig:
     write_timeout_s: float = _own(
         number(),
         120.0,
-        "seconds for which a client may take nothing of its answer before it is disconnected and its request cancelled;"
-        " 0: any time",
+        "seconds for which a client may read nothing of its answer before it is disconnected and its request cancelled;"
+        " 0: no limit",
     )
     token_path: Path | None = _own(
         PATH,
@@ -563,7 +561,7 @@ class ServerConfig:
         "seconds for which an old key stays valid after `/token` has made a new one; 0: none, as in TorchServe",
     )
     drain_grace_s: float = _own(
-        number(), 0.0, "seconds for which a stopping server still serves, but is not ready any more, before it drains"
+        number(), 0.0, "seconds for which a stopping server still serves, though no longer ready, before it drains"
     )
     drain_timeout_s: float = _own(number(), 30.0, "seconds in which accepted requests must end when the server stops")
     worker_kill_grace_s: float = _own(

@@ -24,7 +24,7 @@ from ts_frontend.tasks import watched
 from ts_frontend.telemetry.metrics.gpus import Gpus
 from ts_frontend.workers.memory import WorkerMemory
 
-#: Seconds without an announced change after which the state is sent once more.
+#: Seconds without an announced change after which the state is sent again.
 STATE_S = 2.0
 #: Changes within this time are sent together.
 GAP_S = 0.1

@@ -1,4 +1,4 @@
-"""Calls to any running server, over HTTP and gRPC, and its answers as data: the form of the recorded exchanges.
+"""Calls to any running server over HTTP and gRPC; the answers are data, in the format of the recorded exchanges.
 
 A call is `{"http": "GET /ping", …}` or `{"grpc": "/package.Service/Method", …}`; an answer `{"status", "headers"}` with
 `json`, `text` or `events`, or `{"code"}` with `base64` (of one whole message), `message`,
@@ -30,9 +30,9 @@ Reply: TypeAlias = "dict[str, Any]"
 
 #: The package of TorchServe's Open Inference service; its messages are those of `inference`.
 _TORCHSERVE_OIP = "org.pytorch.serve.grpc.openinference"
-#: Importing them puts their messages into the pool.
+#: The modules whose import puts their messages into the pool.
 _SERVICES = (_OPEN_INFERENCE, inference_pb2.DESCRIPTOR, management_pb2.DESCRIPTOR)
-#: Bytes of an answer that are read; a longer one counts as text.
+#: The most bytes of an answer that are read; a longer answer counts as text.
 ANSWER_BYTES_MAX = 64 << 20
 _GRPC_OPTIONS = (
     ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
@@ -52,7 +52,7 @@ _NO_TLS = ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF", "RECORD_LAYER_FAILURE", "HT
 
 
 def why_unanswered(error: OSError | http.client.HTTPException) -> str:
-    """Why an HTTP request got no answer, for people."""
+    """The reason why an HTTP request got no answer, for people."""
     if isinstance(error, http.client.BadStatusLine) and str(error).startswith(_TLS_ALERT):
         return "it speaks TLS: write https:// instead of http://"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -64,8 +64,8 @@ def why_unanswered(error: OSError | http.client.HTTPException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a server's APIs are. `addresses`: by the place's name (`inference`, `management`, `metrics`: a URL; `grpc`,
-    `grpc_management`: HOST:PORT); a place without an address is not asked. `tokens`: the key for a place, if any.
+    """The addresses of a server's APIs. `addresses`: by the place's name (`inference`, `management`, `metrics`: a URL;
+    `grpc`, `grpc_management`: HOST:PORT); a place without an address is skipped. `tokens`: the key for a place, if any.
     `ca_file`: PEM file of the authority for TLS, which gRPC then speaks."""
 
     addresses: Mapping[str, str]
@@ -158,13 +158,13 @@ class Asker:
 
 
 def _is_answer(error: Any) -> bool:
-    """Whether the server itself gave this status: then its text doesn't mention a connection."""
+    """Whether the status is the server's own: the text of such a status doesn't mention a connection."""
     details = (error.details() or "").lower()
     return not any(word in details for word in ("connect", "dns", "resol", "deadline exceeded", "socket"))
 
 
 def _method(path: str) -> MethodDescriptor | None:
-    """The method with its messages; None for a service whose messages aren't known: bytes go and come."""
+    """The method with its messages; None for a service with unknown messages, whose calls carry bytes."""
     service, name = path.removeprefix("/").split("/")
     package, _, own = service.rpartition(".")
     package = "inference" if package == _TORCHSERVE_OIP else package
@@ -186,7 +186,7 @@ def _decoded(method: MethodDescriptor, data: bytes) -> Any:
 
 
 def _body(call: Call) -> tuple[bytes | None, str]:
-    """The body of a call over HTTP, and its type, "" for none."""
+    """The body of a call over HTTP, and its content type ("" for none)."""
     if "json" in call:
         return json.dumps(call["json"], ensure_ascii=False).encode(), "application/json"
     if "text" in call:

@@ -37,18 +37,18 @@ from ts_frontend.telemetry.logging.logs import setup_logs
 from ts_frontend.workers.failures import StartFailed
 from ts_frontend.workers.limits import available_bytes
 
-#: Requests of the batch that a model with batches gets.
+#: The number of requests in the batch for a model with batches.
 BATCH_MAX = 4
 ANSWER_CHARS_MAX = 80
-#: A load that takes more than this part of the startup timeout is reported.
+#: The part of the startup timeout beyond which a load is reported.
 SLOW_LOAD_PART = 0.5
-#: A model's files that are counted for the report.
+#: The most files of a model that are counted for the report.
 FILES_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """A request to send: `name` for the report, and its body, with its type ("" for none)."""
+    """A request to send: its `name` in the report, its body, and the content type ("" for none)."""
 
     name: str
     data: bytes
@@ -60,7 +60,7 @@ class SampleRequest:
         return SampleRequest(path.name, path.read_bytes(), mimetypes.guess_type(path.name)[0] or "")
 
     def inputs(self, model: Model) -> list[Input]:
-        """As an HTTP client would send it: a tensor request to a model of another server, else the body."""
+        """The inputs as an HTTP client would send them: tensors to a model of another server, else the body."""
         if model.takes_tensors and self.content_type == "application/json":
             return [Input("", "\0json", self.data)]
         return [Input("body", self.content_type, self.data)]
@@ -92,7 +92,7 @@ def check(path: Path, config: ServerConfig, samples: Sequence[SampleRequest] = (
 
 
 def _apart(path: Path, config: ServerConfig, directory: Path) -> ServerConfig:
-    """The settings for a trial: it writes to `directory` alone, and serves no other models."""
+    """The settings for a trial, which writes only to `directory` and serves no other models."""
     store = path if path.is_dir() else config.model_store or path.absolute().parent
     return replace(
         config,
@@ -114,7 +114,7 @@ def _apart(path: Path, config: ServerConfig, directory: Path) -> ServerConfig:
 
 
 def _settings(report: Report, config: ServerConfig) -> None:
-    """Adds the faults of the settings."""
+    """Adds the faults in the settings."""
     found = Section("settings", counted=False)
     for note in config.notes:
         if note.level >= logging.WARNING:
@@ -338,7 +338,7 @@ def _refuses_samples(model: Model) -> bool:
 
 
 async def _failure(job: Job) -> str | None:
-    """Why a request failed, None if it was answered."""
+    """The reason why a request failed, None if it was answered."""
     try:
         await job.result()
     except ServeError as error:
@@ -349,7 +349,7 @@ async def _failure(job: Job) -> str | None:
 
 
 def _told(error: ServeError) -> str:
-    """An error as clients see it."""
+    """The text of an error, as clients see it."""
     return f"HTTP {error.http_status}, gRPC {error.code.name}: {error.message}"
 
 
@@ -363,7 +363,7 @@ def _short(answer: bytes) -> str:
 
 
 def _measured(directory: Path) -> tuple[int, int]:
-    """Files of a model, and their size in bytes."""
+    """The number of a model's files, and their size in bytes."""
     count = total_bytes = 0
     for folder, _, names in os.walk(directory):
         for name in names:

@@ -1,9 +1,9 @@
 """Compares a running server's answers with each dialect's promises: `promises.json`, one table of exchanges.
 
 For each dialect the table has calls with the recorded answers of its own server, reduced to the parts that clients
-may rely on. The first calls of a dialect, whose `sign` is set, tell whether the server speaks it at all: without one of
-them it doesn't. In a pattern words in `<…>` stand for any value of a kind, a list of one pattern for a list of such, an
-object for one that has these members and maybe more; `<json>` is for a text that is JSON, `<one of>` for a choice.
+may rely on. The first calls of a dialect have `sign` set: a server that fails one of them doesn't speak the dialect.
+In a pattern, a word in `<…>` stands for any value of a kind, a list of one pattern for any list of such values, and an
+object for any object with these members; `<json>` stands for a JSON text, `<one of>` for a choice.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "<list>": (list,),
     "<object>": (dict,),
 }
-#: Characters shown of an answer that differs.
+#: The most characters shown of an answer that differs.
 SHOWN_CHARS_MAX = 160
-#: Differences named for one answer.
+#: The most differences named for one answer.
 DIFFERENCES_MAX = 4
 PLACES = {
     "inference": "URL",
@@ -56,8 +56,8 @@ class Support(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One call of a dialect. `call`: with variables; `answer`: the pattern of what comes. `keep`: variables
-    taken from its answer, with their paths in it. `recorded`: the recording that it comes from."""
+    """One call of a dialect. `call`: with variables; `answer`: the pattern of the answer. `keep`: variables
+    taken from the answer, with their paths in it. `recorded`: the recording that the call comes from."""
 
     name: str
     place: str
@@ -79,7 +79,7 @@ class Dialect:
 
 @cache
 def dialects() -> tuple[Dialect, ...]:
-    """The table."""
+    """The dialects of the table, with their calls."""
     rows = json.loads(resources.files(__package__).joinpath("promises.json").read_text())
     return tuple(
         Dialect(
@@ -107,7 +107,7 @@ def _exchange(row: Mapping[str, Any], place: str) -> Promise:
 
 
 def variables_of(model: str | None, inputs: Sequence[Path]) -> dict[str, Any]:
-    """The values for the table's variables. The first input is the body of predictions; the first one of each
+    """The values for the table's variables. The first input is the body of predictions; the first input of each
     form (tensors, instances, a text) goes to the APIs that take that form.
 
     :raises OSError: an input can't be read.
@@ -141,7 +141,7 @@ def _forms(data: bytes) -> Iterator[tuple[str, Any]]:
 
 
 def _typed(tensor: Mapping[str, Any]) -> dict[str, Any]:
-    """A tensor of a JSON request as one of gRPC, its elements in the field of its datatype."""
+    """The tensor of a JSON request as a gRPC tensor, with its elements in the field of its datatype."""
     row = DATATYPES.get(tensor.get("datatype", ""))
     elements: list[Any] = list(_flat(tensor.get("data", [])))
     if row is not None and row.element is bytes:
@@ -159,9 +159,9 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def filled(value: Any, variables: Mapping[str, Any]) -> Any:
-    """The value with its variables' values. A text that is only a variable becomes its value, whatever that is.
+    """The value with its variables replaced. A text that is only a variable becomes that variable's value, of any type.
 
-    :raises KeyError: with the name of a variable that has none.
+    :raises KeyError: a variable has no value; the error has its name.
     """
     if isinstance(value, str):
         whole = _VARIABLE.fullmatch(value)
@@ -212,7 +212,7 @@ def differences(wanted: Any, found: Any, where: str = "") -> Iterator[str]:
 
 
 def _list_differences(wanted: list[Any], found: Any, where: str) -> Iterator[str]:
-    """A list's one pattern applies to each element; an empty list has no differences."""
+    """The differences in a list, whose one pattern applies to each element; an empty list has none."""
     if not isinstance(found, list):
         yield f"{where or 'the answer'} is not a list: {_shown(found)}"
         return
@@ -235,8 +235,8 @@ def _shown(value: Any) -> str:
 def conform(
     places: Places, variables: Mapping[str, Any], *, change: bool = False, demanded: Sequence[str] = ()
 ) -> Report:
-    """Asks a server the questions of each dialect, or of the demanded ones. `change`: also those that register and
-    scale, with the values that are there, so that they leave the server as it is.
+    """Makes the calls of each dialect, or of the demanded ones, to a server. `change`: also calls that register and
+    scale, with the present values, so that they leave the server as it is.
 
     :raises Unreachable: no server answers at the first address.
     """
@@ -254,7 +254,7 @@ def conform(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A call that was made. `call`: in a few words, as it was made."""
+    """A call that was made. `call`: a short description."""
 
     exchange: Promise
     call: str

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: Looked through: folders below the directory, files in all, and bytes of a file that is read.
+#: The limits of the search: folders below the directory, files in all, and bytes of a file.
 DEPTH_MAX = 4
 FILES_MAX = 20_000
 FILE_BYTES_MAX = 1 << 20
@@ -48,7 +48,7 @@ class Deployment:
         return next((one for one in self.files if one.name == name), None)
 
     def here(self, path: Path) -> Path | None:
-        """The place of a file that the deployment knows by another path, such as one of its container: that path, or
+        """The path of a file that the deployment names by another path, such as its container's: that path, or
         as many of its last parts as exist below the deployment's directory. None: not found."""
         whole = path if path.is_absolute() else self.root / path
         if whole.exists():
@@ -59,7 +59,7 @@ class Deployment:
         return found or (self.named(path.name) if path.name else None)
 
     def shown(self, path: Path) -> str:
-        """A path for the report: without the deployment's directory."""
+        """A path for the report, without the deployment's directory."""
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
 
 
@@ -95,7 +95,7 @@ def _is_script(path: Path) -> bool:
 
 
 def _logical_lines(path: Path) -> Iterator[Line]:
-    """Without comments, and with the lines joined that a backslash continues."""
+    """The lines without comments; lines that a backslash continues are joined."""
     try:
         text = path.read_bytes()[:FILE_BYTES_MAX].decode("utf-8", "replace")
     except OSError:

@@ -33,7 +33,7 @@ from ts_frontend.workers.limits import available_bytes
 from ts_frontend.workers.spawning import worker_env
 from ts_frontend.workers.supervisor import find_accelerators
 
-#: The import of torch, with the start of its CUDA.
+#: The longest time for importing torch and starting its CUDA.
 TORCH_S_MAX = 120.0
 #: Packages that a server with workers in a cluster needs besides its own.
 RAY = ("ray", "cryptography")
@@ -84,7 +84,7 @@ def _settings(section: Section, config: ServerConfig | None, problem: str) -> No
 
 
 def _without_traces(config: ServerConfig) -> ServerConfig:
-    """The settings to check the files that they name with: no directory is made, and none is needed yet."""
+    """The settings for the checks of the files that they name: no directory is made, and none is needed yet."""
     apart = config.work_dir is not None
     return replace(
         config,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import ts.version
 
 PACKAGE = Path(ts.version.__file__).parent
-#: Limits of an archive's modules: a larger one, or one more, isn't read.
+#: The largest module that is read, and the most modules of an archive.
 SOURCE_BYTES_MAX = 1 << 20
 SOURCES_MAX = 200
 #: Modules of TorchServe that exist only to say why they can't be used.
@@ -24,7 +24,7 @@ _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "
 
 
 class Missing(NamedTuple):
-    """A name that an import doesn't find: `module` alone, or `name` of it. `line` from 1."""
+    """A name that an import doesn't find: a `module`, or a `name` in it. `line` counts from 1."""
 
     file: str
     line: int
@@ -43,9 +43,9 @@ class _Import(NamedTuple):
 
 
 def missing(directory: Path) -> tuple[list[Missing], list[Missing]]:
-    """Of the modules in a folder: the names of `ts` that this server lacks, and the other modules that neither the
-    folder nor this Python has. Imports that a `try` provides for, or that a function makes, are left out of the
-    latter; those of a `try` out of both."""
+    """The missing names in the imports of a folder's modules: names of `ts` that this server lacks, and other modules
+    that neither the folder nor this Python has. Imports that a `try` provides for are left out; for other modules
+    than `ts`, so are imports inside functions."""
     lacking: list[Missing] = []
     others: dict[str, Missing] = {}
     for path in sorted(directory.rglob("*.py"))[:SOURCES_MAX]:
@@ -65,7 +65,7 @@ def missing(directory: Path) -> tuple[list[Missing], list[Missing]]:
 
 
 def _parsed(path: Path) -> ast.Module | None:
-    """None for a file that isn't Python, or is too large."""
+    """The syntax tree of a file; None if it isn't Python or is too large."""
     try:
         if path.stat().st_size > SOURCE_BYTES_MAX:
             return None
@@ -77,7 +77,7 @@ def _parsed(path: Path) -> ast.Module | None:
 
 
 def _imports(body: list[ast.stmt], *, eager: bool = False) -> Iterator[_Import]:
-    """The absolute imports of statements, and of those inside them. `eager`: not those in functions."""
+    """The absolute imports in statements and in the statements inside them. `eager`: without those in functions."""
     for node in body:
         if isinstance(node, ast.Import):
             yield from (_Import(one.name, "", node.lineno) for one in node.names)

@@ -22,7 +22,7 @@ _CONFIG_NAMES = ("model-config.yaml", "model_config.yaml", "model-config.yml", "
 
 def lint(section: Section, archive: Archive, config: ServerConfig, *, loads: bool) -> None:
     """Adds the faults in the files of one of TorchServe's archives. The files of other servers' models are read when
-    the server opens them. `loads`: a worker will load it, and report what it can't import."""
+    the server opens them. `loads`: a worker will load the archive, and report failed imports itself."""
     if archive.adapter:
         return
     _files(section, archive)
@@ -43,7 +43,7 @@ def _files(section: Section, archive: Archive) -> None:
 
 
 def _config_file(section: Section, archive: Archive) -> None:
-    """Adds a warning about a configuration that the manifest doesn't name, and that has no effect."""
+    """Adds a warning about a configuration that has no effect because the manifest doesn't name it."""
     if archive.config_file:
         if not (archive.dir / archive.config_file).exists():
             meant = _meant(archive.config_file, archive.dir)

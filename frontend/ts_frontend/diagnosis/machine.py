@@ -30,7 +30,7 @@ from ts_frontend.listeners.sockets import ListenFailed, listen
 OWN = "torchrelay"
 COMMANDS = ("torchserve", "torch-model-archiver", "torch-workflow-archiver")
 PACKAGES = ("ts", "model_archiver", "workflow_archiver")
-#: Below these a warning is given: open files (each client and worker takes some), free memory, free disk.
+#: The limits below which a warning is given: open files (each client and worker takes some), free memory, free disk.
 OPEN_FILES_MIN = 4096
 FREE_MEMORY_BYTES_MIN = 1 << 30
 FREE_DISK_BYTES_MIN = 2 << 30
@@ -68,7 +68,7 @@ def form(section: Section, *, compiled: bool) -> None:
 
 
 class Brought(NamedTuple):
-    """A distribution that is installed, with the commands and top-level packages that it brings."""
+    """An installed distribution, with its commands and top-level packages."""
 
     name: str
     commands: tuple[str, ...]
@@ -77,7 +77,7 @@ class Brought(NamedTuple):
 
 
 def installed() -> list[Brought]:
-    """All distributions of this Python that bring one of our commands or packages. Blocking."""
+    """All distributions of this Python that contain one of our commands or packages. Blocking."""
     found = []
     for one in importlib.metadata.distributions():
         commands = tuple(entry.name for entry in one.entry_points if entry.group == "console_scripts")

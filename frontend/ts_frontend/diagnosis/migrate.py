@@ -170,8 +170,8 @@ class _Migration:
             section.ok(about, f"{text}; it can stay")
 
     def _loaded(self, section: Section, entries: Sequence[properties.Property]) -> ServerConfig:
-        """The settings as a start would read them. A setting that it would refuse is reported as an error and left
-        out, so that the rest can be read."""
+        """The settings as a start would read them. A setting that the start would refuse is reported as an error and
+        left out, so that the rest can be read."""
         options = [Option("ncs", "true", "--ncs"), *self._options]
         where = self._ts_config.name if self._ts_config else "config.properties"
         given = [

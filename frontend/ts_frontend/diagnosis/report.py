@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-#: Lines shown below a finding, such as the last ones of a traceback.
+#: The most lines shown below a finding, such as the end of a traceback.
 DETAIL_LINES_MAX = 30
 
 
@@ -21,7 +21,8 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check: `about`, in a word, `text`, with what to do, and `detail`, lines below it."""
+    """The result of one check. `about`: its subject, in a word; `text`: the finding, with advice; `detail`: lines
+    below it."""
 
     severity: Severity
     about: str
@@ -40,7 +41,7 @@ class Finding:
 @dataclass(slots=True)
 class Section:
     """The findings about one subject, such as a model. `facts`: measured values, for programs, with their units in
-    their names. `counted`: it is one of the report's subjects."""
+    their names. `counted`: the section counts as one of the report's subjects."""
 
     title: str
     findings: list[Finding] = field(default_factory=list)
@@ -69,7 +70,7 @@ class Section:
 
 @dataclass(slots=True)
 class Report:
-    """`subject`: of a section, for the last line: model, area."""
+    """The findings in sections. `subject`: the word for a section in the last line (model, area)."""
 
     subject: str
     sections: list[Section] = field(default_factory=list)
@@ -102,7 +103,7 @@ class Report:
         }
 
     def text(self, *, quiet: bool = False) -> str:
-        """The report line by line; `quiet`: without what is in order."""
+        """The report line by line; `quiet`: only warnings and errors."""
         lines: list[str] = []
         for section in self.sections:
             shown = [one for one in section.findings if not (quiet and one.severity is Severity.OK)]

@@ -53,8 +53,8 @@ class PackedFiles:
         return self._whole
 
     def outline(self, stop: Stop | None = None) -> None:
-        """Unpacks what describes the model, and names the rest (`extract`). The sizes of files are those that the
-        archive tells. Raises as `unpack`."""
+        """Unpacks the files that describe the model, and names the others (`extract`). The sizes of files are those in
+        the archive's entries. Raises as `unpack`."""
         with self._lock:
             self._whole = self._unpacked(stop or self._removed, outline=True)
 

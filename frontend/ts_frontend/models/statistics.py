@@ -90,7 +90,7 @@ class Statistics:
 
 @dataclass(slots=True)
 class _Seen:
-    """What the sums of a batch's size were when they were last read."""
+    """The sums for a batch size as of the last read."""
 
     calls: float = 0
     answered: float = 0
@@ -139,7 +139,7 @@ class CountedBatches:
         self._recorder.loaded(worker_id, seconds)
 
     def spent(self, spent: Spent) -> None:
-        """Keeps what a worker that has ended spent on reading and writing tensors."""
+        """Keeps the time that an ended worker spent on reading and writing tensors."""
         self._spent = _added([self._spent, spent])
 
     def read(self, ledger: Ledger, working: Iterable[Spent] = ()) -> Statistics:
@@ -172,7 +172,7 @@ class CountedBatches:
         )
 
     def _share(self, seen: _Seen, calls: float, answered: float, parts: tuple[float, float]) -> None:
-        """Adds what has been read and written since the last look, by the share of answered requests since then. A
+        """Adds the tensors read and written since the last call, by the share of answered requests since then. A
         call that failed thus takes nothing away: clients take the sums for counters, which never fall."""
         share = (answered - seen.answered) / (calls - seen.calls) if calls > seen.calls else answered / calls
         read_s, written_s = max(parts[0], seen.read_s), max(parts[1], seen.written_s)

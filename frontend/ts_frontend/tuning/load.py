@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ts_frontend.tuning.search import Measurement
 
-#: The part of a measurement after which it ends early if it is far from the best.
+#: The part of a measurement after which it ends early if its result is far from the best.
 LOOK_PART, FAR_BELOW, FAR_ABOVE = 0.25, 0.7, 1.4
 #: Sends one request and returns when it is answered. Raises for any failure.
 Send = Callable[[int], Awaitable[None]]
@@ -43,7 +43,7 @@ class _Taken:
 
 
 async def measure(send: Send, concurrency: int, length: Length, best_per_s: float = 0.0) -> Measurement:
-    """Keeps `concurrency` requests in flight. A request that fails ends the measurement. The memory isn't measured.
+    """Measures with `concurrency` requests in flight; a failed request ends the measurement. Memory isn't measured.
     `best_per_s`: the answers a second of the best measurement so far."""
     taken, numbers = _Taken(), itertools.count()
     begun_s = time.perf_counter()
@@ -85,5 +85,5 @@ def summary(latencies_ms: Sequence[float], spent_s: float, failed: int = 0, erro
 
 
 def _share(ordered: Sequence[float], share: float) -> float:
-    """The quantile: the value that this share (0 to 1) of the ordered values doesn't exceed."""
+    """The quantile: the value that a `share` (0 to 1) of the ordered values doesn't exceed."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -2,7 +2,8 @@
 
 A new load (requests in flight) costs nothing, a new number of workers a scale call, a new batch size or delay a reload
 of the model. So each setting of the last three is measured at several loads, from a likely one up and down, as long as
-that brings more. The settings are changed one at a time, or batch size and workers together, from the best so far.
+the answers a second rise. The settings are changed one at a time, or batch size and workers together, from the best
+so far.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ class _Climb:
         return current
 
     def _shrink(self, current: Trial) -> Generator[Trial, Measurement, Trial]:
-        """The candidate with fewer workers, while that is as good."""
+        """The candidate with the fewest workers that is as good."""
         workers = self._space.workers
         while (index := workers.index(current.workers)) > 0 and not self._spent:
             found = yield from self._load(replace(current, workers=workers[index - 1]))
@@ -195,8 +196,8 @@ class _Climb:
         return self._seen[candidate]
 
     def _load(self, candidate: Trial, beside: Trial | None = None) -> Generator[Trial, Measurement, Trial]:
-        """The candidate at the best load for its settings: up from a likely one while that brings more, else down.
-        `beside`: the neighbour that it was reached from, at its best load."""
+        """The candidate at the best load for its settings: up from a likely load while the answers a second rise, else
+        down. `beside`: the neighbour from which it was reached, at its best load."""
         loads = self._space.concurrencies
         likely = candidate.batch_size * candidate.workers
         if beside is not None and beside.concurrency < beside.batch_size * beside.workers:
@@ -212,7 +213,7 @@ class _Climb:
             return (yield from self._most_load(candidate, index))
         for step in (1, -1):
             if step < 0 and self._far_below(first):
-                break  # fewer requests in flight don't bring so much
+                break  # fewer requests in flight can't close such a gap
             at, moved = index + step, False
             while 0 <= at < len(loads):
                 found = replace(candidate, concurrency=loads[at])
@@ -225,8 +226,8 @@ class _Climb:
         return best
 
     def _most_load(self, candidate: Trial, too_much: int) -> Generator[Trial, Measurement, Trial]:
-        """The candidate at the highest load that keeps the bound for p99, which the load with the index `too_much`
-        doesn't, or at the least. p99 rises with the load, so that each measurement halves what is left."""
+        """The candidate at the highest load that keeps the bound for p99, or at the lowest load. The load with the
+        index `too_much` exceeds the bound. p99 rises with the load, so each measurement halves the range."""
         loads = self._space.concurrencies
         enough = -1
         while too_much - enough > 1:
@@ -239,7 +240,7 @@ class _Climb:
         return replace(candidate, concurrency=loads[max(enough, 0)])
 
     def _far_below(self, found: Measurement) -> bool:
-        """Whether it is within the bounds, but far below the best of those."""
+        """Whether the measurement is within the bounds, but far below the best one within them."""
         most = best_within(self._seen.items(), self._bounds)
         return self._bounds.excess(found) == 0 and found.answers_per_s < FAR_BELOW * most
 

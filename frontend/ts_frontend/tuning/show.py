@@ -22,7 +22,7 @@ Trials = Sequence[tuple[Trial, Measurement]]
 
 
 def row(trial: Trial, found: Measurement, bounds: Bounds, best_per_s: float) -> str:
-    """One measurement; its bar is in relation to the best so far."""
+    """The line of one measurement; its bar is relative to the best so far."""
     excess = bounds.excess(found)
     if math.isinf(excess):
         note = f"failed: {' '.join(found.error.split())[:80]}"
@@ -81,7 +81,7 @@ def as_json(found: Found, trials: Trials) -> dict[str, Any]:
 
 
 def settings_of(trial: Trial) -> dict[str, int]:
-    """Its settings by their keys in model-config.yaml."""
+    """The trial's settings by their keys in model-config.yaml."""
     return {
         "minWorkers": trial.workers,
         "maxWorkers": trial.workers,

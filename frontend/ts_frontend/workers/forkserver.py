@@ -1,4 +1,4 @@
-"""The frontend's side of forkservers: processes that have imported what workers need and fork them on request.
+"""The frontend's side of forkservers: processes that have imported the workers' modules and fork them on request.
 
 There are two. The plain one is ready early; it forks the workers of models without torch, and the forkserver that
 imports torch.

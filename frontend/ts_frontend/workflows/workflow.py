@@ -39,7 +39,7 @@ class Reply(NamedTuple):
 
 
 class NodeFailed(ServeError):
-    """A node failed. The status is that of its cause; 500 for an exception of the handler."""
+    """A node of a workflow failed. The status is that of its cause; 500 for an exception of the handler."""
 
     remedy = "Fix the node's handler that the message names."
 

@@ -1,8 +1,8 @@
-"""A stand-in for the package vllm: an engine that gives the prompt back, word by word.
+"""A stand-in for the package vllm: an engine that returns the prompt, word by word.
 
-Its functions take what those of a release take, and are coroutines where those are: the record beside this file is read
-off the wheels (ts_scripts/record_signatures.py). The release is the newest, or the one that VLLM_RELEASE names; the
-tokenizer is declared as VLLM_TOKENIZER (a name in the record) is, by default as the release's own.
+Its functions have the parameters of a release's functions, and are coroutines if those are: the record next to this
+file is read from the wheels (ts_scripts/record_signatures.py). The release is the newest, or the one that VLLM_RELEASE
+names; the tokenizer is declared as VLLM_TOKENIZER (a name in the record) is, by default as the release's own.
 """
 
 import functools
@@ -53,7 +53,7 @@ async def _awaited(value):
 
 
 class VLLMClientError(Exception):
-    """What later releases raise for a request that they refuse, and no ValueError."""
+    """The error of later releases for a request that they refuse; it is no ValueError."""
 
 
 Refusal = {"ValueError": ValueError, "VLLMClientError": VLLMClientError}[DECLARED["VLLMValidationError"]["parameters"]]

@@ -1,4 +1,4 @@
-"""The console by a person's steps, in a real browser: every click is one, and what counts is what the page shows."""
+"""The console by a person's steps, in a real browser: every click is a real one, and the visible page is checked."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ SIZES = {"desktop": (1360, 860), "tablet": (900, 1100), "phone": (390, 844)}
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
 def test_every_size_and_both_colours(browser: Browser, server: Any, size: str, colours: str) -> None:
-    """Nothing is wider than the page, texts contrast with what is behind them, and what can be used has a name."""
+    """Nothing is wider than the page, texts contrast with their background, and every control has a name."""
     browser.resize(*SIZES[size])
     browser.prefer(color_scheme=colours, reduced_motion="reduce")
     for place in (

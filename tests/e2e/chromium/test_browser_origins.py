@@ -1,4 +1,4 @@
-"""What pages of other origins can do, asked of a real browser: Chromium without a window, through ChromeDriver.
+"""The powers of pages from other origins, in a real browser: Chromium without a window, through ChromeDriver.
 
 The pages come from a server of the test; another port is another origin.
 """
@@ -73,7 +73,7 @@ def page() -> Iterator[str]:
 
 
 class Site:
-    """A model server and what its handler has seen."""
+    """A model server, and the requests that its handler has seen."""
 
     def __init__(self, server: Any) -> None:
         self.server = server
@@ -277,7 +277,7 @@ def test_a_page_can_not_have_code_run(browser: Browser, page: str, managed: Site
 
 
 def test_a_page_changes_nothing_by_any_route(browser: Browser, page: str, managed: Site) -> None:
-    """What browsers send without asking reaches the server, and is refused; the rest they ask about, in vain."""
+    """Requests without a preflight reach the server and are refused; for the others, the preflight fails."""
     before = state(managed)
     browser.open(page.replace("127.0.0.1", "localhost"))
     refused = 0

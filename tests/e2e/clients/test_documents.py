@@ -1,5 +1,5 @@
 """Code blocks of other systems' pages (tests/data/documents/NAME/N.txt) against a running server, as docs/documents.md
-says. Addresses are replaced by the server's; what else is changed stands in `repaired`."""
+says. Addresses are replaced by the server's; all other changes are in `repaired`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def repaired(text: str, *repairs: tuple[str, str]) -> str:
 
 
 def run(code: str, folder: Path, **env: str) -> str:
-    """What the program prints, run with the stubs under the names of the pages."""
+    """The output of the program, run with the stubs under the names of the pages."""
     code = f"from torchrelay_client.names import offer\noffer()\n{code}"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -197,7 +197,7 @@ def test_max_method() -> None:
 
 
 def compiled(text: str) -> dict[str, tuple[str, str, bool, bool]]:
-    """The methods of a service whose messages are ours: name -> what goes in, what comes out, which of them stream."""
+    """The methods of a service with our messages: name -> request type, answer type, and whether each is a stream."""
     proto = (ROOT / "protos" / "open_inference.proto").read_text()
     head, rest = proto.split("service GRPCInferenceService {")
     messages = rest[rest.index("\n}\n") + 2 :]
@@ -246,7 +246,7 @@ def test_dynamo_client(pages: Any, tmp_path: Path) -> None:
 
 
 def test_the_go_client_sends_the_same_bytes(pages: Any) -> None:
-    """Promises 001-27. What the Go block builds, field by field; the answer's first raw content is the text."""
+    """Promises 001-27. The Go block's request, field by field; the answer's first raw content is the text."""
     tensor = pb.ModelInferRequest.InferInputTensor(name="text_input", datatype="BYTES", shape=[1])
     request = pb.ModelInferRequest(model_name="llm-model", inputs=[tensor], raw_input_contents=[b"Hello, world!"])
     for part in ('"llm-model"', '"text_input"', '"BYTES"', "[]int64{1}", '[]byte("Hello, world!")'):
@@ -350,7 +350,7 @@ def test_dynamo_scrape_configuration(pages: Any) -> None:
 
 
 def test_dynamo_is_it_running(pages: Any, tmp_path: Path) -> None:
-    """Promises 001-44. The first command, where netstat is there; what it asks, in any case."""
+    """Promises 001-44. The fact that the page's commands check: the server listens on its port."""
     port = pages.port("grpc_inference")
     listening = [one for one in psutil.Process(pages.process.pid).net_connections("tcp") if one.status == "LISTEN"]
     assert port in {one.laddr.port for one in listening}

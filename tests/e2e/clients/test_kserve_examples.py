@@ -2,7 +2,7 @@
 server's.
 
 KSERVE_PYTHON names the checkout's folder `python`. The image transformers import torchvision, which has no build for
-torch without CUDA on package indexes: here its usual build is installed without what it depends on. Its transforms are
+torch without CUDA on package indexes: here its usual build is installed without its dependencies. Its transforms are
 Python and need none of its compiled operators; two of those have to be declared for the package to be imported."""
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Program:
             )
 
     def wait_for(self, text: str) -> str:
-        """What was said, once that has `text`."""
+        """The output so far, once it contains `text`."""
         until(lambda: text in self.output.read_text() or self.process.poll() is not None, self.output.read_text)
         assert text in self.output.read_text(), self.output.read_text()
         return self.output.read_text()

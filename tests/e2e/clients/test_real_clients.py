@@ -70,7 +70,7 @@ def handle(data, context):
 
 
 class Program(NamedTuple):
-    """A file of programs/, the environment it runs in ("": this one), arguments after the addresses, what it prints."""
+    """A file of programs/, its environment ("": this one), the arguments after the addresses, and its output."""
 
     file: str
     environment: str
@@ -142,7 +142,7 @@ class Started:
         assert out.splitlines()[-1:] == [self.program.said], out
 
     def output(self) -> str:
-        """What it printed; it must end well."""
+        """The program's output; it must end with status 0."""
         out, err = self._process.communicate(timeout=GUARD_S)
         assert self._process.returncode == 0, f"{self.program.file}: {out}{err}"
         return out

@@ -1,5 +1,5 @@
-"""Models from S3, served by moto in an environment of its own: an archive or a folder, by each API, and what goes
-wrong."""
+"""Models from S3, served by moto in an environment of its own: an archive or a folder, by each API, and
+failures."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Started:
         return self._serving(self.directory, self.store, settings, ["--model-control-mode", "explicit"]).wait_started()
 
     def copies(self) -> list[str]:
-        """What was downloaded beside the store."""
+        """The downloaded files outside the store."""
         return [path.name for path in self.directory.glob("tmp/*/downloads/*")]
 
 
@@ -270,7 +270,7 @@ def test_a_repository_in_s3(
     account: dict[str, str],
     model_writer: Callable[..., str],
 ) -> None:
-    """Beside one on disk. Nobody has to allow what the operator names."""
+    """A repository in S3 in addition to one on disk: the operator named both, so neither needs a permission."""
     for name in ("first", "second"):
         bucket.put(f"all/models/{name}/config.pbtxt", CONFIG.replace("named_elsewhere", name))
         bucket.put(f"all/models/{name}/1/model.py", TRITON)
@@ -385,7 +385,7 @@ def test_who_may_not_is_told(bucket: Bucket, endpoint: str, tmp_path: Path) -> N
 def test_servers_share_an_object(
     bucket: Bucket, folder: Callable[[str], Path], tmp_path: Path, serving: Callable[..., Any], account: dict[str, str]
 ) -> None:
-    """What one registers from the bucket is served by the other, too, which has a store of its own."""
+    """A model that one server registers from the bucket is served by the other, too, which has its own store."""
     bucket.put_archive("shared/says.mar", folder("shared"))
     servers = []
     try:

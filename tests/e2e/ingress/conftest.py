@@ -276,7 +276,7 @@ def raw_call(server: Server) -> Callable[..., RawAnswer]:
 
 
 def texts(headers: Any) -> dict[str, str]:
-    """Of a connection that decodes what it reads: h2's types are those of one that doesn't."""
+    """The type of a connection that decodes what it reads: h2's types are those of one that doesn't."""
     return dict(headers)
 
 

@@ -66,7 +66,7 @@ class SettableHealth:
 
 
 class Echo:
-    """Methods that do what a test asks for."""
+    """Methods whose behaviour a test chooses."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -194,8 +194,8 @@ def build_listener(asked: dict[str, Any], table: dict[str, Method], echo: Echo) 
 
 
 async def answer_http(echo: Echo, scope: Scope, receive: Receive, send: Send) -> None:
-    """Says what was asked for, after so many seconds as the query says; of /hang nothing, and of /endless/NAME all the
-    time."""
+    """Answers with the request, after the seconds in the query; never to /hang, and without end to
+    /endless/NAME."""
     if scope["path"].startswith("/endless/"):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         pieces = echo.endless(Call(scope["path"]), scope["path"].removeprefix("/endless/").encode())

@@ -1,6 +1,6 @@
 """Drains under load: whatever the system has accepted for the server is answered.
 
-What counts as lost: a connection that was made, on which a request was sent and which ended before the answer's end,
+A request counts as lost if its connection was made, the request was sent, and the connection ended before the answer,
 unless an answer before said `Connection: close`, or GOAWAY that the stream isn't served; a gRPC call that ended other
 than OK or UNAVAILABLE, or UNAVAILABLE although it had begun. A client that was silent for QUIET_S, which can't be told
 from an idle one, is counted apart. 5 drains of each engine; `TORCHRELAY_DRAINS=100` and
@@ -80,7 +80,7 @@ async def connected(address: int | str) -> AsyncIterator[tuple[asyncio.StreamRea
 
 
 class Load:
-    """Clients of one server, at these ports or paths, until it refuses connections; what became of their requests.
+    """Clients of one server, at these ports or paths, until it refuses connections, and the results of their requests.
     `says_goaway`: of HTTP/2's clients, each learns before the end of its connection that its calls aren't served. The
     end alone says it to gRPC's clients (UNAVAILABLE), and to nobody else."""
 
@@ -355,7 +355,7 @@ def test_drains_end_no_call_cancelled(
 def test_a_client_that_writes_before_it_reads_its_answer_gets_the_answer(
     kind: str, place: str, run_server: Any, certificates: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The client was busy while the server answered, and ended the connection. If nobody took what it writes then, it
+    """The client was busy while the server answered and ended the connection. If nobody read its next bytes, it
     would learn of that first; grpcio's clients drop answers that they haven't read in this case."""
     listener = listener_at(place, certificates, tmp_path_factory)
     sender = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))

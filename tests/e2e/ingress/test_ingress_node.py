@@ -1,4 +1,4 @@
-"""Core calls from Node, against both engines. `make test-external` installs what it needs (into tests/e2e/node)."""
+"""Core calls from Node, against both engines. `make test-external` installs its packages (into tests/e2e/node)."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_stream_that_is_not_read_is_reset_and_the_others_of_its_connection_go_
     strict: Any, kind: str, connect: Callable[..., Any], name: str
 ) -> None:
     """A gRPC client reads its connection all the time: only the stream's window is closed. grpcio has no call to reset
-    a stream: its client finds a status behind what was sent before."""
+    a stream: its client finds a status after the pieces that were sent before."""
     client = connect(strict)
     stalled = client.stream("Endless", name.encode())
     client.wait(f"{name} closed")

@@ -59,7 +59,7 @@ def test_files_that_are_missing(start_server, certificates):
 
 
 def handshake(port: int, *words: str) -> str:
-    """What `openssl s_client` says of a connection."""
+    """The report of `openssl s_client` about a connection."""
     command = ["openssl", "s_client", "-connect", f"127.0.0.1:{port}", *words]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=GUARD_S)
     return (done.stdout + done.stderr).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Unix sockets: who may connect, and what happens to the file."""
+"""Unix sockets: the permission to connect, and the life of the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands on the wire, with a client that can be wrong."""
+"""The bytes on the wire, with a client that can make mistakes."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_http_application_beside_grpc(run_server, connect, raw_call):
 
 
 def cancelled_one_by_one(server, count: int) -> tuple[bytes, int | None]:
-    """What a call behind `count` cancelled ones on its connection was answered, and why the server closed it."""
+    """The answer to a call after `count` cancelled ones on its connection, and the reason why the server closed it."""
     with socket.create_connection(("127.0.0.1", server.port), GUARD_S) as link:
         sender = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
         sender.initiate_connection()

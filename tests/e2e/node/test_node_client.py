@@ -33,7 +33,7 @@ def node() -> str:
 
 @pytest.fixture(params=["h2corn", "grpcio"] if sys.version_info >= (3, 11) else ["grpcio"])
 def ask(request: pytest.FixtureRequest, node: str, root: Path, store: Path, start: Callable[..., Any]) -> Ask:
-    """Runs a scenario of client.js against a server with the example models; what it prints."""
+    """Runs a scenario of client.js against a server with the example models, and returns its output."""
     for archive in (root / "model_store").glob("*.mar"):
         shutil.copy(archive, store)
     server = start(grpc_engine=request.param)
@@ -50,7 +50,7 @@ def ask(request: pytest.FixtureRequest, node: str, root: Path, store: Path, star
 
 
 def test_a_node_client_predicts_streams_cancels_and_manages(ask: Ask) -> None:
-    """One server for all of it: what a scenario does must not spoil the next one."""
+    """One server for all scenarios: none may spoil the next one."""
     assert ask("ping") == {"status": "Healthy"}
     assert ask("health") == [SERVING, SERVING, NOT_FOUND]
     assert ask("classify") == [str(digit) for digit in range(10)] * 5

@@ -1,4 +1,4 @@
-"""Many requests at once: none holds up what isn't behind it in a queue, and protocols share one."""
+"""Many requests at once: none delays another that isn't behind it in a queue, and protocols share a queue."""
 
 from __future__ import annotations
 

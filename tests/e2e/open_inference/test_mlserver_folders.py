@@ -76,7 +76,7 @@ def test_the_folder_itself_and_what_lies_in_it_are_served(started: Any) -> None:
 
 
 def test_what_lies_at_the_root_is_importable_for_the_models_of_sub_folders(started: Any) -> None:
-    """`rt.py` holds the runtimes of two models, and what a third imports, which has its own code in its folder."""
+    """`rt.py` holds the runtimes of two models, and an import of a third one, which has its own code in its folder."""
     tensor = TEXT | {"shape": [2], "data": ["you", "me"]}
     answers = {name: ask(started, f"/v2/models/{name}/infer", {"inputs": [tensor]})[1] for name in ("echo", "greeting")}
     found = {name: answer["outputs"][0]["data"] for name, answer in answers.items()}

@@ -270,7 +270,7 @@ def test_a_slow_reader_holds_up_its_own_stream_only(mlserver: Any) -> None:
 
 
 def test_a_handler_that_reads_nothing_holds_up_its_client(mlserver: Any) -> None:
-    """What the client sends waits in bounded buffers, and its writes stop to return."""
+    """The client's messages wait in bounded buffers, until its writes block."""
 
     async def talk() -> None:
         async with Conversation(mlserver) as stream:
@@ -309,7 +309,7 @@ async def unary(server: Any, request: ModelInferRequest) -> ModelInferResponse:
 
 
 def test_a_client_that_does_not_read_is_read_ahead_of_so_far(mlserver: Any) -> None:
-    """What a runtime makes for it waits in bounded buffers, counted in bytes; others go on."""
+    """A runtime's messages for it wait in bounded buffers, counted in bytes; other streams go on."""
 
     async def talk() -> None:
         async with Conversation(mlserver, *NARROW) as slow, Conversation(mlserver) as quick:

@@ -1,5 +1,5 @@
-"""What was asked of MLServer 1.7.1 is asked again, of the same models: tests/data/mlserver/README.md says how it was
-recorded. What differs on purpose is in DEVIATIONS, with its reason; what differs everywhere is in `normal`."""
+"""The calls that were recorded with MLServer 1.7.1, made again to the same models; tests/data/mlserver/README.md
+describes the recording. Intended differences are in DEVIATIONS, with reasons; those of all answers in `normal`."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def ask(http_address: str, grpc_address: str, exchange: dict[str, Any]) -> dict[
 
 
 def normal(answer: dict[str, Any], name: str) -> Any:
-    """An answer without what differs everywhere: ids that the server made, the version of a model that names none,
+    """An answer without the differences of all answers: ids made by the server, the version of a model that names none,
     `versions` in metadata (MLServer's are those of dependencies), empty parameters and contents, the numbers' form, the
     words of errors that aren't the model's."""
     answer = json.loads(_ID.sub("ID", json.dumps(answer)))
@@ -179,7 +179,7 @@ def _without_made_ids(trailing: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]) -> Iterator[dict[str, Any]]:
-    """This server's answers, by exchange: all are asked in their order, as some change what is served."""
+    """This server's answers, by exchange: the calls keep their order, since some change the served models."""
     directory = tmp_path_factory.mktemp("recorded")
     shutil.copytree(DATA / "models", directory / "store")
     env = {"MLSERVER_PARALLEL_WORKERS": "1"}
@@ -215,7 +215,7 @@ def test_answers_as_mlserver_does(answers: dict[str, Any], exchange: dict[str, A
 
 
 def test_a_deviation_is_one() -> None:
-    """Patterns match something, and not what is answered alike."""
+    """Patterns match something, and no equal answers."""
     for pattern, reason, _ in DEVIATIONS:
         assert reason and any(re.fullmatch(pattern, one["name"]) for one in EXCHANGES), pattern
 

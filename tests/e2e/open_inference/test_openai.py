@@ -150,7 +150,7 @@ def test_a_handler_may_honour_more(http: httpx.Client) -> None:
 
 
 def test_a_large_body(http: httpx.Client) -> None:
-    """Of one that is too large to be parsed between other requests the server reads what is small."""
+    """Of a body that is too large to be parsed between other requests, the server reads only the small parts."""
     for size in (100_000, 1_000_000):
         prompt = "x" * size
         body = {"model": "upper", "prompt": prompt, "stop": "y"}

@@ -35,7 +35,7 @@ def statuses(server: Any) -> dict[str, int]:
 def test_a_server_is_ready_when_its_models_are(
     start: Callable[..., Any], write: Callable[..., str], tmp_path: Path
 ) -> None:
-    """What loads is no failure: the server is healthy all the while."""
+    """A loading model is no failure: the server stays healthy."""
     go = tmp_path / "go"
     write("waits", WAITS.replace("GO", str(go)))
     write("later", WAITS.replace("GO", str(tmp_path / "never")))

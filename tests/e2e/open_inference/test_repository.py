@@ -149,7 +149,7 @@ def test_everything_is_loaded_at_start(begin: Any) -> None:
 
 
 def test_a_repository_needs_no_model_store(tmp_path: Path, repository: Path, serving: Callable[..., Any]) -> None:
-    """Nor does what is broken in it stop the rest."""
+    """Nor do broken models in it stop the others."""
     write(repository, "broken", config='name: "other"')
     server = serving(tmp_path, None, {}, ["--ncs", "--model-repository", str(repository)])
     try:

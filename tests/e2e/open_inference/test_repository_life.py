@@ -285,7 +285,7 @@ def test_scaling_down_a_model_that_still_starts_is_no_error(managed: Begun, mode
 
 
 def test_files_that_vanish_while_they_are_loaded(managed: Begun) -> None:
-    """The load says which is missing; what was there goes on."""
+    """The load names the missing files; the served version goes on."""
     (served,) = managed.servers
     path = write(managed.repository, "vanishing", 1)
     assert load(served, "vanishing").status_code == 200

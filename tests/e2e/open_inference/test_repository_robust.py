@@ -115,7 +115,7 @@ def ready(served: Any) -> set[tuple[str, str]]:
 
 
 def listed(served: Any) -> list[str]:
-    """What is served, whether its workers are ready or not."""
+    """The served models, whether their workers are ready or not."""
     found: list[str] = httpx.get(f"{served.http}/v2/models").json()["models"]
     return found
 
@@ -234,7 +234,7 @@ def test_polling_goes_on_whatever_it_meets(begin: Any, repository: Path, tmp_pat
 
 
 def newest_snapshot(directory: Path) -> str:
-    """What a restart would read."""
+    """The snapshot that a restart would read."""
     files = sorted((directory / "logs" / "config").glob("*.cfg"))
     return files[-1].read_text() if files else ""
 

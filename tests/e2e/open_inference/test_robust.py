@@ -1,4 +1,4 @@
-"""What a request of one API can do to others, to its worker and to the server: nothing.
+"""No request of one API can harm others, its worker or the server.
 
 Promises 001-21, 001-22; every accepted request has exactly one final status, in every dialect.
 """

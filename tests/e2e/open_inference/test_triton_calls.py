@@ -1,5 +1,5 @@
-"""What Triton's clients ask beside plain inference: statistics, settings, classification, compressed bodies, sequences,
-reserved parameters, shared memory."""
+"""The calls of Triton's clients other than plain inference: statistics, settings, classification, compressed bodies,
+sequences, reserved parameters, shared memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The calls that were recorded with Triton 2.51.0, made again: the same codes, values and JSON.
 
-What the two servers do otherwise on purpose is in tests/data/triton/deviations.json, by reason; what differs from run
-to run is masked. tests/data/triton/README.md says how the recordings were made.
+Intended differences are in tests/data/triton/deviations.json, by reason; values that differ from run to run are masked.
+tests/data/triton/README.md describes the recording.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _raw(datatype: str, contents: dict[str, list[Any]]) -> str:
 
 
 def expected(area: str, exchange: Exchange) -> tuple[Answer, bool]:
-    """The recorded answer, with what is otherwise here; and whether it is the whole of it."""
+    """The recorded answer with this server's differences, and whether it is complete."""
     theirs = comparable(exchange["answer"])
     ours = DEVIATIONS.get((area, exchange["name"]))
     if ours is not None:
@@ -140,7 +140,7 @@ def expected(area: str, exchange: Exchange) -> tuple[Answer, bool]:
 
 
 def _changed(value: Any, change: Any) -> Any:
-    """`change` has, under the same keys and indices, what is otherwise; None for what isn't there."""
+    """The answer with the differences of `change`, which has the same keys and indices; None removes a value."""
     if not isinstance(change, dict):
         return change
     if isinstance(value, list):
@@ -162,7 +162,7 @@ def has(made: Any, wanted: Any) -> bool:
 
 
 def differs(area: str, exchange: Exchange, answer: Answer) -> bool:
-    """From what is expected here."""
+    """Whether an answer differs from the one that is expected here."""
     wanted, whole = expected(area, exchange)
     made = comparable(answer)
     return made != wanted if whole else not has(made, wanted)

@@ -1,4 +1,4 @@
-"""What comes into the archive by --extra-files."""
+"""A file that --extra-files adds to the archive."""
 
 
 def mark(name, value):

@@ -1,4 +1,4 @@
-"""A node that tells what it was given, and does what the header `x-act` asks of it: `NODE=ACTION:ARGUMENT, ...`."""
+"""A node that reports its input, and follows the header `x-act`: `NODE=ACTION:ARGUMENT, ...`."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Runtimes that several models of the store share, and what their own code imports."""
+"""Runtimes that several models of the store share, and an import of their own code."""
 
 from typing import List  # noqa: UP035  # the one that MLServer's codecs know
 

@@ -138,7 +138,7 @@ def _unpacked(value: bytes) -> bytes:
 
 
 SPECVERSION = "0.3"
-#: Where a pod of Kubernetes finds its namespace.
+#: The file with the namespace of a pod in Kubernetes.
 NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _KIND = "io.seldon.serving.inference."
 

@@ -53,7 +53,7 @@ def _made(file: str, module: str) -> ModuleType:
     return main
 
 
-#: Packages whose part is to serve: this server's stand in for installed ones.
+#: The packages of servers: this server's stand-ins replace installed ones.
 SERVERS = ("kserve", "aissemble_open_inference_protocol_kserve")
 
 

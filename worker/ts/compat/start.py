@@ -16,11 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-#: In the namespace of a program that a worker runs: the program hands over its models instead of serving them.
+#: The name in the namespace of a program that a worker runs: the program passes on its models instead of serving them.
 MARK = "__torchrelay_worker__"
-#: The same of one that `ts.compat.run` runs: this server's packages stand in for installed ones.
+#: The same for a program that `ts.compat.run` runs: this server's packages replace installed ones.
 STAND_IN = "__torchrelay_stand_in__"
-#: In the same namespace: further models to serve, as words of a command line.
+#: The name, in the same namespace, of further models to serve, as words of a command line.
 CO_SERVED = "__torchrelay_co_served__"
 _CODE = (
     "import sys; sys.path[:] = filter(None, sys.path); "

@@ -32,7 +32,7 @@ from ts.utils.util import PredictionException
 CLASS = "TritonPythonModel"
 PYTHON = "python"
 BAD_REQUEST = 400
-#: So many responses of a decoupled model are answered in one turn of the loop.
+#: The most responses of a decoupled model that are sent in one turn of the loop.
 TOGETHER_MAX = 64
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from ts.torch_handler.rows import is_asked
 
 STEPS = ("preprocess", "inference", "postprocess")
-#: Between two looks at which of a step's threads has ended.
+#: The pause between two checks whether a thread of a step has ended.
 JOIN_S = 0.01
 
 

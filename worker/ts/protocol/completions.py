@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 Fields: TypeAlias = "dict[str, Any]"
 
-#: Of one request. OpenAI's own limit is 2048 prompts and 4 texts to stop at.
+#: The limits of one request. OpenAI's own are 2048 prompts and 4 stop texts.
 PROMPTS_MAX, STOPS_MAX, STOP_CHARS_MAX = 128, 16, 256
-#: In a handler's `openai_honours`: prompts may be lists of token numbers.
+#: The entry in a handler's `openai_honours` which says that prompts may be lists of token numbers.
 TOKEN_PROMPTS = "token_prompts"
 
 #: Members that ask for another answer than one text of the model's own choice, and values that ask for nothing. A
@@ -38,7 +38,7 @@ ASKING: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "web_search_options": (),
 }
-#: Members that are numbers: whole or not, the least and the largest.
+#: The members that are numbers: whether they are whole, their least and their largest value.
 _NUMBERS: Mapping[str, tuple[bool, float, float]] = {
     "max_tokens": (True, 1, 1 << 53),
     "max_completion_tokens": (True, 1, 1 << 53),
@@ -194,7 +194,7 @@ class Choice:
         self._stops, self._max_tokens = stops, max_tokens
         self._held = ""
         self._said: Fields = {}
-        #: Whether one of the stops came: the rest isn't wanted.
+        #: Whether a stop text came, after which the rest isn't wanted.
         self.cut = False
         self.begun = False
 

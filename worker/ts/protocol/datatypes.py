@@ -61,13 +61,13 @@ DATATYPES = {
         Datatype(14, "BF16", 2, "bfloat16", float, "", "TYPE_BF16", as_bits=True, extension=True),
     )
 }
-#: The datatypes that plain Python values are sent as.
+#: The datatypes for plain Python values.
 OF_PYTHON: dict[type, str] = {bool: "BOOL", int: "INT64", float: "FP64", str: "BYTES"}
 
 OF_NUMBER = {row.number: row for row in DATATYPES.values()}
 OF_CONFIG_TYPE = {row.config_type: row for row in DATATYPES.values()}
 OF_ARRAY_TYPE = {row.array_type: row for row in DATATYPES.values()}
-#: The datatype of elements without one, by the field they are in: the widest that it holds.
+#: The datatype of elements that name none, by their field: the widest that the field holds.
 OF_FIELD = {row.field: row for row in sorted(DATATYPES.values(), key=lambda row: row.size_bytes) if row.field}
 #: Those of the protocol itself.
 STANDARD = tuple(row for row in DATATYPES.values() if not row.extension)

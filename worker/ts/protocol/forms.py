@@ -13,10 +13,10 @@ from urllib.parse import unquote_to_bytes
 
 URLENCODED = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
-#: Names and parts beyond this are refused.
+#: The longest names and parts; longer ones are refused.
 PARTS_MAX = 4096
 PART_HEAD_BYTES_MAX = 16 * 1024
-#: So many different types that clients give are looked at only once.
+#: The most content types from clients that are cached.
 CONTENT_TYPES_MAX = 256
 
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)

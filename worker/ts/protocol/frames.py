@@ -18,14 +18,14 @@ from typing import Any, NamedTuple, TypeAlias, overload
 
 FRAME_BYTES_MAX = 256 * 1024
 JOINED_BYTES_MAX = 16 * 1024
-#: Bytes of further inputs that a worker has and its handler has not taken; each message of them counts as so
-#: many more than its data.
+#: The most bytes of further inputs that a worker has and its handler has not taken, and the bytes that each message
+#: counts in addition to its data.
 FEED_BYTES = 256 * 1024
 FEED_COST_BYTES = 64
-#: Bytes of answers to a worker's own call that it has not taken; each piece counts as so many more than its data.
+#: The most bytes of answers to a worker's own call that it has not taken, and the bytes of a piece besides its data.
 CALL_BYTES = 256 * 1024
 CALL_COST_BYTES = 64
-#: The ids of workers' calls begin here, and those of jobs never come so far.
+#: The first id of workers' calls, which ids of jobs never reach.
 CALL_ID_MIN = 1 << 63
 HEADER = struct.Struct("<IBBHQ")
 
@@ -50,7 +50,7 @@ COUNT = struct.Struct("<I")
 FEED_HEAD = struct.Struct("<BH")
 PIECES_HEAD = struct.Struct("<BH")
 TIMES = struct.Struct("<ddd")
-#: Pieces in one frame, at most.
+#: The most pieces in one frame.
 PIECES_MAX = 64
 #: The sizes of that many pieces, by their number.
 PIECE_SIZES = tuple(struct.Struct(f"<{count}H") for count in range(PIECES_MAX + 1))
@@ -293,11 +293,11 @@ def packed(pairs: Pairs) -> bytes:
     return b"".join(out)
 
 
-#: Headers whose values are the same in most requests of a client. Those of the others aren't kept.
+#: The headers whose values are the same in most requests of a client; the values of others aren't cached.
 REPEATED_HEADERS = frozenset(
     b"host user-agent accept accept-encoding accept-language connection content-type content-length".split()
 )
-#: Of such headers, how many are kept, and their longest values.
+#: The most such headers that are cached, and the longest values.
 REPEATED_MAX, REPEATED_BYTES_MAX = 512, 256
 
 

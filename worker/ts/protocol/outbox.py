@@ -25,9 +25,9 @@ from ts.protocol.frames import (
 IOV_MAX = 256
 WRITE_BYTES_MAX = 512 * 1024
 JOINED_FRAMES_MAX = 64
-#: Larger pieces have frames of their own.
+#: The largest piece that shares a frame; larger ones have frames of their own.
 PIECE_BYTES_MAX = 4096
-#: Of the pieces in one frame, so that it stays a small one.
+#: The most bytes of the pieces in one frame, so that it stays a small one.
 GROUP_BYTES_MAX = JOINED_BYTES_MAX - 256
 
 _Key: TypeAlias = "tuple[int, int]"
@@ -51,7 +51,7 @@ class Outbox:
         self._control: deque[bytes] = deque()
         self._queue: deque[bytes | _Group | _Large] = deque()
         self._large: dict[_Key, _Large] = {}
-        #: The answers' last groups, which more pieces may join.
+        #: The last groups of the answers, which further pieces may join.
         self._groups: dict[int, _Group] = {}
 
     def __bool__(self) -> bool:

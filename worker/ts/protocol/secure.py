@@ -12,10 +12,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-#: The most that one record of TLS holds.
+#: The most bytes of a TLS record.
 RECORD_BYTES = 16 * 1024
 WRITE_BYTES_MAX = 64 * 1024
-#: A machine that vanishes without a word is noticed after about so many seconds.
+#: The seconds after which the loss of a silent machine is noticed, about.
 SILENCE_S_MAX = 10
 
 

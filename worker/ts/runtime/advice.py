@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-#: What a handler finds in `context.system_properties`.
+#: The keys of `context.system_properties`.
 _PROPERTIES = ("model_dir", "gpu_id", "batch_size", "server_name", "server_version", "limit_max_image_pixels")
 _BODIES = ("data", "body")
 _CALLED_WRONGLY = re.compile(
     r"^(\w+\.)?(\w+)\(\) (?:takes \d+ positional arguments? but \d+ (?:was|were) given|missing \d+ required positional)"
 )
-#: How these are called: the arguments behind `self`.
+#: The call of each of these: the arguments after `self`.
 _SIGNATURES = {"handle": "data, context", "initialize": "context", "__init__": ""}
 _NO_GPU = (
     "Torch not compiled with CUDA",
@@ -25,7 +25,7 @@ _NO_GPU = (
     "Found no NVIDIA driver",
     "torch.cuda.is_available() is False",
 )
-#: Elements of a result that are looked through for the one that can't be sent.
+#: The most elements of a result that are searched for the one that can't be sent.
 _LOOKED_AT_MAX = 10_000
 
 
@@ -124,7 +124,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def of_whole_result(value: Any) -> str:
-    """What to write in place of a handler's result that is no list; "" where that isn't known."""
+    """The replacement for a handler's result that is no list, as advice; "" if it isn't known."""
     if value is None:
         return "A path through handle ends without a return"
     if isinstance(value, (str, bytes, bytearray, dict)):

@@ -21,10 +21,10 @@ from typing import IO, Any
 from ts.protocol.secure import PeerCertificate, SecureSocket, client_context, keep_watch
 
 READ_BYTES = 64 * 1024
-#: Of one line; a longer one comes in parts.
+#: The longest line; a longer one is sent in parts.
 LINE_BYTES_MAX = 64 * 1024
 MEMORY_EVERY_S = 1.0
-#: Until the pipes of a worker that has ended are empty.
+#: The longest wait until the pipes of an ended worker are empty.
 PIPES_S_MAX = 1.0
 CONNECT_S_MAX = 20.0
 GREETING_BYTES_MAX = 4096

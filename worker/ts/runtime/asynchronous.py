@@ -139,7 +139,7 @@ class AsyncRunner:
             running.finish(result)
 
     async def _iterate(self, running: Running, generator: Any, begins: bool) -> None:
-        """Takes what the generator yields. `begins`: its first step is the first piece of the handler that runs."""
+        """Takes the pieces of the generator. `begins`: its first step is the first piece of the handler that runs."""
         try:
             if begins:
                 self._progress.begin(running.batch.batch_id)

@@ -18,9 +18,9 @@ from ts.protocol.frames import CALL_BYTES, CALL_COST_BYTES, CALL_ID_MIN, Buffer,
 from ts.runtime.jobs import Failure
 from ts.runtime.worker import Link
 
-#: Taken bytes are reported to the frontend in steps of this size.
+#: The size of the steps in which taken bytes are reported to the frontend.
 GRANT_BYTES = CALL_BYTES // 4
-#: The calls with one answer that a batch may have on their way at a time; others wait for their turn.
+#: The most calls with one answer that a batch may have in flight; others wait.
 SIDE_BY_SIDE_MAX = 64
 
 
@@ -111,7 +111,7 @@ class Calls:
     """All calls of one worker, of at most `bytes_max` each. `batch_id` is the batch that is being handled, for handlers
     with one at a time."""
 
-    #: That of the process, for threads that nothing has told which one they belong to.
+    #: The calls of the process, for threads that aren't bound to one themselves.
     latest: ClassVar[Calls | None] = None
 
     def __init__(self, link: Link, bytes_max: int) -> None:

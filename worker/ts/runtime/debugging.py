@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-#: Until the worker before this one has left the debugger's port.
+#: The longest wait until the previous worker has released the debugger's port.
 PORT_S_MAX = 5.0
 PORT_PAUSE_S = 0.1
 INSTALL = "debugpy isn't installed: pip install debugpy"

@@ -11,9 +11,9 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 NAMES_MAX = 4
-#: What Linux tells of this process; other systems have no such directory.
+#: Linux's directory about this process, which other systems lack.
 PROC = "/proc/self"
-#: Links of /proc/self/fd to what two processes can't use side by side. Files are opened again instead.
+#: The targets of /proc/self/fd that two processes can't share. Files are opened again instead.
 SHARED_BADLY = ("socket:", "pipe:", "anon_inode:")
 DEVICES = ("/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/accel")
 ACCELERATORS = ("cuda", "xpu", "mps")

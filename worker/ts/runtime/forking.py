@@ -31,7 +31,7 @@ class Forking:
     """The control socket, and the children that have not been reported yet. The process has one thread: a forked
     child has only that one, and locks of other threads would stay locked."""
 
-    #: The requests that fork, each with the number of descriptors that come with it.
+    #: The requests that fork, each with the number of its descriptors.
     forks: ClassVar[Mapping[str, int]] = {"fork": 4}
 
     def __init__(self, control: socket.socket) -> None:

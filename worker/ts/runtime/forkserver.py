@@ -1,4 +1,4 @@
-"""Forks workers from a process that has imported what they need: `python -m ts.runtime.forkserver --fd N [--plain]`.
+"""Forks workers from a process that has imported their modules: `python -m ts.runtime.forkserver --fd N [--plain]`.
 
 `ts.runtime.forking` has its control socket's protocol. A `fork` request with `"holds": true` makes a process that
 loads a model and forks its workers (`ts.runtime.holder`), with a control socket in the place of the worker's. A request
@@ -23,7 +23,7 @@ from ts.runtime import process
 from ts.runtime.forking import Forking
 
 PRELOADED = ("ts.runtime.main", "ts.handler_utils.utils", "yaml")
-#: Left out with --plain.
+#: The modules that --plain omits.
 MORE_PRELOADED = ("numpy",)
 PRELOADED_WITH_TORCH = ("torch", "ts.torch_handler.base_handler")
 

@@ -264,7 +264,7 @@ def _import_file(name: str, path: Path) -> ModuleType:
 
 # --- the entry point
 
-#: What to write, for files that somebody has who comes from elsewhere.
+#: The advice for files of other systems' users.
 PREDICT_HINT = """{file} has a function predict, and no handler that calls it. Add:
 
     def handle(data, context):
@@ -386,7 +386,7 @@ def kind_of(entry: Entry) -> str:
     return "generator" if inspect.isgeneratorfunction(function) else "blocking"
 
 
-#: What a call of such a function makes runs nothing of it before its first step.
+#: The flags of functions whose call runs none of their code before the first step.
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -425,7 +425,7 @@ def enveloped(entry: Entry, name: str) -> Entry:
 
 # --- when it fails
 
-#: Packages that are installed under another name than they are imported by.
+#: The packages whose name for pip differs from their import name.
 _INSTALLED_AS = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "skimage": "scikit-image"}
 
 

@@ -133,7 +133,7 @@ class Ledger:
         self.stopping = False
         self.on_answer: Callable[[Chunk | Failed], None] = lambda message: None  # of the worker's own calls
         self.on_measure: Callable[[int], None] = lambda job_id: None
-        #: Gets what `give` gets, before it is sent; None while no request is measured.
+        #: Gets the arguments of `give` before they are sent; None while no request is measured.
         self.on_given: Callable[[Job, Outcome, bool], None] | None = None
         self._early_cancels: dict[int, None] = {}
 

@@ -33,9 +33,9 @@ from typing import Any, NamedTuple
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
-#: The part of a model's folder that is looked at.
+#: The limits of the search in a model's folder.
 DEPTH_MAX, FILES_MAX = 8, 5000
-#: What a class has that belongs to the class itself.
+#: The attributes that belong to a class itself.
 OWN = frozenset({"__dict__", "__weakref__", "__module__", "__firstlineno__", "__static_attributes__"})
 
 

@@ -37,13 +37,13 @@ PREDICTION_FAILED = Failure(503, "Prediction failed", by_handler=True)
 CAUSE_CHARS_MAX = 400
 
 HEAD_TEXT_BYTES_MAX = 65535
-#: Of one answer, those of a tensor form among them.
+#: The most headers of one answer, including those of a tensor form.
 HEADERS_MAX = 60_000
 
 _RUNTIME_DIR = os.path.dirname(__file__)
 #: The folders of the runtime in tracebacks: this one, and the name that mypyc was given for it.
 _RUNTIME_DIRS = (_RUNTIME_DIR, "ts/runtime")
-#: Folders of code that is not the handler's own.
+#: The folders of code that isn't the handler's own.
 _LIBRARIES = (
     os.path.dirname(_RUNTIME_DIR) + os.sep,
     *("ts/runtime/", "ts/protocol/"),
@@ -51,7 +51,7 @@ _LIBRARIES = (
 )
 HELD_BYTES_MAX = 64 * 1024 * 1024
 
-#: Exceptions of torch that a GPU may have caused.
+#: The exceptions of torch that a GPU may have caused.
 _OF_A_DEVICE = re.compile("cuda|cudnn|cublas|nccl|accelerator", re.IGNORECASE)
 
 

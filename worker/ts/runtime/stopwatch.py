@@ -1,8 +1,7 @@
-"""Times of the requests that somebody asks about (`Measure`): when the handler was called, when it had returned, and
-when the answer was encoded.
+"""Times of measured requests (`Measure`): of the handler's call, of its return, and of the encoded answer.
 
-Nothing of this is on the way of a request until the first one is asked about: only then it stands before the handler's
-entry and before what takes answers.
+None of this is in the path of a request until the first measurement: only then it is put before the handler's entry and
+before the function that takes answers.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 from ts.protocol.frames import Times
 from ts.runtime.jobs import Failure, Job, Ledger, Outcome
 
-#: Requests that were asked about and have not ended; of more, the oldest are forgotten.
+#: The most measured requests that have not ended; of more, the oldest are forgotten.
 MEASURED_MAX = 1024
 
 

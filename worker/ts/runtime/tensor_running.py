@@ -33,7 +33,7 @@ from ts.tensors.forms import Form, ModelSpec
 from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, NoSuchRegion
 from ts.utils.util import PredictionException
 
-#: Taken bytes are reported to the frontend in steps of this size, while there are more to take.
+#: The size of the steps in which taken bytes are reported to the frontend, while more are waiting.
 GRANT_BYTES = FEED_BYTES // 4
 
 
@@ -92,7 +92,7 @@ class Feeding:
 
 BAD_REQUEST, NOT_FOUND, INTERNAL = 400, 404, 500
 
-#: Of `ts.protocol.progress.Progress`.
+#: The method `spend` of `ts.protocol.progress.Progress`.
 Spend: TypeAlias = "Callable[[int, float, float], object]"
 
 

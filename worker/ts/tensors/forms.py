@@ -72,8 +72,8 @@ class ModelSpec:
     """The model as a form sees it: `inputs` and `outputs` are its declared tensors, by name (datatype, shape),
     empty when it declares nothing; `parameters`: datatypes of requests' parameters; `loose`: BYTES in JSON and in typed
     contents may have another number of elements than their shape; `accepted`: inputs of requests that were found to be
-    as declared, by names, datatypes and shapes; `layouts`: of the usual requests, by their sizes over gRPC, in JSON by
-    what stands between their elements."""
+    as declared, by names, datatypes and shapes; `layouts`: those of usual requests, by their sizes over gRPC, and in
+    JSON by the text between their elements."""
 
     name: str
     version: str
@@ -104,13 +104,13 @@ class Form(Protocol):
         """The bytes that end an answer after its last message; b"" for none."""
 
 
-#: An option of every form: the client takes any number of answers.
+#: The option, in every form, of a client that takes any number of answers.
 STREAM = "stream"
 #: The last option of a request that others of its stream follow.
 MORE = "more"
-#: The parameter of a requested output: how many of its largest elements the client wants, as text.
+#: The parameter of a requested output with the number of its largest elements that the client wants, as text.
 CLASSIFICATION = "classification"
-#: So many different marks are read only once, and inputs of so many shapes compared with the declared ones.
+#: The most marks that are cached, and the most shapes of inputs that are remembered as declared.
 MARKS_MAX = ACCEPTED_MAX = 256
 _FORMS = {
     "generate": "ts.tensors.generate_form",

@@ -39,9 +39,9 @@ from ts.tensors.types import (
     loose_bytes,
 )
 
-#: An option of the form: answers as Triton's streams have them, with errors among them and a flag on the last one.
+#: The option for answers in the form of Triton's streams, with errors among them and a flag on the last one.
 TRITON = "triton"
-#: An option beside it: the stream ends with the status of its first failure.
+#: A further option: the stream ends with the status of its first failure.
 STATUS = "status"
 FINAL = "triton_final_response"
 

@@ -30,12 +30,12 @@ from ts.tensors.types import (
     join_bytes,
 )
 
-#: Datatypes whose raw contents equal numpy's memory.
+#: The datatypes whose raw contents equal numpy's memory.
 NUMBERS = {name: kind for name, kind in DATATYPES.items() if kind.element in (int, float)}
-#: So many heads of requests, of answers, and of outputs with their shapes are kept, and one layout for each of so many
-#: sizes of requests.
+#: The most cached heads of requests, of answers, and of outputs with their shapes, and the most sizes of requests with
+#: a cached layout.
 HEADS_MAX = LAYOUTS_MAX = 256
-#: Heads are small: a longer one has something in it that isn't usual.
+#: The longest usual head: a longer one has an unusual part.
 HEAD_BYTES_MAX = 2048
 
 # --- wire format: the tags of sized fields (number << 3 | 2)
@@ -43,7 +43,7 @@ HEAD_BYTES_MAX = 2048
 _ID, _INPUT, _RAW = 3 << 3 | 2, 5 << 3 | 2, 7 << 3 | 2
 #: model_name, model_version, inputs and outputs.
 _HEAD = frozenset((1 << 3 | 2, 2 << 3 | 2, _INPUT, 6 << 3 | 2))
-#: Of an input.
+#: The tag of an input's contents.
 _CONTENTS = 5 << 3 | 2
 #: The fields of contents whose elements are numpy's memory, and their numbers.
 _PACKED = {
@@ -87,7 +87,7 @@ def _fields(data: Buffer, at: int, end: int) -> list[_Field] | None:
 
 
 def _long_size(data: Buffer, at: int, size: int) -> tuple[int, int]:
-    """A size whose 7 lowest bits are known already, and the position after it. Raises IndexError for what is none."""
+    """A size whose 7 lowest bits are known already, and the position after it. Raises IndexError if there is none."""
     for shift in (7, 14, 21, 28):
         byte = data[at]
         at += 1

@@ -38,9 +38,9 @@ from ts.tensors.types import (
 #: Advice for elements that are no text.
 NO_TEXT = "Send bytes that aren't text as binary data, or in base64 with the input's parameter content_type base64"
 _SCALARS = (str, int, float, bool)
-#: Datatypes whose elements JSON has as they are.
+#: The datatypes whose elements JSON represents directly.
 _NUMBERS = frozenset(name for name, kind in DATATYPES.items() if kind.element is not bytes and not kind.as_bits)
-#: So many heads of answers, and of outputs with their shapes, are kept as they were written.
+#: The most cached heads of answers, and of outputs with their shapes.
 HEADS_MAX = 256
 
 
@@ -148,7 +148,7 @@ def _texts(values: list[bytes], parameters: dict[str, Any]) -> list[Any]:
     return [base64.b64encode(value).decode() for value in values]
 
 
-#: How many of the body's first bytes are JSON; binary tensors follow.
+#: The header with the length of the body's JSON, which binary tensors follow.
 LENGTH_HEADER = "inference-header-content-length"
 _RAW_LENGTH_HEADER = LENGTH_HEADER.encode()
 LENGTH_DIGITS_MAX = 19

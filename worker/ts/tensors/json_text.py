@@ -22,9 +22,9 @@ except ImportError:
 else:
     _decode, _encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
 
-#: Types that both write alike; `json` writes other values (dates, bytes, sets, subclasses, floats).
+#: The types that both write in the same way; `json` writes other values (dates, bytes, sets, subclasses, floats).
 _ALIKE = frozenset({str, int, bool, type(None)})
-#: Longer lists and deeper values aren't checked, and go to `json`.
+#: The longest lists and deepest values that are checked; others go to `json`.
 _LIST_MAX, _DEPTH_MAX = 64, 8
 _FLOATS_WITH_EXPONENT = re.compile(rb"[^\[,]*(?:e|0\.0000)[^\],]*")
 

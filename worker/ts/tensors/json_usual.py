@@ -76,7 +76,7 @@ else:
         if not kind.as_bits
     }
 
-#: Parameters of an input that say where its elements are, or how they are written.
+#: The parameters of an input about the place or the format of its elements.
 _SPECIAL = frozenset({*PARAMETERS, "binary_data_size", "content_type"})
 
 
@@ -133,11 +133,11 @@ def _array(kind: Datatype, elements: list[Any], shape: Sequence[int]) -> Array:
 #: An input's elements without texts and nested lists. In JSON, nothing else can begin with these bytes at a place where
 #: an object's member begins, and a text can't have them in it: its quotes are escaped.
 _LIST = re.compile(rb'"data"[ \t\n\r]*:[ \t\n\r]*(\[[^\[\]"{}]*\])')
-#: Between the parts around the lists; JSON has it nowhere.
+#: The separator between the parts around the lists, which JSON can't contain.
 _BETWEEN = b"\0"
-#: So many layouts are kept of a model; longer ones have something in them that isn't usual.
+#: The most layouts that are kept for a model, and the longest usual one.
 LAYOUTS_MAX, LAYOUT_BYTES_MAX = 256, 2048
-#: Larger inputs have arrays that numpy makes.
+#: The largest input without numpy, which makes the arrays of larger ones.
 PACKED_MAX = 4096
 #: The `struct` codes of elements, by numpy's kinds and by their sizes.
 _CODES = {
@@ -173,7 +173,7 @@ class _Layout(NamedTuple):
     outputs: Sequence[str]
 
 
-#: Requests that came once, and those that aren't usual.
+#: The marks for requests that came once, and for unusual ones.
 _SEEN, _UNUSUAL = _Layout("", (), ()), _Layout("", (), ())
 
 

@@ -20,7 +20,7 @@ from ts.tensors.json_form import json_object, text_bytes
 from ts.tensors.json_text import dumped
 from ts.tensors.types import BadTensor, Headers, InferenceRequest, InferenceResponse, Tensor, as_bytes, bytes_array
 
-#: An option of the form: the body has `messages`, not a `prompt`.
+#: The option for a body with `messages` instead of a `prompt`.
 CHAT = "chat"
 _NOT_PARAMETERS = frozenset(
     {"model", "prompt", "messages", "stream", "stream_options", "n", "user", "max_completion_tokens"}

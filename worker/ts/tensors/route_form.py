@@ -9,7 +9,7 @@ from ts.protocol.frames import Buffer
 from ts.tensors.forms import Form, ModelSpec, payload
 from ts.tensors.types import Headers, InferenceRequest, InferenceResponse
 
-#: Headers that no client can send: they tell the request's first line.
+#: Headers with the request's first line, which no client can send.
 METHOD, PATH, QUERY = ":method", ":path", ":query"
 
 

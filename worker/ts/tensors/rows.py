@@ -14,7 +14,7 @@ from ts.protocol.frames import Input
 from ts.tensors.forms import ModelSpec
 from ts.tensors.types import BadTensor, Headers, InferenceRequest, InferenceResponse, Tensor, bytes_array
 
-#: The name of the output when the model declares none.
+#: The name of the output if the model declares none.
 OUTPUT = "output"
 _BODIES = ("data", "body")
 

@@ -15,7 +15,7 @@ from ts.tensors.types import BadTensor, NoSuchRegion
 
 REGION, SIZE, OFFSET = "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"
 PARAMETERS = (REGION, SIZE, OFFSET)
-#: The option of a form that says where regions are: name -> key, offset, size; JSON in hex.
+#: The option with the places of regions: name -> key, offset, size; JSON in hex.
 OPTION = "regions="
 DIRECTORY = "/dev/shm"
 
@@ -74,7 +74,7 @@ class Regions:
         return key, offset + start, size
 
 
-#: Those of a request without options.
+#: The options of a request without any.
 NO_REGIONS = Regions(frozenset())
 
 

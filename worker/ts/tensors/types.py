@@ -20,7 +20,7 @@ Headers: TypeAlias = "Pairs | dict[str, str]"
 
 #: The limits of numpy, also for tensors without elements (a dimension of 0).
 DIMENSIONS_MAX, ELEMENTS_MAX = 64, 1 << 59
-#: Messages name values that clients sent, which may be of any size; they go into headers, too.
+#: The longest value from a client in a message: values may be of any size, and messages go into headers, too.
 MESSAGE_CHARS_MAX = 1000
 _LENGTH = struct.Struct("<I")
 

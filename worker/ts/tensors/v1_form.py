@@ -20,7 +20,7 @@ from ts.tensors.types import BadTensor, Headers, InferenceRequest, InferenceResp
 
 EXPLAIN = "explain"
 INSTANCES = ("instances", "inputs")
-#: The parameter of a tensor whose datatype is what its numbers look like, which no client can set.
+#: The parameter, which no client can set, of a tensor whose datatype was guessed from its numbers.
 GUESSED = "\0guessed"
 _STRUCTURED = "application/cloudevents+json"
 

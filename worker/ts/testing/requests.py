@@ -11,7 +11,7 @@ from typing import Any
 from ts.protocol.codes import Code, code_of_http
 from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Input, Message
 
-#: Bytes that a piece counts as more than its data, as in the server.
+#: The bytes that a piece counts in addition to its data, as in the server.
 CHUNK_COST_BYTES = 64
 CANCELLED_STATUS = 499
 _NOT_GIVEN: Any = object()

@@ -40,11 +40,11 @@ from ts.runtime.main import live_in_process
 from ts.runtime.renewal import SourceImports
 from ts.testing.requests import Answer, Request, RequestFailed, Streamed
 
-#: Whatever takes longer ends the wait of a test for it.
+#: The longest wait of a test.
 LIMIT_S = 60.0
 READ_BYTES = 1 << 20
 MESSAGE_BYTES_MAX = 1 << 32
-#: The statuses of a worker that ended, and of calls to other models, which a test has none of.
+#: The statuses for an ended worker, and for calls to other models, which a test doesn't have.
 DIED_STATUS, NO_SERVER_STATUS = 500, 501
 
 

@@ -20,9 +20,9 @@ from ts.utils.util import list_classes_from_module
 
 logger = logging.getLogger(__name__)
 
-#: How a text file begins that Git LFS leaves in place of a large one.
+#: The beginning of the text file that Git LFS leaves in place of a large one.
 _LFS_POINTER = b"version https://git-lfs"
-#: What torch says of a file that was cut short.
+#: torch's messages about a truncated file.
 _DAMAGES = ("failed finding central directory", "not a ZIP archive", "unexpected EOF", "file in archive is not in a")
 TRUST = "If you trust this archive, set `handler: {weights_only: false}` in its model-config.yaml"
 
@@ -162,7 +162,7 @@ def load_shared_library(path: str | Path, device: torch.device) -> Any:
     return torch._export.aot_load(str(_existing(path, "serialized file")), device.type)
 
 
-#: Element types of ONNX by the names that ONNX Runtime has for them.
+#: The element types of ONNX by their names in ONNX Runtime.
 _ONNX_TYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
         "tensor(float)": torch.float32,

@@ -25,7 +25,7 @@ from ts.torch_handler.rows import row_value
 from ts.utils.util import PredictionException
 
 _WHAT = "vllm_handler"
-#: Members of a request that are vLLM's sampling parameters by the same name.
+#: The members of a request that are vLLM's sampling parameters of the same name.
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "stop", "seed", "min_tokens", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),

@@ -1,4 +1,4 @@
-"""Answers with the tensor it got: what is measured is the server."""
+"""Answers with the tensor of the request, so that only the server is measured."""
 
 from mlserver import MLModel
 from mlserver.codecs import NumpyCodec

@@ -1,4 +1,4 @@
-"""A transformer that halves what the predictor gets and doubles what it answers; the same program runs on both servers.
+"""A transformer that halves the predictor's input and doubles its output; the same program runs on both servers.
 
 Usage: python transformer.py [KServe's options] --model_name=NAME --predictor_host=HOST --predictor_protocol=PROTOCOL"""
 

@@ -18,7 +18,7 @@ class Noop(ls.LitAPI):
     def setup(self, device: str) -> None:
         pass
 
-    # FastAPI reads the annotation: a body that isn't JSON, as it is.
+    # FastAPI reads the annotation, which asks for the unchanged body instead of JSON.
     def decode_request(self, request: Annotated[bytes, Body()]) -> bytes:
         return request
 

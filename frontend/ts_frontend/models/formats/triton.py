@@ -39,7 +39,7 @@ _SEQUENCE_IDLE_US, _SEQUENCE_REQUESTS_MAX, _SEQUENCES_WAITING_MAX = 1_000_000, 1
 _GROUP_KIND_AUTO, _GROUP_KIND_GPU, _GROUP_KIND_CPU = 0, 1, 2
 
 _OTHERS = "it is for backends that this server doesn't have"
-_ORDER = "a batch takes what waits, and answers go out as they come"
+_ORDER = "a batch takes the waiting requests, and answers are sent as soon as they are ready"
 _GPUS = "the model places its tensors itself"
 
 #: Fields of a config.pbtxt that are read, shown to the model and to clients, and have no effect: their paths, and why.

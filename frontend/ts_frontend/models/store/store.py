@@ -1,7 +1,7 @@
 """The model store: from the `url` of a register call to a file or directory on this machine.
 
-A name is looked up inside the store, where links are followed: who may write to the store decides what is loaded. Other
-sources must be allowed: by default only TorchServe's model zoo, else the URLs of `allowed_urls`.
+A name is looked up inside the store, where links are followed: anyone who may write to the store decides what is
+loaded. Other sources must be allowed: by default only TorchServe's model zoo, else the URLs of `allowed_urls`.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class ModelStore:
             raise
 
     async def recall(self, url: str, name: str) -> Fetched:
-        """Fetches again what `fetch(url)` or `fetch_apart(url)` fetched in an earlier run of the server; `name`: its
+        """Fetches again an archive that `fetch(url)` or `fetch_apart(url)` fetched in an earlier run; `name`: its
         `recorded`. A copy in the store is still there; one outside is downloaded again.
 
         Raises as `fetch`.

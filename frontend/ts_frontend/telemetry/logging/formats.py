@@ -345,7 +345,7 @@ def _padded(part: Part, match: re.Match[str]) -> Part:
 
 
 def _with_exception(parts: list[Part]) -> list[Part]:
-    """Before the line's end, if that is its last part."""
+    """The pattern with the exception before the line's end, if the line's end is its last part."""
     line_end = _SIMPLE["n"]
     return [*parts[:-1], _exception, line_end] if parts and parts[-1] is line_end else [*parts, _exception]
 
@@ -370,7 +370,7 @@ def _events(record: logging.LogRecord) -> list[Event]:
 
 
 _ATOM = re.compile(r"%\(([^)]*)\)[sdf]|%%")
-#: Headers and variables: the access log doesn't have them.
+#: The headers and variables of the notation, which the access log doesn't have.
 _UNKNOWN = re.compile(r"\{[^{}]+\}[ioe]")
 
 
@@ -433,7 +433,7 @@ ATOMS: Mapping[str, Callable[[Access], str]] = {
 
 
 def check(text: str) -> str:
-    """The format itself. ValueError for one with a name that doesn't exist."""
+    """The format itself. Raises ValueError if it contains an unknown name."""
     for match in _ATOM.finditer(text):
         name = match[1]
         if name is not None and name not in ATOMS and not _UNKNOWN.fullmatch(name):
@@ -442,7 +442,7 @@ def check(text: str) -> str:
 
 
 class AccessFormatter(logging.Formatter):
-    """Writes the requests of a record, a line each."""
+    """Writes the requests of a record, one line for each."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -53,8 +53,8 @@ class Appender:
 
 @dataclass(slots=True)
 class LoggerPlan:
-    """A logger: its level ("": that of the logger above), its appenders (name, level or ""), and whether those of the
-    loggers above get its lines too. `name` ROOT is the logger of all."""
+    """A logger: its level ("": the parent's), its appenders (name, level or ""), and whether the appenders of its
+    parents get its lines too. `name` ROOT is the root logger."""
 
     name: str
     level: str
@@ -258,7 +258,7 @@ class _Reader:
 
 
 def _get(element: ElementTree.Element, name: str, default: str = "") -> str:
-    """An attribute, in any case."""
+    """The value of an attribute; the case of its name doesn't matter."""
     return next((value for key, value in element.attrib.items() if key.lower() == name.lower()), default)
 
 
@@ -273,9 +273,9 @@ _LEVELS = {
     "OFF": logging.CRITICAL + 1,
 }
 THEIRS, OURS = "org.pytorch.serve", "ts_frontend"
-#: Loggers of Java libraries, which TorchServe's own file names: nothing here could log under them.
+#: The loggers of Java libraries that TorchServe's own file names: nothing here logs under them.
 _JAVA = ("io.", "com.", "java", "org.apache", "org.slf4j", "software.amazon", "ai.djl")
-#: TorchServe's two patterns have a formatter of their own, which is quicker.
+#: TorchServe's two patterns, for which a quicker formatter exists.
 _KNOWN = {"%d{ISO8601} - %m%n": True, "%d{ISO8601} [%-5p] %t %c - %m%n": False}
 _DATE = re.compile(r"%d\{([^}]*)\}")
 _INDEX = re.compile(r"%(\d{0,2})i")

@@ -45,7 +45,7 @@ class Logs:
         times: RequestTimes | None = None,
     ) -> None:
         """Note one request, for example ("127.0.0.1:5", "GET /ping HTTP/1.1", 200, 1.2). Costs about a microsecond.
-        `times`: where its time went, for the line of a request that is timed."""
+        `times`: the parts of its time, for the line of a timed request."""
         if self.access_enabled:
             self.writer.put_access(
                 (time.time(), peer, request, status, duration_ms, request_id, "" if times is None else times.text())
@@ -72,7 +72,7 @@ class Logs:
         logging.getLogger(SERVER).setLevel(level)
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until the server's own messages so far are written; False when that takes longer."""
+        """Waits until the server's own messages so far are written; returns False after `timeout_s`."""
         return self.writer.flush(timeout_s)
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ def _lookups(config: ServerConfig) -> dict[str, dict[str, str]]:
 
 
 def _open_files(config: ServerConfig) -> None:
-    """The five files of TorchServe, all made now, and the console."""
+    """Opens the five files of TorchServe, which all exist from then on, and the console."""
     metrics_location = config.metrics_location or config.log_location
     complaints = Complaints()
     bare, full = (JsonFormatter(),) * 2 if config.log_format == "json" else (TextFormatter(bare=True), TextFormatter())

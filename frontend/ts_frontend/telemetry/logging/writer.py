@@ -27,7 +27,7 @@ AccessFields: TypeAlias = "tuple[float, str, str, int, float, str, str]"
 #: Control characters, and characters that some terminals and editors treat as line ends; tabs stay.
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code != 9}
 _ESCAPES |= {10: "\\n", 13: "\\r", 0x2028: "\\u2028", 0x2029: "\\u2029"}
-#: A line break within a record: no first line of a record begins with blanks.
+#: The line break within a record, whose further lines begin with blanks; no first line does.
 _CONTINUED = "\n    "
 
 
@@ -114,8 +114,8 @@ class Lines:
         return "\n".join([text for _, _, text in self.parts])
 
 
-#: The calls that probes and scrapers repeat all the time: paths of HTTP, and gRPC's methods by
-#: their last name, which need no key and are not traced.
+#: The calls that probes and scrapers repeat all the time, which need no key and are not traced: paths of HTTP, and
+#: the last names of gRPC methods.
 PROBED = frozenset({"/ping", "/metrics", "/v2/health/live", "/v2/health/ready"})
 HEALTH_METHODS = frozenset({"Ping", "ServerLive", "ServerReady", "ModelReady"})
 #: The same calls as an access log writes them, and the stream that pages and `torchserve top` read.
@@ -187,9 +187,9 @@ class Deferred(logging.Handler):
 
 
 class Writer:
-    """Writes records at once, metrics each PERIOD_S, and requests then or before what is written earlier. Of each at
-    most RECORDS_WAITING_MAX wait: further ones are dropped, and counted in the log. `polls` False: requests that
-    `is_poll` are left out."""
+    """Writes records at once, metrics each PERIOD_S, and requests with whichever of them is written first. At most
+    RECORDS_WAITING_MAX of each kind wait; further ones are dropped, and counted in the log. `polls` False: requests
+    for which `is_poll` is true are left out."""
 
     def __init__(self, *, polls: bool = True) -> None:
         self._polls = polls
@@ -218,7 +218,7 @@ class Writer:
             self._dropped += 1
 
     def put_line(self, line: ModelLine) -> None:
-        """A line of a worker: written before records that come later, with others that came before."""
+        """Takes a line of a worker; it is written before later records, together with earlier lines."""
         lines = self._lines
         if len(lines) >= RECORDS_WAITING_MAX:
             self._dropped += 1
@@ -234,7 +234,7 @@ class Writer:
             self._records.put(source)
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until the records that came before are written; False when that takes longer."""
+        """Waits until the records so far are written; returns False after `timeout_s`."""
         written = threading.Event()
         self._records.put(written)
         return written.wait(timeout_s)
@@ -341,7 +341,7 @@ class Writer:
         write(logging.LogRecord(SERVER, logging.WARNING, "", 0, text, (), None), targets(logging.getLogger(SERVER)))
 
 
-#: In the queue of records: workers' lines are waiting, too.
+#: The entry in the queue of records that says that workers' lines are waiting.
 _LINES: _Waiting = (logging.LogRecord("", 0, "", 0, "", (), None), ())
 
 

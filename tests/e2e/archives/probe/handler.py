@@ -1,4 +1,4 @@
-"""Does what the request's JSON asks: `{"op": NAME, ...}`. Files under `dir` tell the test what has happened."""
+"""Follows the request's JSON: `{"op": NAME, ...}`. Files under `dir` report the events to the test."""
 
 import json
 import os

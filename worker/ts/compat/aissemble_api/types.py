@@ -21,7 +21,7 @@ ANY_SIZE = -1
 
 #: aiSSEMBLE's own enumeration, whose members are texts, too.
 Datatype: Any = Enum("Datatype", {row.name: row.name for row in STANDARD}, type=str)  # type: ignore[misc]
-#: The Python types of a datatype's elements.
+#: The Python types of each datatype's elements.
 ELEMENTS: Mapping[str, type | tuple[type, ...]] = {
     row.name: (bytes, str) if row.element is bytes else row.element for row in STANDARD
 }

@@ -27,23 +27,23 @@ _END_STREAM = _ACK = 1
 _END_HEADERS, _PADDED, _PRIORITY = 4, 8, 32
 _TABLE_BYTES, _PUSH, _STREAMS_MAX, _WINDOW, _FRAME_MAX = 1, 2, 3, 4, 5
 _REFUSED, _CANCEL, _CALM = 7, 8, 11
-#: Of a window: answers aren't held back, since all of an answer is wanted.
+#: The size of a window, and the bytes after which credit is returned: answers aren't held back.
 _MOST = (1 << 31) - 1
 _GIVE_BACK = 1 << 30
 _USUAL_WINDOW, _USUAL_FRAME = 65_535, 16_384
 _FRAME_BYTES_MAX = 1 << 20
 _FRAME_HEAD, _MESSAGE_HEAD = 9, 5
-#: Of calls that failed before the server can have seen them, another attempt each; of so many.
+#: The most attempts of a call that failed before the server can have seen it.
 _ATTEMPTS_MAX = 10
 #: Before the third attempt, doubled with each further one: a server that takes few calls at a time counts one for a
 #: moment after its answer.
 _PAUSE_S_FIRST = 0.002
-#: Until a server that was reached says how much it takes.
+#: The longest wait until a server that was reached announces its limits.
 GREETING_S_MAX = 20.0
 _BY_NUMBER = {str(code.value): code for code in Code}
-#: Of the fields of an answer.
+#: The fields of an answer that are read.
 _FIELDS = frozenset((":status", "grpc-status", "grpc-message"))
-#: What an HTTP status means that came from somebody else than a gRPC server.
+#: gRPC's statuses for HTTP statuses that don't come from a gRPC server.
 _CODES = {
     400: Code.INTERNAL,
     401: Code.UNAUTHENTICATED,

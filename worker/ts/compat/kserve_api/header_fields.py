@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from functools import lru_cache
 
-#: Names and values that are read once: most answers of a server have the same.
+#: The most names and values that are cached: most answers of a server have the same.
 _TEXTS_KEPT = 256
-#: Names of HTTP/2's static table, from its entry 1 on, and the values of those entries that have one.
+#: The names in HTTP/2's static table, from its entry 1 on, and the values of the entries that have one.
 _STATIC = [
     ":authority", ":method", ":method", ":path", ":path", ":scheme", ":scheme", ":status", ":status", ":status",
     ":status", ":status", ":status", ":status", "accept-charset", "accept-encoding", "accept-language",

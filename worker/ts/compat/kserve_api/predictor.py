@@ -24,7 +24,7 @@ from ts.tensors.types import InferenceRequest, Tensor
 from ts.utils.util import PredictionException
 
 V1, V2, GRPC_V2 = "v1", "v2", "grpc-v2"
-#: Headers of a request that go on to the predictor: who asks, and which request and trace it belongs to.
+#: The request's headers that go on to the predictor: the caller, the request and the trace.
 FORWARDED = (
     "authorization",
     "x-request-id",
@@ -38,11 +38,11 @@ FORWARDED = (
     "x-b3-sampled",
     "x-b3-flags",
 )
-#: When the client of the request that is being answered stops waiting, by time.monotonic.
+#: The time (time.monotonic) at which the client of the request in progress stops waiting.
 WAITED_FOR_UNTIL_S: ContextVar[float] = ContextVar("waited_for_until_s", default=math.inf)
-#: HTTP calls that a worker has open at a time.
+#: The most open HTTP calls of a worker.
 OPEN_MAX = 64
-#: Between two attempts that found nobody.
+#: The pause between two attempts that reached no server.
 RETRY_PAUSE_S = 0.1
 BAD_GATEWAY, UNAVAILABLE, TIMED_OUT = 502, 503, 504
 _STATUS = {

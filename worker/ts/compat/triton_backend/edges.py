@@ -16,11 +16,11 @@ from ts.tensors.forms import fits
 from ts.tensors.types import Array, BadTensor, InferenceRequest, InferenceResponse, Tensor
 
 Fields = dict[str, Any]
-#: Where a control input has its two values, and of which datatype they are.
+#: The fields of a control input's two values, and their datatype.
 _VALUES = {f"{name.lower()}_false_true": DATATYPES[name] for name in ("INT32", "FP32", "BOOL")}
-#: So many different objections to a model's answers are said in its log.
+#: The most different objections to a model's answers that are logged.
 OBJECTIONS_MAX = 100
-#: Outputs of so many shapes are compared with their declarations only once.
+#: The most shapes of outputs that are remembered as compared with their declarations.
 FITTING_MAX = 256
 
 
@@ -31,7 +31,7 @@ class Edges:
     def __init__(self, config: Fields, *, strict: bool = True) -> None:
         self._strict = strict
         self._said: set[str] = set()
-        #: Outputs that were found to be as declared: name, datatype and shape.
+        #: The outputs that agree with their declarations: name, datatype and shape.
         self._fitting: set[tuple[str, str, tuple[int, ...]]] = set()
         self.batched = int(config.get("max_batch_size") or 0) > 0
         self._inner = {one["name"]: shape for one in config.get("input") or () if (shape := _reshaped(one)) is not None}

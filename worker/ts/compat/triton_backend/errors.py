@@ -27,7 +27,7 @@ class TritonModelException(Exception):
     """Raised by a model in initialize, execute or finalize."""
 
 
-#: The statuses that stand for them on the way to the client.
+#: The statuses of these errors on the way to the client.
 _HTTP = {
     TritonError.UNKNOWN: 520,
     TritonError.NOT_FOUND: 404,

@@ -22,7 +22,7 @@ _MODULES = {
     "pytorch": "ts.compat.triton_backend.torchscript",
     "onnxruntime": "ts.compat.triton_backend.onnx_model",
 }
-#: Of backend `pytorch`, for a file of torch.export.
+#: The module of backend `pytorch` for a file of torch.export.
 _PROGRAMS = "ts.compat.triton_backend.exported"
 
 

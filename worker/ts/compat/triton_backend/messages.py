@@ -18,11 +18,11 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 1, 2
 TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 1, 2
 
-#: Request parameters that have a method of their own, and those that say how the request came.
+#: The request parameters with methods of their own, and those about the request's transport.
 _OWN = frozenset({"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"})
 
 
-#: Datatypes that numpy lacks.
+#: The datatypes that numpy lacks.
 _AS_BITS = frozenset(name for name, kind in DATATYPES.items() if kind.as_bits)
 
 R = TypeVar("R", bound="InferenceRequest")

@@ -13,7 +13,7 @@ from ts.protocol.datatypes import DATATYPES, Datatype
 from ts.runtime.handlers import HandlerNotUsable
 from ts.tensors.types import Array, BadTensor, InferenceRequest, Tensor, bytes_array, decode_raw, elements, narrowed
 
-#: In a model's directory: the files that samples name.
+#: The folder, in a model's directory, of the files that samples name.
 DIRECTORY = "warmup"
 BYTES_MAX = 1 << 30
 

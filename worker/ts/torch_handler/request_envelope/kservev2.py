@@ -15,7 +15,7 @@ from ts.utils.util import PredictionException
 if TYPE_CHECKING:  # as in base.py
     from ts.tensors.types import InferenceResponse, Tensor
 
-#: By the names of their arrays' types.
+#: The backends by the names of their arrays' types.
 _OF_ARRAY: Mapping[str, str] = MappingProxyType(
     {name: row.name for name, row in OF_ARRAY_TYPE.items() if row.element is not bytes}
 )

@@ -1,4 +1,4 @@
-"""Answers with what it was asked: tensors, parameters, and the wanted outputs."""
+"""Answers with the content of the request: tensors, parameters, and the wanted outputs."""
 
 from mlserver import MLModel
 from mlserver.types import InferenceRequest, InferenceResponse, Parameters, ResponseOutput

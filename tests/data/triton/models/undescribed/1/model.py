@@ -2,7 +2,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Says itself what it takes; there is no config.pbtxt."""
+    """Declares its inputs itself; there is no config.pbtxt."""
 
     @staticmethod
     def auto_complete_config(config):
