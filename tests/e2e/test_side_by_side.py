@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import grpc
 import httpx
+import psutil
 import pytest
 
 from model_archiver.model_archiver_config import ModelArchiverConfig
@@ -228,3 +230,38 @@ def test_a_program_survives_a_restart_with_its_models(
             ]
         finally:
             assert server.terminate() == 0
+
+
+def has_torch(served: Any, name: str) -> bool:
+    (pid,) = served.worker_pids(name)
+    return any("libtorch" in one.path for one in psutil.Process(pid).memory_maps())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the files that a process has mapped are read, as Linux has them")
+def test_models_without_torch_do_not_wait_for_its_import(
+    tmp_path: Path, directory: Path, serving: Callable[..., Any]
+) -> None:
+    """Sources tell it, and a program that is run for its models' names tells it better."""
+    store = tmp_path / "store"
+    shutil.copytree(directory / "store" / "sum", store / "sum")
+    hidden = "import importlib\n" + TWO
+    for name, text in {"seen": TWO, "run": hidden, "guessed": hidden}.items():
+        (store / name).mkdir()
+        names = TWO.partition("models = ")[2].partition("\n")[0]
+        (store / name / "main.py").write_text(text.replace(names, f'[Named("{name}")]'))
+    (tmp_path / "two.py").write_text(hidden)
+    server = serving(
+        tmp_path,
+        store,
+        {"default_workers_per_model": 1, "preload_torch": "true"},
+        ["--ncs", "--model-repository", str(directory / "repository"), "--program", "two.py"]
+        + ["--models", "sum", "named=seen", "run", "assumed=guessed"],
+    )
+    try:
+        names = ["first", "second", "upper", "sum", "named", "run", "assumed"]
+        server.wait_started().wait_for_log("is ready (pid", len(names))
+        assert {name: has_torch(server, name) for name in names} == dict.fromkeys(names, False) | {"assumed": True}
+        server.register("seen", model_name="registered")
+        assert not has_torch(server, "registered")
+    finally:
+        server.terminate()

@@ -17,6 +17,7 @@ from ts_frontend.models.handler_imports import (
     FILES_MAX,
     WITHOUT_TORCH,
     may_need_torch,
+    module_may_need_torch,
 )
 
 
@@ -91,6 +92,19 @@ def test_what_cannot_be_read_may_need_torch(tmp_path: Path) -> None:
     for number in range(FILES_MAX + 1):
         (tmp_path / f"m{number}.py").write_text(f"import m{number + 1}")
     assert may_need_torch(tmp_path, "m0")
+
+
+def test_a_module_is_read_where_it_lies_and_judged_by_its_name_where_it_is_installed(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    folders = (tmp_path, tmp_path / "store")
+    (tmp_path / "store" / "runtimes.py").write_text("import mlserver, numpy")
+    assert not module_may_need_torch("runtimes", folders)
+    assert not module_may_need_torch("mlserver_sklearn", folders)
+    assert module_may_need_torch("mlserver_huggingface", folders)
+    (tmp_path / "mlserver_sklearn").mkdir()
+    assert module_may_need_torch("mlserver_sklearn", folders), "the model's own package of that name comes first"
+    (tmp_path / "store" / "runtimes.py").write_text("import torch")
+    assert module_may_need_torch("runtimes", folders)
 
 
 MODULES = (

@@ -69,6 +69,28 @@ def test_a_model_without_a_configuration_is_known_by_its_file(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("model.py", "import numpy, triton_python_backend_utils as pb_utils, beside", False),
+        ("model.py", "import torch", True),
+        ("model.onnx", "", False),
+        ("model.pt", "", True),
+        ("model.pt2", "", True),
+    ],
+)
+def test_torch_is_needed_for_its_files_and_by_python_that_may_import_it(
+    tmp_path: Path, file: str, text: str, expected: bool
+) -> None:
+    path = tmp_path / "net"
+    (path / "1").mkdir(parents=True)
+    (path / "1" / file).write_text(text)
+    (path / "beside.py").write_text("import json")
+    tensors = 'name: "x" data_type: TYPE_FP32 dims: [ 1 ]'
+    (path / "config.pbtxt").write_text(f"input {{ {tensors} }} output {{ {tensors} }}")
+    assert layout.read(path).archive(1, 0).adapter_settings["torch"] is expected
+
+
+@pytest.mark.parametrize(
     ("policy", "versions"),
     [
         ("", (10,)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 FILES_MAX = 16
@@ -28,6 +28,8 @@ WITHOUT_TORCH = frozenset(
         *("PIL", "cv2", "google", "grpc", "lightgbm", "msgspec", "numpy", "onnxruntime", "orjson", "pandas", "psutil"),
         *("requests", "scipy", "sklearn", "xgboost", "yaml"),
         *("ts.context", "ts.metrics"),
+        *("kserve", "aissemble_open_inference_protocol_kserve", "aissemble_open_inference_protocol_shared"),
+        *("mlserver", "mlserver_lightgbm", "mlserver_sklearn", "mlserver_xgboost", "triton_python_backend_utils"),
     }
 )
 
@@ -37,8 +39,18 @@ def may_need_torch(directory: Path, handler: str) -> bool:
     path = Path(handler.partition(":")[0])
     if ".." in path.parts:
         return True
-    folders = list(dict.fromkeys((directory, directory / path.parent)))
-    pending, seen = [path.name.removesuffix(".py")], set[str]()
+    return _may_need_torch(path.name.removesuffix(".py"), dict.fromkeys((directory, directory / path.parent)))
+
+
+def module_may_need_torch(name: str, folders: Collection[Path]) -> bool:
+    """The same for the module `package.module`, which may lie in these folders or be installed. Blocking."""
+    if any((folder / f"{name}.py").is_file() for folder in folders):
+        return _may_need_torch(name, folders)
+    return any((folder / name.partition(".")[0]).is_dir() for folder in folders) or not _without_torch(name)
+
+
+def _may_need_torch(name: str, folders: Collection[Path]) -> bool:
+    pending, seen = [name], set[str]()
     while pending:
         name = pending.pop()
         if name in seen:

@@ -69,27 +69,29 @@ class ModelLoader:
             raise
 
     async def _named(self, archive: Archive) -> Archive:
-        names = await self.names(archive)
-        if len(names) > 1:
+        found = await self.named(archive)
+        if len(found) > 1:
             raise InvalidArchive(
-                f"{archive.dir / (archive.handler or '')} serves {', '.join(names)}: choose one "
-                "(model_name, or NAME=URL)"
+                f"{archive.dir / (archive.handler or '')} serves {', '.join(str(one.name) for one in found)}: "
+                "choose one (model_name, or NAME=URL)"
             )
-        return replace(archive, name=names[0]) if names else archive
+        return found[0]
 
-    async def names(self, archive: Archive) -> list[str]:
-        """The models of an archive that serves several and has no name; [] for every other. Raises ServeError."""
-        return await self.formats.running(archive.adapter).names(archive)
+    async def named(self, archive: Archive) -> list[Archive]:
+        """The archive under the name of each of its models, if it serves several and has no name; otherwise only
+        itself. Raises ServeError."""
+        return await self.formats.running(archive.adapter).named(archive)
 
-    async def names_in(self, url: str) -> list[str]:
-        """The same for an entry of the store, given by its path in the store. [] for a URL."""
+    async def named_in(self, url: str) -> list[Archive]:
+        """The same for an entry of the store whose files may serve several models and are used where they lie, given by
+        its path in the store. [] for any other, and for a URL."""
         if "://" in url:
             return []
         fetched = await self.store.fetch(url)
         found = await asyncio.to_thread(self.formats.of, fetched.path)
         if not found.several:
             return []
-        return await self.names(await asyncio.to_thread(self.formats.open, fetched.path, self._work_dir))
+        return await self.named(await asyncio.to_thread(self.formats.open, fetched.path, self._work_dir))
 
     async def unpack(self, archive: Archive) -> None:
         """Has all files of an archive there. Raises ServeError."""

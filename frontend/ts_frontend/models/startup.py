@@ -382,9 +382,14 @@ class _StartupLoader:
         url = self._archive(url)
         if (self._config.model_dir is not None or self._alone) and url not in self._names:
             name, url = name or entry, self._store.only()  # the store is itself the model, or has only one
-        for given in [name] if name else await self._manager.loader.names_in(url) or [""]:
+        named = [] if name else await self._manager.loader.named_in(url)
+        for archive in named:
+            fetched, requested = await self._store.fetch(url), self._requested(archive.name or "")
+            made = self._manager.load_archive(fetched, archive, requested, loaded_at_startup=True)
+            models.append(self._kept(await made))
+        if not named:
             fetched = await self._store.fetch(url)
-            made = self._manager.load(fetched, self._requested(given), loaded_at_startup=True)
+            made = self._manager.load(fetched, self._requested(name), loaded_at_startup=True)
             models.append(self._kept(await made))
 
     async def _program(self, line: ProgramLine, models: list[Model]) -> None:
@@ -392,8 +397,9 @@ class _StartupLoader:
         loader = self._manager.loader
         found = await asyncio.to_thread(loader.formats.open_in_place, Path(line.words[0]), line.words[1:], Path.cwd())
         fetched = Fetched(found.dir, line.words[0], downloaded=False)
-        for given in await loader.names(found) or [""]:
-            made = self._manager.load_archive(fetched, found, self._requested(given), loaded_at_startup=True)
+        for archive in await loader.named(found):
+            requested = self._requested(archive.name if found.name is None and archive.name else "")
+            made = self._manager.load_archive(fetched, archive, requested, loaded_at_startup=True)
             models.append(self._kept(await made))
 
     async def _written(self, path: Path, models: list[Model]) -> None:

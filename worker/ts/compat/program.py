@@ -102,14 +102,15 @@ def _reached(adapted: Mapping[str, Any]) -> Reached:
 
 
 def list_models(words: Sequence[str]) -> None:
-    """Writes the names of the models that a program would serve to a file, as a JSON list. `words`: the file, the
-    program, and its arguments. Ends the process, with status 1 if the program ended without starting a server."""
+    """Writes to a file, as JSON, the names of the models that a program would serve, and whether it has imported
+    torch. `words`: the file, the program, and its arguments. Ends the process, with status 1 if the program ended
+    without starting a server."""
     result, program, *argv = words
     stand_in()
     try:
         run_program(program, "", argv, in_worker=True)
     except Reached as reached:
-        Path(result).write_text(json.dumps(list(reached.models)))
+        Path(result).write_text(json.dumps({"models": list(reached.models), "torch": "torch" in sys.modules}))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(0)  # as at its server's start: nothing of the program runs any more, not its threads either

@@ -36,7 +36,7 @@ class StoredModel(NamedTuple):
 
 class ModelFormat(ABC):
     """The layout of one system's models. The server makes one object of each (`formats.known_formats`). All methods but
-    `names` block: they are called in threads, except those that only read opened archives."""
+    `named` block: they are called in threads, except those that only read opened archives."""
 
     #: NAME of the worker's module `ts.compat.NAME` that runs the handlers, "" for TorchServe's handlers.
     adapter: ClassVar[str] = ""
@@ -46,7 +46,7 @@ class ModelFormat(ABC):
     nested: ClassVar[bool] = False
     #: A model store may itself be one model, served from the start when no models are named.
     alone: ClassVar[bool] = False
-    #: Files without a name of their own may serve several models: `names` says which.
+    #: Files without a name of their own may serve several models: `named` says which.
     several: ClassVar[bool] = False
 
     @property
@@ -85,6 +85,7 @@ class ModelFormat(ABC):
         """The archive with the server configuration's settings for its adapter. Raises ConfigError."""
         return archive
 
-    async def names(self, archive: Archive) -> list[str]:
-        """The models of files that serve several and have no name; [] when the archive has one. Raises ServeError."""
-        return []
+    async def named(self, archive: Archive) -> list[Archive]:
+        """The archive under the name of each of its models, if its files serve several and it has no name; otherwise
+        only itself. Raises ServeError."""
+        return [archive]

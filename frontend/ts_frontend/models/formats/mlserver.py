@@ -16,6 +16,7 @@ from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.archive import Archive, read_text
 from ts_frontend.models.extraction import refusal
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
+from ts_frontend.models.handler_imports import module_may_need_torch
 from ts_frontend.models.signature import Signature, specs_of
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,8 @@ class MLServerFormat(ModelFormat):
         if not isinstance(implementation, str) or "." not in implementation:
             reason = f"implementation is the path of a class, package.module.Class, not {implementation!r}"
             raise refusal(path, reason, FILE)
+        python_path = self._python_path(path)
+        folders = (directory, *map(Path, python_path))
         archive = Archive(
             dir=directory,
             name=str(settings.get("name") or "") or (None if files.owned else directory.name),
@@ -82,7 +85,8 @@ class MLServerFormat(ModelFormat):
                 "defaults": dict(self._defaults.model),
                 "server_name": self._defaults.server_name,
                 "versioned": bool(parameters.get("version")),
-                "python_path": self._python_path(path),
+                "python_path": python_path,
+                "torch": module_may_need_torch(implementation.rpartition(".")[0], folders),
             },
             remembered=own,
             signature=_signature(path, settings),

@@ -19,6 +19,7 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
+from ts_frontend.models.handler_imports import may_need_torch
 from ts_frontend.workers.launchers import run_tool
 
 #: The file that makes a folder a program, when it shows no other format's sign.
@@ -81,6 +82,7 @@ class ProgramFormat(ModelFormat):
                 "path": [str(folder)],
                 "directory": str(files.cwd or folder),
                 "stand_in": True,
+                "torch": may_need_torch(folder, program.name),
             },
         )
         return [archive]
@@ -94,11 +96,11 @@ class ProgramFormat(ModelFormat):
         found = kserve.value_of("enable_latency_logging", settings["argv"], environ, kserve.read(environ))
         return replace(archive, adapter_settings=settings | {"latency_logging": bool(found)})
 
-    async def names(self, archive: Archive) -> list[str]:
-        """The program's models, [] for an archive with a name. InvalidArchive, with the end of the program's output,
-        when it doesn't start a server."""
+    async def named(self, archive: Archive) -> list[Archive]:
+        """The archive under the name of each model of the program, with whether the program imports torch before its
+        server's start. InvalidArchive, with the end of the program's output, when it doesn't start a server."""
         if archive.name is not None:
-            return []
+            return [archive]
         settings, last = archive.adapter_settings, deque[str](maxlen=SHOWN_LINES)
         timeout_s = self._config.default_startup_timeout
         with tempfile.TemporaryDirectory(dir=self._work_dir, prefix="asked-") as scratch:
@@ -108,7 +110,10 @@ class ProgramFormat(ModelFormat):
             if status is None:
                 last.append(f"it took longer than {timeout_s:g} s (default_startup_timeout) and was ended")
             elif found := await asyncio.to_thread(_read, result):
-                return _checked(json.loads(found), settings["program"])
+                told = json.loads(found)
+                settings = settings | {"torch": told["torch"]}
+                names = _checked(told["models"], settings["program"])
+                return [replace(archive, name=name, adapter_settings=settings) for name in names]
         text = "\n".join(last)[-SHOWN_CHARS_MAX:]
         raise InvalidArchive(f"{settings['program']} ended before it started its server: {text or f'status {status}'}")
 

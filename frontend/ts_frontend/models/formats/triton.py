@@ -22,6 +22,7 @@ from ts_frontend.config.kinds import no_effect
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
+from ts_frontend.models.handler_imports import may_need_torch
 from ts_frontend.models.signature import Signature, TensorSpec, as_json
 from ts_frontend.scheduling.batcher import Priorities, WaitPolicy
 
@@ -381,7 +382,13 @@ class ModelDirectory:
             "model_file": str(directory / self.config.default_model_filename),
             "model_repository": str(self.path.parent),
             "labels": self._labels(),
+            "torch": self._may_need_torch(directory),
         }
+
+    def _may_need_torch(self, directory: Path) -> bool:
+        if self.backend == "python":
+            return may_need_torch(self.path, f"{directory.name}/{self.config.default_model_filename}")
+        return self.backend != "onnxruntime"
 
     def _labels(self) -> dict[str, list[str]]:
         """The class labels by output, one for each line of its file. Raises InvalidArgument for a missing file."""
