@@ -5,20 +5,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 import ssl
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from cluster_stage import PlayedCluster, certificates
 from stage import run
-from support import until_async
+from support import GUARD_S, until, until_async
 from ts.protocol.frames import Input
-from ts.protocol.secure import PeerCertificate, client_context
+from ts.protocol.progress import NOTE
+from ts.protocol.secure import PeerCertificate, SecureSocket, client_context, server_context
+from ts.runtime.remote_link import SentProgress
 from ts_frontend.errors import WorkerDied
 from ts_frontend.job import Job, Ledger
+from ts_frontend.workers.cluster.remote import Notes
 from ts_frontend.workers.failures import StartFailed
 from ts_frontend.workers.pool import Pool
 
@@ -37,6 +45,20 @@ def handle(data, context):
         os._exit(3)
     return [word.upper() if len(word) < 100 else word]
 """
+
+FORKS = """
+import os, time
+def handle(data, context):
+    if data is None:
+        return None
+    child = os.fork()
+    if not child:
+        os.setsid()
+        time.sleep(600)
+    return [str(child)]
+"""
+#: More than the buffers of a connection hold.
+NOTES_MANY = 5000
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +134,84 @@ def test_a_dead_node_gives_back_what_it_had_not_begun(
 
     run(scenario())
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems report each note")
+def test_the_notes_of_begun_batches_do_not_wake_the_server(
+    model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    read = Notes._readable
+
+    def counted(notes: Notes) -> None:
+        nonlocal looks
+        looks += 1
+        read(notes)
+
+    monkeypatch.setattr(Notes, "_readable", counted)
+
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems) as cluster:
+            pool = cluster.pool
+            await pool.scale(1)
+            for number in range(500):
+                assert await answer(ask(pool, f"r{number}")) == f"R{number}"
+
+    run(scenario())
+    assert 0 < looks < 50, "500 notes of 30 bytes, read 4096 bytes at a time"
+
+
+def test_a_worker_whose_notes_nobody_reads_waits_before_it_calls_its_handler(pems: dict[str, str]) -> None:
+    ours, theirs = (
+        PeerCertificate(pems["authority"], pems[role], pems[f"{role}_key"]) for role in ("server", "worker")
+    )
+    plain = socket.socketpair()
+    with ThreadPoolExecutor(1) as pool:
+        shaking = pool.submit(server_context(ours).wrap_socket, plain[0], True)
+        worker = SecureSocket(client_context(theirs).wrap_socket(plain[1]))
+        server = shaking.result(GUARD_S)
+    begun = 0
+
+    def begin_many() -> None:
+        nonlocal begun
+        progress = SentProgress(worker)
+        for batch_id in range(1, NOTES_MANY + 1):
+            progress.begin(batch_id)
+            begun = batch_id
+
+    writing = threading.Thread(target=begin_many)
+    writing.start()
+    poller = select.poll()
+    poller.register(worker.fileno(), select.POLLOUT)
+    until(lambda: not poller.poll(0))
+    assert begun < NOTES_MANY and writing.is_alive()
+    found = b""
+    while len(found) < NOTES_MANY * NOTE.size:
+        found += server.recv(1 << 16)
+    writing.join(GUARD_S)
+    assert [one for (one,) in NOTE.iter_unpack(found)] == list(range(1, NOTES_MANY + 1)), "each once, none lost"
+    server.close()
+    worker.close()
+
+
+def test_a_process_that_a_handler_forks_keeps_none_of_its_connections(model: Path, pems: dict[str, str]) -> None:
+    """It may outlive its parent, whose end the server would then not see."""
+    (model / "handler.py").write_text(FORKS)
+
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems) as cluster:
+            await cluster.pool.scale(1)
+            (slot,) = cluster.pool.slots
+            child = psutil.Process(int(await answer(ask(cluster.pool, "fork"))))
+            process = slot.worker.process if slot.worker is not None else None
+            assert process is not None
+            try:
+                assert len(psutil.Process(process.pid).net_connections("tcp")) == 2, "its requests, and its notes"
+                assert child.net_connections("tcp") == []
+            finally:
+                child.kill()
+
+    run(scenario())
 
 
 def test_a_worker_without_a_place_says_what_it_waits_for(

@@ -16,7 +16,6 @@ from ts.protocol.decoder import Decoder, decode_bytes
 from ts.protocol.frames import (
     FRAME_BYTES_MAX,
     HEADER,
-    Begun,
     Call,
     Cancel,
     Chunk,
@@ -96,7 +95,6 @@ SAMPLES: list[frames.Message] = [
     Cancel(3),
     Credit(4, 2**40),
     Measure(7),
-    Begun(8),
     Times(7, 1.5, 2.25, 3.0),
     Stop(),
     Ready({"pid": 1}),

@@ -339,9 +339,8 @@ class WorkerProcess(ForkedProcess):
         self._send(SHOWS_STACKS)
         asyncio.get_running_loop().call_later(STACKS_S, self.kill)
 
-    def note_begun(self, batch_id: int) -> None:
-        """Notes that the handler is called for a batch; a process of this machine writes that to the progress file
-        itself."""
+    async def last_notes(self) -> None:
+        """Returns when `unbegun` knows all batches that a dead process had begun: at once for one of this machine."""
 
     def resident_bytes(self) -> int:
         """Returns the resident memory of all known processes of the worker."""

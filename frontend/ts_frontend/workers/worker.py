@@ -13,7 +13,6 @@ from typing import Any
 
 from ts.protocol.frames import (
     CALL_ID_MIN,
-    Begun,
     Call,
     Cancel,
     Chunk,
@@ -462,9 +461,6 @@ class Worker:
             entry = self._running.jobs.get(message.job_id)
             if entry is not None and entry[0].timing is not None:
                 entry[0].timing.measured(message, time.monotonic())
-        elif isinstance(message, Begun):
-            assert self.process is not None
-            self.process.note_begun(message.batch_id)
         elif isinstance(message, LoadFailed):
             info = message.info
             self._death_note = f"Model couldn't be loaded: {info.get('message')}"
@@ -537,7 +533,8 @@ class Worker:
         assert process is not None
         how = ExitStatus(None)
         try:
-            if process.remote:  # no more notes of begun batches will come, and its end may be told late
+            if process.remote:  # its end may be told late
+                await process.last_notes()
                 self._put_back_unstarted()
             how = await self._exit_of(process)
             try:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from ts.protocol.frames import (
-    BEGUN,
     BY_HANDLER,
     CALL,
     CANCEL,
@@ -45,7 +44,6 @@ from ts.protocol.frames import (
     U64,
     WHOLE,
     WHOLE_HEAD,
-    Begun,
     Call,
     Cancel,
     Chunk,
@@ -273,10 +271,6 @@ def _decode_measure(key: int, body: Body) -> Message:
     return Measure(key)
 
 
-def _decode_begun(key: int, body: Body) -> Message:
-    return Begun(key)
-
-
 def _decode_times(key: int, body: Body) -> Message:
     begun_s, ended_s, given_s = _Reader(body).unpack(TIMES)
     return Times(key, begun_s, ended_s, given_s)
@@ -296,7 +290,6 @@ _DECODERS: dict[int, Callable[[int, Body], Message]] = {
     CALL: _decode_call,
     PIECES: _decode_pieces,
     MEASURE: _decode_measure,
-    BEGUN: _decode_begun,
     TIMED: _decode_times,
 }
 

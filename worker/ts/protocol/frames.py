@@ -196,22 +196,15 @@ class Times(NamedTuple):
     given_s: float
 
 
-class Begun(NamedTuple):
-    """From a worker on another machine: its handler is about to be called for this batch."""
-
-    batch_id: int
-
-
 Message: TypeAlias = (
     "Load | Predict | Cancel | Credit | Stop | Ready | LoadFailed | Chunk | Failed | Feed | Call | Pieces | Measure | "
-    "Times | Begun"
+    "Times"
 )
 
 LOAD, PREDICT, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, CHUNK, FAILED, FEED, CALL, PIECES, MEASURE, TIMED = range(
     1, 15
 )
-BEGUN = 15
-CONTROL_KINDS = frozenset({LOAD, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, FAILED, MEASURE, TIMED, BEGUN})
+CONTROL_KINDS = frozenset({LOAD, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, FAILED, MEASURE, TIMED})
 
 
 # --- encoding: message -> (kind, key, body segments)
@@ -444,10 +437,6 @@ def _encode_measure(message: Measure) -> tuple[int, int, list[Buffer]]:
     return MEASURE, message.job_id, []
 
 
-def _encode_begun(message: Begun) -> tuple[int, int, list[Buffer]]:
-    return BEGUN, message.batch_id, []
-
-
 def _encode_times(message: Times) -> tuple[int, int, list[Buffer]]:
     return TIMED, message.job_id, [TIMES.pack(*message[1:])]
 
@@ -466,7 +455,6 @@ _ENCODERS: dict[type, Callable[[Any], tuple[int, int, list[Buffer]]]] = {
     Feed: _encode_feed,
     Call: _encode_call,
     Measure: _encode_measure,
-    Begun: _encode_begun,
     Times: _encode_times,
 }
 

@@ -20,6 +20,8 @@ _TABLE_BYTES = PLACES * 8
 PROGRESS_BYTES = _TABLE_BYTES + (SIZES_MAX + 1) * 16
 
 _ID = struct.Struct("=Q")
+#: A begun batch's id, as a worker of another machine sends it.
+NOTE = struct.Struct("!Q")
 _SUMS = struct.Struct("=2d")
 
 

@@ -135,6 +135,11 @@ class SecureSocket:
             self._owed = b""
             return sent
 
+    def announce_from(self, size: int) -> None:
+        """Lets poll report the socket as readable only when about so many bytes have come, or its end."""
+        with contextlib.suppress(OSError):  # a system without it reports each arrival
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+
     def shutdown(self, how: int) -> None:
         socket.socket.shutdown(self._sock, how)
 

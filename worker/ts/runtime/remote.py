@@ -2,7 +2,7 @@
 on standard input.
 
 It connects to the frontend over TLS and identifies itself; then it is a worker like any other. The begun batches, which
-the frontend otherwise reads from a shared file, are sent as messages before the handler is called.
+the frontend otherwise reads from a shared file, are sent over a second connection before the handler is called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ts.runtime.agent import greet
 from ts.runtime.handlers import Loaded, load
 from ts.runtime.main import answer, prepare_logging, prepare_process
 from ts.runtime.process import die_with, outlive_stops
-from ts.runtime.remote_link import RemoteLedger, RemoteLink, ReportedProgress
+from ts.runtime.remote_link import RemoteLedger, RemoteLink, SentProgress
 from ts.runtime.worker import leave
 
 
@@ -47,14 +47,15 @@ def main() -> None:
     outlive_stops()
     instructions = json.load(sys.stdin)
     try:
+        notes, _ = greet(instructions, "notes")
         sock, ahead_s = greet(instructions, "worker")
     except OSError as error:
         sys.exit(f"the worker can't reach the server at {instructions['host']}:{instructions['port']}: {error}")
-    link = RemoteLink(sock, ahead_s)
+    link = RemoteLink(sock, ahead_s, notes)
     link.part_from_forks()
     prepare_process()
     ledger: Any = partial(RemoteLedger, ahead_s)
-    status = answer(link, ReportedProgress(link), ledger, prepare_logging, loading=partial(_load, instructions))
+    status = answer(link, SentProgress(notes), ledger, prepare_logging, loading=partial(_load, instructions))
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
     leave(status)

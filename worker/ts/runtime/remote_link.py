@@ -1,26 +1,33 @@
 """The link of a worker on another machine than its frontend, whose clock is another: received times are converted to
-its own clock, and sent times to the frontend's. Begun batches are sent as messages, because there is no shared
-memory.
+its own clock, and sent times to the frontend's. Begun batches are sent over a connection of their own, because there
+is no shared memory.
 """
 
 from __future__ import annotations
 
+import select
 from math import isinf
 
-from ts.protocol.frames import Begun, Message, Predict, Times
+from ts.protocol.frames import Message, Predict, Times
 from ts.protocol.outbox import Outbox
-from ts.protocol.progress import PROGRESS_BYTES, Progress
+from ts.protocol.progress import NOTE, PROGRESS_BYTES, Progress
 from ts.protocol.secure import SecureSocket
 from ts.runtime.jobs import Ledger
-from ts.runtime.worker import Link
+from ts.runtime.worker import Link, leave, parted
 
 
 class RemoteLink(Link):
-    """The link of a worker whose frontend's clock is `ahead_s` before its own."""
+    """The link of a worker whose frontend's clock is `ahead_s` before its own. `notes`: the connection of its begun
+    batches, which forked processes don't keep either."""
 
-    def __init__(self, sock: SecureSocket, ahead_s: float) -> None:
+    def __init__(self, sock: SecureSocket, ahead_s: float, notes: SecureSocket) -> None:
         super().__init__(sock)
         self._ahead_s = ahead_s
+        self._notes = notes
+
+    def _part(self) -> None:
+        super()._part()
+        parted(self._notes.fileno())
 
     def _decode(self, data: bytes) -> list[Message]:
         return [self._timed(message) for message in super()._decode(data)]
@@ -61,17 +68,29 @@ class RemoteLedger(Ledger):
             self.outbox = _TimedOutbox(ahead_s)
 
 
-class ReportedProgress(Progress):
-    """Tells the frontend of each batch before its handler is called: the operating system has the message by then,
-    and sends it even if this process is killed."""
+class SentProgress(Progress):
+    """Tells the frontend of each batch before its handler is called: the operating system has the note by then, and
+    sends it even if this process is killed. The notes have a connection of their own, which the frontend reads once in
+    a while, so that it isn't woken by each and answers can still share a write."""
 
-    __slots__ = ("_link",)
+    __slots__ = ("_notes",)
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, notes: SecureSocket) -> None:
         super().__init__(bytearray(PROGRESS_BYTES))
-        self._link = link
+        self._notes = notes
 
     def begin(self, batch_id: int) -> None:
-        with self._link.ledger.lock:
-            self._link.ledger.outbox.push(Begun(batch_id))
-        self._link.drain()
+        note = memoryview(NOTE.pack(batch_id))
+        while True:
+            try:
+                self._notes.sendmsg([note])
+                return
+            except BlockingIOError:
+                self._wait()
+            except OSError:
+                leave(0)  # the frontend has gone
+
+    def _wait(self) -> None:
+        poller = select.poll()
+        poller.register(self._notes.fileno(), select.POLLOUT)
+        poller.poll()

@@ -46,6 +46,15 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
+def parted(fd: int) -> None:
+    """Puts an ended socket in the place of a connection that a forked process has inherited."""
+    with contextlib.suppress(OSError):  # closed already
+        ended, other = socket.socketpair()
+        other.close()
+        os.dup2(ended.fileno(), fd, inheritable=False)
+        ended.close()
+
+
 class _Poller:
     """Waits for the socket; each thread has its own, since a poll object allows one call at a time. Bytes on
     `alarm_fd` also end a wait."""
@@ -134,11 +143,7 @@ class Link:
     def _part(self) -> None:
         self._forked = True
         self._leave = self._end_fork
-        with contextlib.suppress(OSError):  # closed already
-            ended, other = socket.socketpair()
-            other.close()
-            os.dup2(ended.fileno(), self._sock.fileno(), inheritable=False)
-            ended.close()
+        parted(self._sock.fileno())
 
     def _end_fork(self, status: int = 0) -> NoReturn:
         print(

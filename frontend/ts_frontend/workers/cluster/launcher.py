@@ -15,7 +15,7 @@ from typing import Any
 from ts.protocol.secure import SecureSocket
 from ts_frontend.workers.cluster.gate import Gate
 from ts_frontend.workers.cluster.link import BridgeLink
-from ts_frontend.workers.cluster.remote import AgentLine, RemoteProcess, WorkerNode
+from ts_frontend.workers.cluster.remote import AgentLine, Notes, RemoteProcess, WorkerNode
 from ts_frontend.workers.cluster.resources import ClusterRequest
 from ts_frontend.workers.cluster.state import ClusterNode
 from ts_frontend.workers.launchers import LaunchFailed
@@ -47,6 +47,7 @@ class _Launch:
         self.node = WorkerNode("", "", "")
         self.early: list[dict[str, Any]] = []
         self.line: AgentLine | None = None
+        self.notes: Notes | None = None
         self.process: RemoteProcess | None = None
         self.tail: list[str] = []
 
@@ -57,11 +58,18 @@ class _Launch:
 
     def lose(self, reason: str) -> None:
         """Notes that the worker lost its place before it connected, which is no failure of the model."""
+        self.part()
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+    def part(self) -> None:
+        """Closes the connections to its processes, until the worker's own has come."""
         if self.line is not None:
             self.line.close()
             self.line = None
-        if not self.lost.done():
-            self.lost.set_result(reason)
+        if self.notes is not None and self.process is None:
+            self.notes.close()
+            self.notes = None
 
     def fail(self, reason: str) -> None:
         if not self.arrived.done():
@@ -169,22 +177,27 @@ class ClusterLauncher:
     def _abandon(self, launch: _Launch) -> None:
         self._launches.pop(launch.number, None)
         self.bridge.order("end", id=launch.number)
-        if launch.line is not None:
-            launch.line.close()
+        launch.part()
         if launch.arrived.done() and not launch.arrived.cancelled() and launch.arrived.exception() is None:
-            launch.arrived.result().sock.close()
+            process = launch.arrived.result()
+            process.sock.close()
+            process.release()
 
     def _welcome(self, launch: _Launch, role: str, sock: SecureSocket, hello: dict[str, Any]) -> None:
-        """Handles the connection of a process of the launch: first the agent's, then the worker's."""
+        """Handles a connection of the launch: first the agent's, then the worker's two, of which its notes' is the
+        first."""
         if role == "agent" and launch.line is None:
             launch.node = WorkerNode.of(hello.get("node"))
             launch.line = AgentLine(sock, lambda what: self._told(launch, what), lambda: self._silent(launch))
-        elif role == "worker" and launch.line is not None and not launch.arrived.done():
+        elif role == "notes" and launch.line is not None and launch.notes is None:
+            launch.notes = Notes(sock)
+        elif role == "worker" and launch.line is not None and launch.notes is not None and not launch.arrived.done():
             process = RemoteProcess(
                 launch.spec.name,
                 int(hello.get("pid") or 0),
                 launch.node,
                 sock,
+                launch.notes,
                 launch.sink,
                 lambda: self._ended(launch),
                 lambda: self._suspect(launch.node),
@@ -262,8 +275,7 @@ class ClusterLauncher:
         """Ends the workers and the bridge. The agents end with their connections."""
         for launch in list(self._launches.values()):
             launch.fail("the server ends")
-            if launch.line is not None:
-                launch.line.close()
+            launch.part()
         if self._gate is not None:
             self._gate.close()
         await self.bridge.close()

@@ -1,5 +1,5 @@
 """The frontend's view of a worker's process on another machine: its lines, its memory and its end come over a
-connection to its agent there."""
+connection to its agent there, and the batches that it begins over another one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ts.protocol.marks import unmarked
-from ts.protocol.progress import PROGRESS_BYTES, Progress, has_begun
+from ts.protocol.progress import NOTE, PROGRESS_BYTES, Progress, has_begun
 from ts.protocol.secure import SecureSocket
 from ts_frontend.workers.process import TAIL_LINE_CHARS_MAX, ExitStatus, LineSink, WorkerProcess
 
@@ -23,6 +23,11 @@ READS_PER_TURN_MAX = 16
 TOLD_BYTES_MAX = 4 << 20
 #: The most seconds to wait for Ray's reason, after a worker's connection ended without a report.
 REASON_S_MAX = 0.5
+#: Notes wait unread until so many bytes have come: a note is 30 bytes with TLS.
+NOTES_BYTES = 4096
+NOTES_PER_TURN_MAX = 1024
+#: The most seconds from the end of a worker's connection to the end of its notes.
+NOTES_S_MAX = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,52 @@ class AgentLine:
             sock.close()
 
 
+class Notes:
+    """The connection on which a worker sends the ids of the batches that it begins. They are of interest only when the
+    worker has died, so they are read many at a time, and the rest at the connection's end."""
+
+    def __init__(self, sock: SecureSocket) -> None:
+        self._sock: SecureSocket | None = sock
+        self._rest = b""
+        self._table = bytearray(PROGRESS_BYTES)
+        self._progress = Progress(self._table)
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        sock.announce_from(NOTES_BYTES)
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    def _readable(self) -> None:
+        for _ in range(NOTES_PER_TURN_MAX):
+            if self._sock is None:
+                return
+            try:
+                data = self._sock.recv(READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.close()
+                return
+            data = self._rest + data if self._rest else data
+            whole = len(data) - len(data) % NOTE.size
+            self._rest = data[whole:]
+            for (batch_id,) in NOTE.iter_unpack(data[:whole]):
+                self._progress.begin(batch_id)
+
+    def table(self) -> bytes:
+        """The record of the begun batches, as far as it has been read."""
+        return bytes(self._table)
+
+    def close(self) -> None:
+        """Closes the connection; the record stays."""
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._loop.remove_reader(sock.fileno())
+            sock.close()
+            self.ended.set_result(None)
+
+
 class RemoteProcess(WorkerProcess):
     """A worker process on a node. `on_end` is called when it has ended, `on_lost` when its agent's connection ended
     without a report."""
@@ -123,6 +174,7 @@ class RemoteProcess(WorkerProcess):
         pid: int,
         node: WorkerNode,
         sock: Any,
+        notes: Notes,
         sink: LineSink,
         on_end: Callable[[], None],
         on_lost: Callable[[], None],
@@ -132,8 +184,7 @@ class RemoteProcess(WorkerProcess):
         self._sink = sink
         self._on_end, self._on_lost = on_end, on_lost
         self._line: AgentLine | None = None
-        self._table = bytearray(PROGRESS_BYTES)
-        self._noted = Progress(self._table)
+        self._notes = notes
         self._memory_bytes = 0
         self._lost = ""
         self.exited.add_done_callback(lambda _: on_end())
@@ -182,11 +233,11 @@ class RemoteProcess(WorkerProcess):
 
     # --- as a process
 
-    def note_begun(self, batch_id: int) -> None:
-        self._noted.begin(batch_id)
+    async def last_notes(self) -> None:
+        await asyncio.wait({self._notes.ended}, timeout=NOTES_S_MAX)
 
     def unbegun(self, batch_ids: Any) -> set[int]:
-        table = bytes(self._table)
+        table = self._notes.table()
         return {batch_id for batch_id in batch_ids if not has_begun(table, batch_id)}
 
     def spent(self) -> dict[int, tuple[float, float]]:
@@ -201,6 +252,7 @@ class RemoteProcess(WorkerProcess):
             self._line.kill()
 
     def release(self) -> None:
-        """Does nothing: the agent ends the worker's child processes."""
+        """Closes its connections: the agent ends the worker's child processes."""
+        self._notes.close()
         if self._line is not None:
             self._line.close()
