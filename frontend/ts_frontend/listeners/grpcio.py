@@ -287,6 +287,8 @@ def server_options(limits: ListenerLimits) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", HEADER_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", HEADER_BYTES_MAX),
     ]
+    if limits.connections_max:
+        options.append(("grpc.max_allowed_incoming_connections", limits.connections_max))
     options += keepalive_options(limits.keepalive)
     if math.isfinite(limits.connection_age_s_max):
         options.append(("grpc.max_connection_age_ms", round(limits.connection_age_s_max * 1000)))
