@@ -29,6 +29,7 @@ from ts_frontend.config.kinds import ConfigError, s3_of
 from ts_frontend.config.load import forget_secrets, located
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
+from ts_frontend.listeners.descriptors import raise_open_files
 from ts_frontend.tasks import owned
 from ts_frontend.telemetry.logging.logs import Logs, setup_logs
 from ts_frontend.workers.spawning import StartedForkserver, first_forkserver
@@ -61,6 +62,7 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
     """
     report = StartReport(report_ready_fd)
     forget_secrets()
+    raise_open_files()
     if os.getpid() == 1:  # the engine's signals count only when they are handled
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     try:

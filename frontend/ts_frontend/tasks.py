@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -58,6 +59,37 @@ async def _keep(loop: Callable[[], Awaitable[None]], what: str, restart_s: float
 def _log_end(task: asyncio.Task[Any], what: str) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("%s failed", what, exc_info=error)
+
+
+def current_task(loop: asyncio.AbstractEventLoop | None = None) -> asyncio.Task[None]:
+    """The task of this request: ASGI servers run each in one. Without `loop`, looking up the running loop costs a
+    system call."""
+    task: asyncio.Task[None] | None = asyncio.current_task(loop)
+    assert task is not None
+    return task
+
+
+def uncancel() -> None:
+    """Undoes a cancellation by the deadline, so that the task can still send its last messages."""
+    if sys.version_info >= (3, 11):  # older versions forget a caught cancellation
+        current_task().uncancel()
+
+
+class Expiry:
+    """Cancels a task when its time is over. The caller clears `task`: a cancelled task keeps its exception with the
+    traceback's frames, which must not refer back to the task. For work that may fail with a request's body in its
+    frames, instead of `asyncio.wait_for`, whose frame refers to the task with the exception on Python 3.11."""
+
+    __slots__ = ("passed", "task")
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self.task: asyncio.Task[None] | None = task
+        self.passed = False
+
+    def expire(self) -> None:
+        if self.task is not None:
+            self.passed = True
+            self.task.cancel()
 
 
 async def side_by_side(work: Sequence[Coroutine[Any, Any, T]], at_once_max: int) -> list[T]:

@@ -5,15 +5,20 @@ The server runs with the collector turned off, so that objects which only it cou
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
+import h2.connection
+import h2.events
 import httpx
 import psutil
 import pytest
@@ -25,6 +30,8 @@ from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
 BODY_BYTES = 200_000
+#: How long a client may take for its body. Whole bodies are sent at once.
+BODY_WAIT_S = 2
 #: Of each kind of failure, in each test.
 COUNTED = 4
 
@@ -138,9 +145,13 @@ def server(
     write_to(store, "mortal", HANDLER)
     write_to(store, "full", HANDLER, config="jobQueueSize: 1\n")
     settings = {
-        "env": {"PYTHONPATH": str(directory / "python"), "ALIVE_DIR": str(directory)},
+        "env": {
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(directory / "python"), os.environ.get("PYTHONPATH")))),
+            "ALIVE_DIR": str(directory),
+        },
         "grpc_engine": request.param,
         "max_response_size": 250_000,
+        "request_body_timeout_s": BODY_WAIT_S,
     }
     found = serving(directory, store, settings, []).wait_started()
     try:
@@ -316,6 +327,112 @@ def test_a_failure_leaves_nothing_behind(server: Any, clients: Clients, service:
             one.cancel()
     grown = settled(server.alive, before, COUNTED - 1)
     assert not grown, json.dumps(server.alive.garbage(), indent=1)
+
+
+def over_http1(port: int, path: str, head: str, sent: bytes, *, waits: bool) -> None:
+    """A request over HTTP/1.1, of which `sent` is a part. `waits`: its client waits for the error, else it leaves."""
+    with socket.create_connection(("127.0.0.1", port), GUARD_S) as one:
+        one.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{head}\r\n".encode())
+        with contextlib.suppress(ConnectionError):  # an error may come before the rest was sent
+            one.sendall(sent)
+            if waits:
+                assert one.recv(100)
+
+
+OVER = (h2.events.StreamEnded, h2.events.StreamReset)
+
+
+def over_http2(port: int, path: str, kind: str, sent: bytes, *, waits: bool, whole: bool = False, **more: str) -> None:
+    """The same over HTTP/2: the client resets the stream. `whole`: the request ends after `sent`."""
+    headers = {":method": "POST", ":path": path, ":scheme": "http", ":authority": "localhost", "content-type": kind}
+    http = h2.connection.H2Connection()
+    http.initiate_connection()
+    http.send_headers(1, list({**headers, **more}.items()))
+    with socket.create_connection(("127.0.0.1", port), GUARD_S) as one:
+        one.sendall(http.data_to_send())
+        seen: list[Any] = []
+        while sent and not any(isinstance(event, OVER) for event in seen):
+            size = min(len(sent), http.local_flow_control_window(1), http.max_outbound_frame_size)
+            if size:
+                http.send_data(1, sent[:size], end_stream=whole and size == len(sent))
+                sent = sent[size:]
+                one.sendall(http.data_to_send())
+            else:
+                seen += http.receive_data(one.recv(1 << 16))
+        while waits and not any(isinstance(event, OVER) for event in seen):
+            seen += http.receive_data(one.recv(1 << 16))
+        if not waits:
+            http.reset_stream(1, 8)
+            one.sendall(http.data_to_send())
+
+
+LENGTH = f"Content-Length: {2 * BODY_BYTES}\r\n"
+CHUNKED = "Transfer-Encoding: chunked\r\n"
+PART = b"." * BODY_BYTES
+CHUNK = b"%x\r\n%b\r\n" % (BODY_BYTES, PART)
+GRPC = {"te": "trailers"}
+PREFIX = (2 * BODY_BYTES).to_bytes(5, "big")
+#: Ends of requests whose bodies aren't there as a whole, for HTTP: the client leaves or takes too long, too much comes.
+HTTP_WAYS: dict[str, Callable[[int, str], None]] = {
+    "left": lambda port, path: over_http1(port, path, LENGTH, PART, waits=False),
+    "left, in chunks": lambda port, path: over_http1(port, path, CHUNKED, CHUNK, waits=False),
+    "broken chunk": lambda port, path: over_http1(port, path, CHUNKED, CHUNK + b"no size\r\n", waits=False),
+    "too long": lambda port, path: over_http1(port, path, LENGTH, PART, waits=True),
+    "too much": lambda port, path: over_http1(port, path, CHUNKED, CHUNK * 40, waits=True),
+    "left over HTTP/2": lambda port, path: over_http2(port, path, "application/json", PART, waits=False),
+    "too long over HTTP/2": lambda port, path: over_http2(port, path, "application/json", PART, waits=True),
+}
+HTTP_PATHS = ["/predictions/whole", "/v2/models/whole/infer", "/v2/models/whole/generate_stream", "/v1/completions"]
+#: The same for gRPC, and messages that can't be read.
+GRPC_WAYS: dict[str, Callable[[int, str], None]] = {
+    "left": lambda port, path: over_http2(port, path, "application/grpc", PREFIX + PART, waits=False, **GRPC),
+    "deadline": lambda port, path: over_http2(
+        port, path, "application/grpc", PREFIX + PART, waits=True, **GRPC, **{"grpc-timeout": "100m"}
+    ),
+    "ended too early": lambda port, path: over_http2(
+        port, path, "application/grpc", PREFIX + PART, waits=True, whole=True, **GRPC
+    ),
+    "too large": lambda port, path: over_http2(
+        port, path, "application/grpc", b"\0\xff" + PREFIX[2:] + PART, waits=True, **GRPC
+    ),
+    "not compressed": lambda port, path: over_http2(
+        port,
+        path,
+        "application/grpc",
+        b"\1" + len(PART).to_bytes(4, "big") + PART,
+        waits=True,
+        whole=True,
+        **GRPC,
+        **{"grpc-encoding": "gzip"},
+    ),
+    "no protobuf": lambda port, path: over_http2(
+        port, path, "application/grpc", b"\0" + len(PART).to_bytes(4, "big") + PART, waits=True, whole=True, **GRPC
+    ),
+}
+SERVE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService"
+GRPC_PATHS = [f"{SERVE}/Predictions", f"{SERVE}/StreamPredictions", f"{SERVE}/StreamPredictions2"]
+GRPC_PATHS += [f"/inference.GRPCInferenceService/{name}" for name in ("ModelInfer", "ModelStreamInfer")]
+
+
+@pytest.mark.parametrize("way", HTTP_WAYS)
+def test_an_unfinished_body_leaves_nothing_behind(server: Any, way: str) -> None:
+    leaves_nothing(server, lambda path: HTTP_WAYS[way](server.port("http_inference"), path), HTTP_PATHS)
+
+
+@pytest.mark.parametrize("way", GRPC_WAYS)
+def test_an_unfinished_message_leaves_nothing_behind(server: Any, way: str, request: pytest.FixtureRequest) -> None:
+    if way == "ended too early" and "grpcio" in request.node.name:
+        pytest.skip("grpcio waits for the rest of the message until its client leaves")
+    leaves_nothing(server, lambda path: GRPC_WAYS[way](server.port("grpc_inference"), path), GRPC_PATHS)
+
+
+def leaves_nothing(server: Any, ask: Callable[[str], None], paths: list[str]) -> None:
+    for path in paths:
+        ask(path)
+    before = server.alive.count()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(ask, paths * COUNTED))
+    assert not settled(server.alive, before, COUNTED - 1), json.dumps(server.alive.garbage(), indent=1)
 
 
 DEADLY = ["predictions", "stream_predictions_2", "model_infer", "model_stream_infer", "http_predictions", "http_infer"]

@@ -394,7 +394,7 @@ MAY_IMPORT = {
     "grpc": "authorization config http job models open_inference protos scheduling telemetry",
     "listeners": "authorization config console grpc http models open_inference scheduling telemetry workflows",
     "server": "authorization config listeners models open_inference scheduling telemetry workers workflows",
-    "process": "config server telemetry workers",
+    "process": "config listeners server telemetry workers",
     "diagnosis": "config job listeners models process protos server telemetry workers",
     "tuning": "",
     "cli": "authorization config diagnosis process protos tuning",

@@ -23,6 +23,7 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.diagnosis import machine
 from ts_frontend.diagnosis.report import Report, Section
 from ts_frontend.errors import ServeError
+from ts_frontend.listeners.descriptors import open_files_max
 from ts_frontend.models.formats.formats import known_formats
 from ts_frontend.models.store.store import NAMES_SHOWN_MAX, ModelStore
 from ts_frontend.process import PidFileError, pid_path, prepare, running_server
@@ -198,10 +199,9 @@ def _guarded(section: Section, about: str, look: Callable[[], None]) -> None:
 
 
 def _limits(section: Section) -> None:
-    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     machine.limits(
         section,
-        open_files if open_files != resource.RLIM_INFINITY else sys.maxsize,
+        open_files_max(*resource.getrlimit(resource.RLIMIT_NOFILE)),
         available_bytes(),
         int(psutil.virtual_memory().total),
     )

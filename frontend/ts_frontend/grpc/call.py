@@ -235,7 +235,7 @@ class Keepalive:
 class ListenerLimits:
     """The limits of a listener. Sizes in bytes, times in seconds; `math.inf` for no limit. `head_pause_s_max`: the
     longest pause while a client sends a request's head; `write_s_max`: the longest time in which a client reads nothing
-    of an answer, 0 for no limit."""
+    of an answer, 0 for no limit; `connections_max`: of a listener at a time, 0 for its share of the open files."""
 
     request_bytes_max: int = 6_553_500
     response_bytes_max: int = 6_553_500
@@ -243,6 +243,7 @@ class ListenerLimits:
     connection_age_grace_s: float = math.inf
     head_pause_s_max: float = 10.0
     write_s_max: float = 120.0
+    connections_max: int = 0
     keepalive: Keepalive = Keepalive()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 
@@ -26,6 +25,7 @@ from ts_frontend.grpc.protocol import (
     timeout_s,
 )
 from ts_frontend.http.request import Event, Receive, Scope, Send
+from ts_frontend.tasks import Expiry, current_task, uncancel
 
 logger = logging.getLogger(__name__)
 
@@ -40,36 +40,6 @@ UNEXPECTED = "The server failed unexpectedly; its log says why"
 
 _HEADERS = (CONTENT_TYPE,)
 _TRAILERS_OK = (STATUS_OK,)
-
-
-def current_task(loop: asyncio.AbstractEventLoop | None = None) -> asyncio.Task[None]:
-    """The task of this request: ASGI servers run each in one. Without `loop`, looking up the running loop costs a
-    system call."""
-    task: asyncio.Task[None] | None = asyncio.current_task(loop)
-    assert task is not None
-    return task
-
-
-def uncancel() -> None:
-    """Undoes a cancellation by the deadline, so that the task can still send its last messages."""
-    if sys.version_info >= (3, 11):  # older versions forget a caught cancellation
-        current_task().uncancel()
-
-
-class _Expiry:
-    """Cancels a task when its time is over. The caller clears `task`: a cancelled task keeps its exception with the
-    traceback's frames, which must not refer back to the task."""
-
-    __slots__ = ("passed", "task")
-
-    def __init__(self, task: asyncio.Task[None]) -> None:
-        self.task: asyncio.Task[None] | None = task
-        self.passed = False
-
-    def expire(self) -> None:
-        if self.task is not None:
-            self.passed = True
-            self.task.cancel()
 
 
 class Exchange:
@@ -122,7 +92,7 @@ class Exchange:
     async def _run_in_time(self, method: Method | None) -> None:
         seconds = timeout_s(self._request[b"grpc-timeout"])
         self._call.deadline_s = time.monotonic() + seconds
-        expiry = _Expiry(current_task())
+        expiry = Expiry(current_task())
         timer = asyncio.get_running_loop().call_later(answering_s(seconds), expiry.expire)
         try:
             await self._way(method)

@@ -15,7 +15,7 @@ from ts_frontend.errors import ClientGone, Code, InvalidArgument, MessageTooLarg
 from ts_frontend.http.departures import Departures, Watched
 from ts_frontend.job import handlers_headers
 from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, small_members
-from ts_frontend.tasks import watched
+from ts_frontend.tasks import Expiry, current_task, uncancel, watched
 
 log = logging.getLogger(__name__)
 
@@ -131,10 +131,18 @@ class HttpRequest:
             self._taken = True
             return data
         self._check_size(self._announced())
+        expiry = Expiry(current_task())
+        timer = asyncio.get_running_loop().call_later(self.limits.s_max, expiry.expire)
         try:
-            return await asyncio.wait_for(self._pieces(event, first), self.limits.s_max)
-        except (asyncio.TimeoutError, TimeoutError):  # the same class from Python 3.11 on
+            return await self._pieces(event, first)
+        except asyncio.CancelledError:
+            if not expiry.passed:
+                raise
+            uncancel()
             raise SlowSender(f"The request's body did not come within {self.limits.s_max:g} s") from None
+        finally:
+            timer.cancel()
+            expiry.task = None
 
     async def _pieces(self, event: Event | None, following: Awaitable[Event]) -> bytes:
         """Returns the body from `event` on; None: it is the result of `following`."""

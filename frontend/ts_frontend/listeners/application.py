@@ -7,11 +7,12 @@ import contextlib
 from collections.abc import Awaitable
 
 from ts_frontend.errors import ClientGone, Draining
-from ts_frontend.grpc.exchange import Exchange, current_task, uncancel
+from ts_frontend.grpc.exchange import Exchange
 from ts_frontend.grpc.protocol import is_grpc
 from ts_frontend.http.request import CLOSE, AsgiApp, Event, Receive, Scope, Send, answer_error, not_found
 from ts_frontend.listeners.floods import Floods
 from ts_frontend.listeners.listener import Listener
+from ts_frontend.tasks import current_task, uncancel
 
 #: Seconds that the last requests of a drain stay open after their answers. h2corn 2.0.0 closes a drained connection at
 #: the end of its last request without reading what the client has just sent; the kernel then resets the connection, and

@@ -20,7 +20,7 @@ import grpc.aio
 
 from ts_frontend.errors import Code, DeadlineExceeded, Draining, ServeError
 from ts_frontend.grpc.call import Bidi, Call, Keepalive, ListenerLimits, Method, Routes, ServerStream, Shape, Unary
-from ts_frontend.grpc.exchange import UNEXPECTED, uncancel
+from ts_frontend.grpc.exchange import UNEXPECTED
 from ts_frontend.grpc.protocol import bounded, status_details, too_large
 from ts_frontend.listeners.certificates import CertificateFiles, Pem, key_refused
 from ts_frontend.listeners.listener import Listener, Tls
@@ -43,7 +43,7 @@ from ts_frontend.listeners.sockets import (
     say_goaway,
     unread,
 )
-from ts_frontend.tasks import ENDING, kept, owned
+from ts_frontend.tasks import ENDING, kept, owned, uncancel
 
 logger = logging.getLogger(__name__)
 
@@ -287,6 +287,8 @@ def server_options(limits: ListenerLimits) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", HEADER_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", HEADER_BYTES_MAX),
     ]
+    if limits.connections_max:
+        options.append(("grpc.max_allowed_incoming_connections", limits.connections_max))
     options += keepalive_options(limits.keepalive)
     if math.isfinite(limits.connection_age_s_max):
         options.append(("grpc.max_connection_age_ms", round(limits.connection_age_s_max * 1000)))

@@ -22,6 +22,7 @@ from h2corn._server import TlsMaterial
 from ts_frontend.grpc.call import Keepalive
 from ts_frontend.listeners.application import LINGER_S, application
 from ts_frontend.listeners.certificates import CertificateFiles, CertificateRefused, Pem, key_refused
+from ts_frontend.listeners.descriptors import is_exhausted, report_full
 from ts_frontend.listeners.listener import Listener
 from ts_frontend.listeners.sockets import LINGER_S_MAX, Listening, cut, hold, keep, listen, quiet
 from ts_frontend.tasks import kept, owned, watched
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 GRACE_S_MAX = 86_400.0
 #: Seconds after the cancellation of calls until their statuses are sent.
 SETTLE_S = 1.0
+#: Seconds until h2corn is started again that ended for want of a descriptor.
+AGAIN_S = 1.0
 #: Seconds that a drain waits for active HTTP/1.1 clients before h2corn closes idle connections.
 QUIET_S_MAX = 1.0
 STREAMS_PER_CONNECTION_MAX = 4096
@@ -89,6 +92,8 @@ class ListenerServer:
         self._serving: Serving | None = None
         self._retired: dict[Serving, asyncio.Task[None]] = {}
         self._following: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
+        self._draining = False
 
     @property
     def port(self) -> int:
@@ -101,6 +106,11 @@ class ListenerServer:
         prepared = prepare(self._listener, files.read() if files else None)
         self._listening = listen(self._listener)
         self._serving = await self._serve(prepared)
+        name, most = self._listener.name, self._listener.limits.connections_max
+        if most:
+            self._reporting = kept(
+                partial(report_full, name, most, self._listening.waiting), f"{name}: the watch over waiting clients"
+            )
         if files is not None and tls is not None and tls.check_s:
             self._following = kept(
                 partial(files.follow, self._renew), f"{self._listener.name}: the watch over TLS files"
@@ -131,7 +141,8 @@ class ListenerServer:
     async def drain(self, grace_s: float) -> None:
         """Returns when all calls have ended and clients have read their answers, or at the limit of `Serving.drain`."""
         latest_s = time.monotonic() + grace_s
-        await self._stop_following()
+        self._draining = True
+        await self._stop_watching()
         retired = dict(self._retired)
         for task in retired.values():
             task.cancel()
@@ -172,17 +183,42 @@ class ListenerServer:
     def _paths(self) -> tuple[str, ...]:
         return (self._listener.path,) if self._listener.path else ()
 
-    async def _stop_following(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+    async def _stop_watching(self) -> None:
+        watching = [task for task in (self._following, self._reporting) if task is not None]
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
 
     async def wait(self) -> None:
         serving = None
         while serving is not self._serving:
             serving = self._serving
             if serving is not None:
-                await asyncio.shield(serving.task)
+                try:
+                    await asyncio.shield(serving.task)
+                except OSError as error:
+                    if self._draining or not is_exhausted(error):
+                        raise
+                    await self._serve_again(serving, error)
+
+    async def _serve_again(self, ended: Serving, error: OSError) -> None:
+        """Serves on the same sockets as soon as the system has room again: h2corn ends when it can't accept a
+        connection."""
+        logger.error("%s: %s; its connections were closed", self._listener.name, error)
+        while ended is self._serving and not self._draining:
+            await asyncio.sleep(AGAIN_S)
+            try:
+                serving = await self._serve(ended.prepared)
+            except OSError as another:
+                if not is_exhausted(another):
+                    raise
+                logger.error("%s: %s", self._listener.name, another)
+                continue
+            if ended is not self._serving or self._draining:  # a new certificate or a drain came meanwhile
+                await serving.drain(0)
+                return
+            self._serving = serving
+            logger.warning("%s accepts connections again", self._listener.name)
 
 
 class Serving:
@@ -191,6 +227,7 @@ class Serving:
     def __init__(self, listener: Listener, descriptors: list[int], prepared: Prepared, cut: Callable[[], None]) -> None:
         self._name = listener.name
         self._cut = cut
+        self.prepared = prepared
         self.application = application(listener)
         self.server = h2corn.Server(self.application, prepared.config)
         serving = self.server._serve_worker_fds(descriptors, prepared_tls=prepared.tls)
@@ -255,6 +292,7 @@ def server_config(listener: Listener) -> h2corn.Config:
         access_log=False,
         server_header="off",
         date_header=False,
+        limit_connections=listener.limits.connections_max,  # further ones wait in the system's queue
         max_concurrent_streams=STREAMS_PER_CONNECTION_MAX,
         h2_max_header_list_size=HEADER_BYTES_MAX,
         h2_max_header_block_size=HEADER_BYTES_MAX,

@@ -56,6 +56,7 @@ from ts_frontend.http.torchserve import HttpInference, HttpMetrics
 from ts_frontend.http.triton import HttpTriton
 from ts_frontend.http.workflows import HttpWorkflows
 from ts_frontend.listeners.certificates import CertificateEnds, certificate_files
+from ts_frontend.listeners.descriptors import shared_out
 from ts_frontend.listeners.listener import Listener
 from ts_frontend.listeners.sockets import check_free
 from ts_frontend.models.health import Health
@@ -151,11 +152,15 @@ def make_engine(kind: str, listeners: Sequence[Listener]) -> Engine:
         raise ValueError(f"grpc_engine is {kind!r}; use one of {', '.join(ENGINES)}")
     if len({listener.name for listener in listeners}) != len(listeners):
         raise ValueError("two listeners have one name")
+    return _engine(kind, shared_out(listeners))
+
+
+def _engine(kind: str, listeners: Sequence[Listener]) -> Engine:
     if kind == "auto":
         kind = _best_kind(listeners)
     http = [listener for listener in listeners if listener.http_app is not None and not listener.routes]
     if kind == "grpcio" and http:
-        return Joined(make_engine("grpcio", [one for one in listeners if one not in http]), make_engine("h2corn", http))
+        return Joined(_engine("grpcio", [one for one in listeners if one not in http]), _engine("h2corn", http))
     if kind == "h2corn":
         if not serves_http():
             raise InvalidArgument("grpc_engine=h2corn: h2corn is not installed; it needs Python 3.11 or later")

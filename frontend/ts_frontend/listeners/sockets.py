@@ -76,6 +76,12 @@ class Listening:
         self._remove_path()
         await refuse(self._sockets)
 
+    def waiting(self) -> int:
+        """Returns the number of clients that wait for their connection to be accepted (Linux, TCP)."""
+        if sys.platform != "linux":
+            return 0
+        return sum(_waiting(one) for one in self._sockets if one.family != socket.AF_UNIX)
+
     def close(self) -> None:
         """Closes the originals; an engine listens on its duplicates until it is drained."""
         self._remove_path()

@@ -74,17 +74,17 @@ def end_of_template() -> Iterator[None]:
         template().close()
 
 
-def start(kind: str, *listeners: dict[str, Any]) -> tuple[Program, dict[str, Any]]:
-    """The process and its first line."""
-    asked = {"kind": kind, "listeners": listeners or [{"name": "test"}]}
+def start(kind: str, *listeners: dict[str, Any], open_files: int = 0) -> tuple[Program, dict[str, Any]]:
+    """The process and its first line. `open_files`: the most that it may have."""
+    asked = {"kind": kind, "listeners": listeners or [{"name": "test"}], "open_files": open_files}
     process = template().start([json.dumps(asked)], stdin=subprocess.PIPE)
     line = process.stdout.readline()
     return process, json.loads(line) if line else {}
 
 
 @contextlib.contextmanager
-def running(kind: str, *listeners: dict[str, Any]) -> Iterator[Server]:
-    process, said = start(kind, *listeners)
+def running(kind: str, *listeners: dict[str, Any], open_files: int = 0) -> Iterator[Server]:
+    process, said = start(kind, *listeners, open_files=open_files)
     with process:
         assert process.stdin is not None
         try:
@@ -121,7 +121,7 @@ def running_server() -> Callable[..., contextlib.AbstractContextManager[Server]]
 @pytest.fixture
 def run_server(kind: str) -> Callable[..., contextlib.AbstractContextManager[Server]]:
     """Starts a server of the test's own: run_server(listener, ...)."""
-    return lambda *listeners: running(kind, *listeners)
+    return lambda *listeners, **more: running(kind, *listeners, **more)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import resource
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -218,6 +219,8 @@ def say(**message: Any) -> None:
 
 async def main() -> None:
     asked = json.loads(sys.argv[1])
+    if asked.get("open_files"):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (asked["open_files"], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     events = Events()
     echo = Echo(events)
     table = build_routes(echo, events)

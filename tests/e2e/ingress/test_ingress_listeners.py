@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
 import socket
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+
+from support import GUARD_S
 
 STALLED = 64
 PIECES = 300
@@ -148,3 +154,56 @@ def test_stalled_readers_hold_nobody_else_up(run_server, connect):
             stream.cancel()
         for name in names:
             client.wait(f"{name} closed")
+
+
+OPEN_FILES = 128
+CONNECTIONS = 300
+
+
+@contextlib.contextmanager
+def idle(port: int):
+    """CONNECTIONS clients that ask for nothing, and don't wait for the server."""
+    with contextlib.ExitStack() as ends:
+        for _ in range(CONNECTIONS):
+            one = ends.enter_context(socket.socket())
+            one.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                one.connect(("127.0.0.1", port))
+        yield
+
+
+def open_files(server) -> int:
+    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
+def test_idle_connections_leave_descriptors_to_the_server(kind, run_server, connect):
+    """A listener stops accepting at its share of the open files: the other listeners go on, and it does when clients
+    have left."""
+    http = {"http": True} if kind == "h2corn" else {}
+    with run_server({"name": "inference", **http}, {"name": "management"}, open_files=OPEN_FILES) as server:
+        with idle(server.ports["inference"]):
+            others = connect(server.ports["management"])
+            for _ in range(20):
+                assert others.unary("Unary", b"others") == b"others"
+            assert open_files(server) < OPEN_FILES
+        assert connect(server).unary("Unary", b"again", wait_for_ready=True) == b"again"
+        server.drain(1.0)
+        assert server.end()[1] == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of another process is changed")
+def test_a_listener_without_descriptors_serves_again(run_server, connect):
+    """Something else than its clients took the descriptors."""
+    with run_server(open_files=OPEN_FILES) as server:
+        usual = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (open_files(server), usual[1]))
+        with socket.create_connection(("127.0.0.1", server.port)) as refused:
+            refused.settimeout(GUARD_S)
+            with contextlib.suppress(ConnectionResetError, TimeoutError):
+                refused.settimeout(0.5)
+                refused.recv(1)
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, usual)
+        assert connect(server).unary("Unary", b"again", wait_for_ready=True) == b"again"
+        server.drain(1.0)
+        assert server.end()[1] == 0

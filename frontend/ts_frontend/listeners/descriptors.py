@@ -1,0 +1,93 @@
+"""Open files: how many connections a listener may have, so that clients leave the server the descriptors it needs.
+
+Without a limit, as many idle connections as the process may have open files end h2corn's listeners, and no worker can
+be started, no log be opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import re
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ts_frontend.listeners.listener import Listener
+
+logger = logging.getLogger(__name__)
+
+#: The soft limit that the server sets for itself, where the hard limit allows it, as the Java VM of TorchServe does.
+OPEN_FILES_WANTED = 65_536
+#: The part of the open files that connections may be.
+CONNECTIONS_SHARE = 0.75
+#: The part of the connections for each listener without inference; those with inference share the rest.
+OTHERS_SHARE = 1 / 8
+#: Seconds between two looks at the clients that wait for a connection.
+LOOK_EVERY_S = 5.0
+#: The errors of a system, or a process, without room for another connection. They pass when others are closed.
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_NUMBER = re.compile(r"\(os error (\d+)\)$")
+
+
+def raise_open_files() -> None:
+    """Raises the soft limit of open files to OPEN_FILES_WANTED or to the hard limit. Workers inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files_max(soft, hard), hard))
+
+
+def open_files_max(soft: int, hard: int) -> int:
+    """Returns the number of files that a server may open when it starts with these limits."""
+    soft, hard = (sys.maxsize if one == resource.RLIM_INFINITY else one for one in (soft, hard))
+    return max(soft, min(hard, OPEN_FILES_WANTED))
+
+
+def shared_out(listeners: Sequence[Listener], open_files: int | None = None) -> list[Listener]:
+    """The listeners, each with its share of the connections that `open_files` allow (None: the present limit). Those
+    that have a limit keep it."""
+    if open_files is None:
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        open_files = open_files_max(soft, soft)
+    total = int(open_files * CONNECTIONS_SHARE)
+    inference = [one.name for one in listeners if "inference" in one.name] or [one.name for one in listeners]
+    others = int(total * OTHERS_SHARE)
+    each = (total - others * (len(listeners) - len(inference))) // max(1, len(inference))
+    return [
+        one
+        if one.limits.connections_max
+        else replace(one, limits=replace(one.limits, connections_max=max(1, each if one.name in inference else others)))
+        for one in listeners
+    ]
+
+
+def is_exhausted(error: OSError) -> bool:
+    """Whether the error is one of _EXHAUSTED. h2corn's errors have their number only in their text."""
+    if error.errno is not None:
+        return error.errno in _EXHAUSTED
+    found = _NUMBER.search(str(error))
+    return found is not None and int(found[1]) in _EXHAUSTED
+
+
+async def report_full(
+    name: str, connections_max: int, waiting: Callable[[], int], every_s: float = LOOK_EVERY_S
+) -> None:
+    """Logs once that clients of a full listener wait (`waiting`: their number), and again after a time without any."""
+    before = told = 0
+    while True:
+        await asyncio.sleep(every_s)
+        now = waiting()
+        if now and before and not told:
+            told = now
+            logger.warning(
+                "%s has %d connections, its share of the open files (ulimit -n); %d clients wait for one",
+                name,
+                connections_max,
+                now,
+            )
+        before, told = now, told if now else 0
