@@ -213,7 +213,8 @@ class Parts:
         if self.sharing is not None:
             self.loops.append((self.sharing.watch, "The watch over the shared snapshot"))
         if config.dev_model is not None:
-            reloading = Reloading(self.manager, config.dev_model)
+            addresses, console = self.listeners.addresses, config.enable_console
+            reloading = Reloading(self.manager, config.dev_model, addresses, console=console)
             self.loops.append((reloading.watch, "The watch over the model of torchserve dev"))
         sampling = system_metrics(config, metrics, gpus, worker_env(config), self._worker_pids)
         if sampling is not None:
