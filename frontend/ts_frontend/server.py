@@ -9,6 +9,7 @@ import gc
 import importlib.util
 import logging
 import platform
+import shlex
 import shutil
 import sys
 import time
@@ -99,8 +100,8 @@ def missing_torch(config: ServerConfig) -> list[str]:
     if not config.preload_torch or importlib.util.find_spec("torch") is not None:
         return []
     return [
-        f"torch isn't installed in this Python: models that import it can't be loaded. Install it ({sys.executable} -m "
-        "pip install torch), or set preload_torch=false if no model needs it"
+        f"torch isn't installed in this Python: models that import it can't be loaded. Install it "
+        f"({shlex.quote(sys.executable)} -m pip install torch), or set preload_torch=false if no model needs it"
     ]
 
 

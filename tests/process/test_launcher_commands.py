@@ -105,7 +105,8 @@ def test_a_misspelt_setting_is_told_on_the_terminal_while_a_file_gets_the_log(sh
     with (shell.place / "log.txt").open("w") as file:
         subprocess.run(command, cwd=shell.place, env=shell.environ, stdout=file, stderr=terminal, check=True)
     said = os.read(reading, 65536).decode()
-    os.close(reading), os.close(terminal)
+    for fd in (reading, terminal):
+        os.close(fd)
     assert "job_queue_sise (config.properties:1): there is no such setting; did you mean job_queue_size?" in said
 
 

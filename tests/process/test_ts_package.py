@@ -113,7 +113,7 @@ def test_a_handler_runs_with_torchserves_mock_context(tmp_path: Path) -> None:
         "import torch\n\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return 2 * x\n"
     )
     (tmp_path / "model-config.yaml").write_text("scale: 3\n")
-    context = MockContext(None, tmp_path, "net.py", model_yaml_config_file="model-config.yaml")
+    context: Any = MockContext(None, tmp_path, "net.py", model_yaml_config_file="model-config.yaml")
     assert context.model_yaml_config == {"scale": 3}
     handler = BaseHandler()
     handler.initialize(context)

@@ -201,6 +201,18 @@ def _(desk: Desk) -> str:
     return refused(lambda: asyncio.run(ModelStore(MODEL_STORE).fetch("digit.mar")))
 
 
+@mistake(
+    "an archive's path in place of its name", "Model not found at: ./model_store/digits.mar; did you mean digits.mar?"
+)
+def _(desk: Desk) -> str:
+    return refused(lambda: asyncio.run(ModelStore(MODEL_STORE).fetch("./model_store/digits.mar")))
+
+
+@mistake("settings that can't be used, before a check of the machine", "the rest is checked with the defaults")
+def _(desk: Desk) -> str:
+    return desk.torchserve("doctor", "--set", "job_queue_size=many", "--set", "preload_torch=false")
+
+
 @mistake("an archive cut short by a broken copy", "Archive half.mar: neither a zip file", "broken or incomplete")
 def _(desk: Desk) -> str:
     half = desk.folder / "half.mar"

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -455,8 +456,8 @@ def _missing_package(error: ModuleNotFoundError) -> str:
         return ""
     package = _INSTALLED_AS.get(name, name)
     return (
-        f"Install it where the workers run ({sys.executable} -m pip install {package}), or list it in the archive's "
-        "requirements file (docs/environments.md)"
+        f"Install it where the workers run ({shlex.quote(sys.executable)} -m pip install {package}), or list it in "
+        "the archive's requirements file (docs/environments.md)"
     )
 
 
