@@ -9,6 +9,7 @@ import gc
 import importlib.util
 import logging
 import platform
+import shlex
 import shutil
 import sys
 import time
@@ -99,8 +100,8 @@ def missing_torch(config: ServerConfig) -> list[str]:
     if not config.preload_torch or importlib.util.find_spec("torch") is not None:
         return []
     return [
-        f"torch isn't installed in this Python: models that import it can't be loaded. Install it ({sys.executable} -m "
-        "pip install torch), or set preload_torch=false if no model needs it"
+        f"torch isn't installed in this Python: models that import it can't be loaded. Install it "
+        f"({shlex.quote(sys.executable)} -m pip install torch), or set preload_torch=false if no model needs it"
     ]
 
 
@@ -213,7 +214,8 @@ class Parts:
         if self.sharing is not None:
             self.loops.append((self.sharing.watch, "The watch over the shared snapshot"))
         if config.dev_model is not None:
-            reloading = Reloading(self.manager, config.dev_model)
+            addresses, console = self.listeners.addresses, config.enable_console
+            reloading = Reloading(self.manager, config.dev_model, addresses, console=console)
             self.loops.append((reloading.watch, "The watch over the model of torchserve dev"))
         sampling = system_metrics(config, metrics, gpus, worker_env(config), self._worker_pids)
         if sampling is not None:

@@ -84,7 +84,7 @@ class Dev:
         os.write(self.master, text.encode())
 
     def url(self) -> str:
-        self.shows("is served as")
+        self.shows("Ctrl-C ends it")
         found = re.search(r"http_inference +(\S+)", self.shown)
         assert found is not None, self.shown
         return found[1]
@@ -150,6 +150,7 @@ def saved(dev: Dev, save: Callable[..., None], *parts: str) -> str:
 def test_a_saved_file_is_served_with_the_weights_that_are_loaded(dev: Dev, folder: Path, save: Any) -> None:
     assert dev.ask() == 6
     dev.shows("console and playground: http://127.0.0.1:")
+    dev.shows(f"try it: curl -T FILE {dev.url()}/predictions/written")
     dev.shows("POST /predictions/written  200  ")
     before = loads(folder)
     assert "with the weights that were loaded" in saved(dev, save, "return [max(self.weights)] * len(data)")
@@ -200,3 +201,22 @@ def test_ctrl_c_ends_it_and_all_its_processes(dev: Dev, save: Any) -> None:
     assert dev.process.wait(GUARD_S) == 0
     _, left = psutil.wait_procs(everyone, GUARD_S)
     assert not left
+
+
+def test_a_folder_without_a_handler_is_served_once_it_has_one(tmp_path: Path) -> None:
+    folder = tmp_path / "written"
+    folder.mkdir()
+    server = Dev(folder)
+    try:
+        server.shows("is not served yet: it is loaded when its files are saved")
+        assert server.shown.count("no handler is found") == 1, server.shown
+        assert server.ask() == "Model not found: written"
+        (folder / "handler.py").write_text("def handle(data, context):\n    return len(data)")
+        server.shows("saved: the model can't be served: Failed to start workers for model written")
+        assert "could not be loaded: handle(None, context) raised TypeError" in server.ask()
+        begin = len(server.shown)
+        (folder / "handler.py").write_text("def handle(data, context):\n    return [len(data or ())]")
+        server.shows("written/handler.py saved: reloaded after ", begin)
+        assert server.ask() == 1
+    finally:
+        server.end()

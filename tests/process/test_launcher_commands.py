@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -95,6 +96,18 @@ def test_a_misspelt_setting_of_the_file_is_told_where_the_server_is_started(shel
     (shell.place / "config.properties").write_text("job_queue_sise=3\nconsole_log=false\n")
     said = shell.start("ready").stdout
     assert "job_queue_sise (config.properties:1): there is no such setting; did you mean job_queue_size?\n" in said
+
+
+def test_a_misspelt_setting_is_told_on_the_terminal_while_a_file_gets_the_log(shell: Shell) -> None:
+    (shell.place / "config.properties").write_text("job_queue_sise=3\n")
+    command = [sys.executable, str(STAND_IN), "--start", "--model-store", "store", "--models", "ready"]
+    reading, terminal = pty.openpty()
+    with (shell.place / "log.txt").open("w") as file:
+        subprocess.run(command, cwd=shell.place, env=shell.environ, stdout=file, stderr=terminal, check=True)
+    said = os.read(reading, 65536).decode()
+    for fd in (reading, terminal):
+        os.close(fd)
+    assert "job_queue_sise (config.properties:1): there is no such setting; did you mean job_queue_size?" in said
 
 
 def test_stop_without_a_server(shell: Shell) -> None:

@@ -24,6 +24,8 @@ from ts.model_service_worker import TorchModelServiceWorker
 from ts.protocol.decoder import decode_bytes
 from ts.protocol.frames import Chunk, Failed
 from ts.service import Service, emit_metrics
+from ts.torch_handler.base_handler import BaseHandler
+from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
 from ts.utils.hf_utils import download_model
 from ts.utils.timeit_decorator import timeit
 
@@ -86,6 +88,7 @@ ts.torch_handler.request_envelope.body.BodyEnvelope
 ts.torch_handler.request_envelope.json.JSONEnvelope
 ts.torch_handler.request_envelope.kserve.KServeEnvelope
 ts.torch_handler.request_envelope.kservev2.KServev2Envelope
+ts.torch_handler.unit_tests.test_utils.mock_context.MockContext
 ts.utils.hf_utils.download_model
 ts.utils.util.deprecated
 ts.utils.timeit_decorator.timeit
@@ -103,6 +106,22 @@ ts.utils.util.map_class_to_label
 def test_every_name_is_there(name: str) -> None:
     module, _, attribute = name.rpartition(".")
     assert getattr(importlib.import_module(module), attribute) is not None
+
+
+def test_a_handler_runs_with_torchserves_mock_context(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return 2 * x\n"
+    )
+    (tmp_path / "model-config.yaml").write_text("scale: 3\n")
+    context: Any = MockContext(None, tmp_path, "net.py", model_yaml_config_file="model-config.yaml")
+    assert context.model_yaml_config == {"scale": 3}
+    handler = BaseHandler()
+    handler.initialize(context)
+    assert handler.handle([{"data": [1.0, 2.0]}], context) == [[2.0, 4.0]]
+    assert not context.get_request_header(0, "explain")
+    context.explain = True
+    assert context.get_request_header(1, "explain") and not context.get_request_header(0, "explain")
+    assert {metric.name for metric in context.metrics.store} >= {"HandlerTime"}
 
 
 # --- classes by name

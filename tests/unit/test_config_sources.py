@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 
@@ -40,6 +41,15 @@ def notes(config: ServerConfig) -> str:
 
 def source(config: ServerConfig, key: str) -> str:
     return next(row.source for row in explain(config) if row.key == key)
+
+
+def test_a_tmpdir_that_is_not_used_is_told() -> None:
+    """Python silently takes another directory for one that is full, read-only or misspelt."""
+    assert f"TMPDIR = /no/such: no file can be written there; {gettempdir()} is used" in notes(
+        load_config(environ={"TMPDIR": "/no/such"})
+    )
+    for environ in ({}, {"TMPDIR": ""}, {"TMPDIR": gettempdir()}, {"TMPDIR": f"{gettempdir()}/"}):
+        assert "TMPDIR" not in notes(load_config(environ=environ))
 
 
 def test_the_order_of_sources() -> None:

@@ -201,6 +201,18 @@ def _(desk: Desk) -> str:
     return refused(lambda: asyncio.run(ModelStore(MODEL_STORE).fetch("digit.mar")))
 
 
+@mistake(
+    "an archive's path in place of its name", "Model not found at: ./model_store/digits.mar; did you mean digits.mar?"
+)
+def _(desk: Desk) -> str:
+    return refused(lambda: asyncio.run(ModelStore(MODEL_STORE).fetch("./model_store/digits.mar")))
+
+
+@mistake("settings that can't be used, before a check of the machine", "the rest is checked with the defaults")
+def _(desk: Desk) -> str:
+    return desk.torchserve("doctor", "--set", "job_queue_size=many", "--set", "preload_torch=false")
+
+
 @mistake("an archive cut short by a broken copy", "Archive half.mar: neither a zip file", "broken or incomplete")
 def _(desk: Desk) -> str:
     half = desk.folder / "half.mar"
@@ -320,7 +332,9 @@ def answered(desk: Desk, body: str, bodies: int = 1) -> str:
 
 
 @mistake(
-    "a handler without handle", "mine has no function handle(data, context), and instead of exactly one class: none"
+    "a handler without handle",
+    "mine has no function handle(data, context), and no class with a method handle(data, context)",
+    "Its functions are answer",
 )
 def _(desk: Desk) -> str:
     return loaded(desk, "def answer(data):\n    return data\n")
@@ -329,6 +343,20 @@ def _(desk: Desk) -> str:
 @mistake("a file that has only predict", "mine.py has a function predict, and no handler that calls it. Add:")
 def _(desk: Desk) -> str:
     return loaded(desk, "def predict(data):\n    return data\n")
+
+
+@mistake(
+    "a file that has predict beside a helper class", "mine.py has a function predict, and no handler that calls it"
+)
+def _(desk: Desk) -> str:
+    return loaded(desk, "class Scale:\n    by = 2\n\ndef predict(data):\n    return data * Scale.by\n")
+
+
+@mistake(
+    "a class with predict in place of handle", "class Model in mine.py has a method predict", "    def handle(self, "
+)
+def _(desk: Desk) -> str:
+    return loaded(desk, "class Model:\n    def predict(self, data):\n        return data\n")
 
 
 @mistake("a function that doesn't expect to be called at the load", "begin it with `if data is None: return`")
@@ -458,7 +486,7 @@ def _(desk: Desk) -> str:
     return loaded(desk, "from .utils import f\n\ndef handle(data, context):\n    return data\n")
 
 
-@mistake("two classes in a handler's file", "exactly one class: A, B", "Leave one class with a method handle")
+@mistake("two classes in a handler's file", "several classes: A, B", "Leave one class with a method handle")
 def _(desk: Desk) -> str:
     return loaded(desk, "class A:\n    pass\n\nclass B:\n    pass\n")
 

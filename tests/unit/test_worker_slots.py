@@ -18,6 +18,7 @@ from stage import SYNTAX_ERROR, Actor, Skipping, Stage, pool_of, run, waiting
 from support import GUARD_S, until_async
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Cancel, Input, Load, LoadFailed, Ready, encode_bytes
+from ts.runtime.handlers import NETWORK_HINT
 from ts_frontend.errors import DeadlineExceeded, ModelNotLoaded
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.workers import process as orphans
@@ -53,6 +54,17 @@ def test_requests_that_wait_learn_why_the_model_cannot_be_loaded() -> None:
         stage.actors[1].theirs.sendall(encode_bytes(Ready({"handler_kind": "blocking"})))
         await pool.scale(1)
         assert pool.load_failure is None and pool.ready_count == 1
+        await pool.close(0)
+
+    run(scenario())
+
+
+def test_code_to_write_is_whole_in_the_answer() -> None:
+    async def scenario() -> None:
+        pool = pool_of(Stage(), Skipping(0))
+        hint = NETWORK_HINT.format(file="a_network_with_a_long_name.py", name="NetworkWithALongName")
+        pool.load_failure = StartFailed("", cause=hint)
+        assert pool.not_loaded().message.endswith(f"{hint}\n\nIt is tried again.")
         await pool.close(0)
 
     run(scenario())

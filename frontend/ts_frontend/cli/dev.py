@@ -8,8 +8,7 @@ import shlex
 import sys
 import tempfile
 import termios
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ts_frontend.cli import launch
@@ -50,7 +49,7 @@ def main(words: Sequence[str], run: Callable[[ServerConfig, int | None], int]) -
             raise ConfigError(f"torchserve dev shows errors to every caller, and serves only this machine: {places}")
         prepare(config)
         with claimed(pid_path(config.work_dir)), _terminal_kept():
-            return launch.serve(config, run, None, partial(_told, config.enable_console))
+            return launch.serve(config, run, None)
 
 
 def _parser() -> SettingsParser:
@@ -71,14 +70,6 @@ def _parser() -> SettingsParser:
     )
     add_setting_groups(parser, "the flags of torchserve --start")
     return parser
-
-
-def _told(console: bool, listening: Mapping[str, str]) -> None:
-    """Once the server listens, prints two further addresses for the author."""
-    if console and "http_management" in listening:
-        print(f"console and playground: {listening['http_management']}/", flush=True)
-    if "http_inference" in listening:
-        print(f"try it: curl -d @FILE {listening['http_inference']}/predictions/MODEL", flush=True)
 
 
 @contextlib.contextmanager

@@ -17,10 +17,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any, NamedTuple, TextIO
 
 import psutil
 
@@ -108,42 +108,39 @@ def listening_lines(listening: Mapping[str, str]) -> list[str]:
 # --- in the server's process
 
 
-def serve(
-    config: ServerConfig,
-    run: Callable[[ServerConfig, int | None], int],
-    ready_fd: int | None,
-    told: Callable[[Mapping[str, str]], None] = lambda listening: None,
-) -> int:
-    """Run the server until it ends; returns its exit code. `run` prints STARTED, and reports to a descriptor, which it
-    closes. Without a launcher's `ready_fd`, the report is printed here, and `told` gets the addresses.
+def serve(config: ServerConfig, run: Callable[[ServerConfig, int | None], int], ready_fd: int | None) -> int:
+    """Run the server until it ends; returns its exit code. `run` prints STARTED, and reports to a descriptor that it
+    closes. Without a launcher's `ready_fd`, the report is printed here; `torchserve dev` has its warnings in the log,
+    which the terminal shows.
     """
     if ready_fd is not None:
         return run(config, ready_fd)
     read, write = os.pipe()
-    announcer = threading.Thread(target=_announce, args=(read, told), name="announce", daemon=True)
+    warned = config.dev_model is None
+    announcer = threading.Thread(target=_announce, args=(read, warned), name="announce", daemon=True)
     announcer.start()
     code = run(config, write)
     announcer.join(timeout=1)
     return code
 
 
-def _announce(read: int, told: Callable[[Mapping[str, str]], None]) -> None:
-    """Print the server's reports, until it has reported the outcome of its start."""
+def _announce(read: int, warned: bool) -> None:
+    """Print the server's reports, until it has reported the outcome of its start; with `warned` also its warnings."""
     with os.fdopen(read) as lines:
         for message in map(json.loads, lines):
             if message.get("ready"):
                 print("\n".join(listening_lines(message["listening"])), flush=True)
-                told(message["listening"])
-                _warn(message)
+                if warned:
+                    warn(message.get("warnings", ()))
                 break
             if "error" in message:
                 print(f"The server did not start: {message['error']}", file=sys.stderr, flush=True)
                 break
 
 
-def _warn(message: Mapping[str, Any]) -> None:
-    """Prints the warnings of a server that started without some of its models or settings."""
-    for text in message.get("warnings", ()):
+def warn(texts: Iterable[str]) -> None:
+    """Prints warnings, each on a line."""
+    for text in texts:
         print(text, file=sys.stderr, flush=True)
 
 
@@ -157,12 +154,19 @@ def refuse(ready_fd: int | None, error: str) -> None:
 # --- in the launcher's process
 
 
+class Started(NamedTuple):
+    """A server that is ready: its listening addresses by name, and what it warns of, such as models that it started
+    without."""
+
+    listening: Mapping[str, str]
+    warnings: Sequence[str]
+
+
 def start(
     config: ServerConfig, words: Sequence[str], timeout_s: float | None, command: Sequence[str] = COMMAND
-) -> Mapping[str, str]:
-    """Start a server that outlives this process, with these command-line words, and wait until it is ready.
-    Returns the listening addresses by name. The server writes its console log to our standard output, unless
-    config.console_log is off.
+) -> Started:
+    """Start a server that outlives this process, with these command-line words, and wait until it is ready. The server
+    writes its console log to our standard output, unless config.console_log is off.
 
     :raises ServerNotStarted: it reported an error, died, or took longer than `timeout_s`; it is no longer running.
     """
@@ -220,7 +224,7 @@ def _spawn(command: Sequence[str], write: int, output: IO[str] | None) -> subpro
 
 def _wait_ready(
     process: subprocess.Popen[bytes], messages: IO[bytes], status: StatusLine, timeout_s: float | None
-) -> Mapping[str, str]:
+) -> Started:
     began_s, latest = time.monotonic(), "starting"
     for message in _messages(messages):
         elapsed_s = time.monotonic() - began_s
@@ -229,8 +233,7 @@ def _wait_ready(
         if message is None:
             status.show(f"TorchServe: {latest} … {elapsed_s:.0f} s")
         elif message.get("ready"):
-            _warn(message)
-            return dict(message["listening"])
+            return Started(message["listening"], message.get("warnings", ()))
         elif "error" in message:
             raise ServerNotStarted(f"The server did not start: {message['error']}")
         else:

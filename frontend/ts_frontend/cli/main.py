@@ -214,18 +214,18 @@ def _background(arguments: argparse.Namespace, words: Sequence[str], program: Pr
     if "console_log" not in config.sources and (where := _passing()):
         more += ["--set", "console_log=false"]
         config = settings(arguments, Option("console_log", "false", where))
-    if not config.console_log:  # else the log has them here
-        warnings = [note.text for note in config.notes if note.level >= logging.WARNING]
-        print("".join(f"{text}\n" for text in warnings), end="", file=sys.stderr, flush=True)
-    listening = launch.start(config, [*words, *more], arguments.timeout, program.command)
+    if not config.console_log or sys.stderr.isatty():  # else the log has them here
+        launch.warn(note.text for note in config.notes if note.level >= logging.WARNING)
+    started = launch.start(config, [*words, *more], arguments.timeout, program.command)
     if not config.console_log:  # else the server has printed it there itself
         print(STARTED)
-    print("\n".join(launch.listening_lines(listening)))
+    print("\n".join(launch.listening_lines(started.listening)))
     print("\n".join(f"  {sentence}" for sentence in who_may(config)))
     key_file = config.key_dir / KEY_FILE
     if config.token_authorization and key_file.is_file():
         print(f"  The server's keys are in {key_file.absolute()}")
     print(f"  logs in {config.log_location.absolute()}; stop it with: {_stop_command(config)}", flush=True)
+    launch.warn(started.warnings)  # last: a model that isn't there must not be overlooked
     return 0
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 from ts_frontend.config import checks as config_checks
@@ -108,6 +109,7 @@ def load_config(
     """
     environ = dict(os.environ) if environ is None else environ
     found = _Findings()
+    _temp_dir(environ, found)
     command_line, file = _command_line(options, found), _file(ts_config, environ, found)
     environment = _environment(environ, command_line, file, found)
     command_line = _not_opened(command_line, environment, found)
@@ -120,6 +122,14 @@ def load_config(
     if found.errors:
         raise ConfigError("\n".join(found.errors))
     return replace(config, notes=tuple(found.notes))
+
+
+def _temp_dir(environ: Mapping[str, str], found: _Findings) -> None:
+    """Warns of a TMPDIR that Python doesn't use: it tries to write a file there first."""
+    named = environ.get("TMPDIR")
+    with contextlib.suppress(FileNotFoundError):  # no directory at all can be written: an error of temp_dir
+        if named and os.path.abspath(named) != (used := gettempdir()):
+            found.warn(f"TMPDIR = {named}: no file can be written there; {used} is used, also for the pid file")
 
 
 def environment() -> dict[str, str]:

@@ -69,6 +69,7 @@ def _settings(section: Section, config: ServerConfig | None, problem: str) -> No
     for line in problem.splitlines():
         section.error("settings", line)
     if config is None:
+        section.warn("settings", "none of the settings can be used until then: the rest is checked with the defaults")
         return
     for note in config.notes:
         if note.level >= logging.WARNING:

@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import stat
 import sys
@@ -98,7 +99,7 @@ def packages_in_the_way(section: Section, found: Iterable[Brought], path_command
         section.warn(
             "packages",
             f"{one.name} (in {one.place}) brings {', '.join(same)} as this server does, and the one that was installed "
-            f"last wins: {sys.executable} -m pip uninstall {one.name}, then install {OWN} again",
+            f"last wins: {shlex.quote(sys.executable)} -m pip uninstall {one.name}, then install {OWN} again",
         )
     for folder in dict.fromkeys(map(os.path.realpath, filter(None, sys.path))):
         other = Path(folder, "ts", "__init__.py")

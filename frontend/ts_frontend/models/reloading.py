@@ -6,14 +6,15 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ts_frontend.errors import ServeError
 from ts_frontend.models.archive import CONFIG_FILE, WEIGHTS
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
-from ts_frontend.models.startup import open_written, packed
+from ts_frontend.models.settings import Requested
+from ts_frontend.models.startup import load_written, open_written, packed
 from ts_frontend.workers.failures import StartFailed
 
 log = logging.getLogger(__name__)
@@ -64,10 +65,13 @@ def changes(before: Seen, now: Seen) -> list[str]:
 
 
 class Reloading:
-    """Watches the files of the model at `path` and reloads it after a save."""
+    """Watches the files of the model at `path` and reloads it after a save. `addresses`: the server's, by name;
+    `console`: whether it has one."""
 
-    def __init__(self, manager: ModelManager, path: Path) -> None:
-        self._manager, self._path = manager, path
+    def __init__(
+        self, manager: ModelManager, path: Path, addresses: Callable[[], Mapping[str, str]], *, console: bool
+    ) -> None:
+        self._manager, self._path, self._addresses, self._console = manager, path, addresses, console
 
     def _place(self) -> Path:
         """The watched file or folder: an archive, or the folder of a handler."""
@@ -78,10 +82,7 @@ class Reloading:
         """Watches until it is cancelled."""
         place = self._place()
         seen = await asyncio.to_thread(look, place)
-        names = ", ".join(f"{model.name} {model.version}" for model in self._manager.registry)
-        log.info(
-            "%s is served as %s and reloaded when its files are saved. Ctrl-C ends it.", self._path, names or "nothing"
-        )
+        self._tell_where()
         pause_s = LOOK_S
         while True:
             await asyncio.sleep(pause_s)
@@ -96,6 +97,21 @@ class Reloading:
             changed, seen = changes(seen, now), now
             await self._saved(changed)
 
+    def _names(self) -> str:
+        return ", ".join(f"{model.name} {model.version}" for model in self._manager.registry)
+
+    def _tell_where(self) -> None:
+        """Logs where the model is served."""
+        addresses, model = self._addresses(), next(iter(self._manager.registry), None)
+        if self._console and "http_management" in addresses:
+            log.info("console and playground: %s/", addresses["http_management"])
+        if model is None:
+            log.info("%s is not served yet: it is loaded when its files are saved. Ctrl-C ends it.", self._path)
+            return
+        if "http_inference" in addresses:
+            log.info("try it: curl -T FILE %s/predictions/%s", addresses["http_inference"], model.name)
+        log.info("%s is served as %s and reloaded when its files are saved. Ctrl-C ends it.", self._path, self._names())
+
     async def _saved(self, changed: list[str]) -> None:
         names, begun_s = self._named(changed), time.monotonic()
         try:
@@ -103,7 +119,7 @@ class Reloading:
         except StartFailed as error:
             log.error("%s saved: the model can't be loaded: %s", names, error.cause)
         except ServeError as error:
-            log.error("%s saved: the model can't be opened: %s", names, error.message)
+            log.error("%s saved: the model can't be served: %s", names, error.message)
         else:
             log.info("%s saved: reloaded after %.2f s, %s.", names, time.monotonic() - begun_s, how)
 
@@ -114,6 +130,8 @@ class Reloading:
     async def _served_anew(self, changed: list[str]) -> str:
         """Reloads the model; returns for the log whether the weights were loaded again, and why."""
         models = [model for model in self._manager.registry if not model.workflow]
+        if not models:
+            return await self._served_first()
         opened = [path for path in changed if Path(path).name in (CONFIG_FILE, MANIFEST)]
         if packed(self._path) or opened:
             await self._opened_anew(models)
@@ -123,6 +141,12 @@ class Reloading:
         reasons = [await model.pool.reload(anew) for model in models]
         reason = next(filter(None, reasons), "")
         return f"and loaded again: {reason}" if reason else "with the weights that were loaded"
+
+    async def _served_first(self) -> str:
+        """Serves a model that could not be opened when the server started."""
+        model = await self._manager.add(await load_written(self._path, self._manager, Requested()))
+        await self._manager.start_workers(model)
+        return f"and served as {self._names()}"
 
     async def _opened_anew(self, models: list[Model]) -> None:
         """Serves the archive in place of the previous one, which stays if the new one can't be loaded."""

@@ -404,10 +404,7 @@ class _StartupLoader:
 
     async def _written(self, path: Path, models: list[Model]) -> None:
         """Loads the model of `torchserve dev`: an archive, or a folder in place."""
-        found = await open_written(path, self._manager.loader)
-        fetched = Fetched(path if found.packed is not None else found.dir, str(path), downloaded=False)
-        made = self._manager.load_archive(fetched, found, self._requested(""), loaded_at_startup=True)
-        models.append(self._kept(await made))
+        models.append(self._kept(await load_written(path, self._manager, self._requested(""))))
 
     def _archive(self, url: str) -> str:
         """The name of an archive, which may be given without its ending."""
@@ -432,6 +429,13 @@ async def open_written(path: Path, loader: ModelLoader) -> Archive:
     if packed(path):
         return await loader.open(Fetched(path, str(path), downloaded=False), Requested())
     return await asyncio.to_thread(loader.formats.open_unpacked, path)
+
+
+async def load_written(path: Path, manager: ModelManager, requested: Requested) -> Model:
+    """Loads the model of `torchserve dev`, which isn't served yet. Raises ServeError."""
+    found = await open_written(path, manager.loader)
+    fetched = Fetched(path if found.packed is not None else found.dir, str(path), downloaded=False)
+    return await manager.load_archive(fetched, found, requested, loaded_at_startup=True)
 
 
 def load_failure(what: str, error: Exception) -> str:

@@ -52,8 +52,8 @@ ENDS_S_MAX = 5.0
 STAYS_S = 1.0
 #: The length to which a reason is cut that was logged before.
 REASON_CHARS_AGAIN = 100
-#: The largest length of the cause in the error of requests.
-CAUSE_CHARS_MAX = 500
+#: The largest length of the cause in the error of requests: it has room for a handler to write.
+CAUSE_CHARS_MAX = 1000
 #: The line of TorchServe's worker before the traceback of a model that it couldn't load.
 PROCESS_DIED = "Backend worker process died."
 #: The number of remembered tracebacks of a model, which are counted instead of logged again.
@@ -380,6 +380,8 @@ class Pool:
         cause = cause if len(cause) <= CAUSE_CHARS_MAX else f"{cause[:CAUSE_CHARS_MAX]} ..."
         due_s = min((slot.next_start_s for slot in self.slots if not slot.gave_up), default=0.0)
         wait_s = max(1, math.ceil(due_s - self.clock.now_s()))
+        if "\n" in cause:  # code to write, which can be copied as it is
+            return ModelNotLoaded(f"Model {self.name} could not be loaded: {cause}\n\nIt is tried again.", wait_s)
         return ModelNotLoaded(
             f"Model {self.name} could not be loaded: {cause.rstrip('.?')}. It is tried again.", wait_s
         )

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -271,6 +272,10 @@ PREDICT_HINT = """{file} has a function predict, and no handler that calls it. A
         if data is None:  # the call when the model is loaded
             return None
         return [predict(row.get("data") or row.get("body")) for row in data]"""
+METHOD_HINT = """class {name} in {file} has a method predict, and no method handle that calls it. Add:
+
+    def handle(self, data, context):
+        return [self.predict(row.get("data") or row.get("body")) for row in data]"""
 NETWORK_HINT = """{file} has a torch.nn.Module, {name}, and no handler that loads and calls it. Add:
 
     class Handler:
@@ -295,7 +300,7 @@ def _entry_point(module: ModuleType, name: str) -> tuple[Entry, Callable[[Contex
         raise HandlerNotUsable(NETWORK_HINT.format(name=found.__name__, file=_file_of(module)))
     handler = found()
     if not callable(getattr(handler, "handle", None)):
-        raise HandlerNotUsable(f"class {found.__name__} of {module.__name__} has no method handle(data, context)")
+        raise HandlerNotUsable(_without_handle(module, found, handler))
     return _Handle(handler), getattr(handler, "initialize", lambda context: None)
 
 
@@ -348,28 +353,43 @@ class _Handle:
 def _only_class(module: ModuleType, function_name: str) -> type:
     own = [one for one in vars(module).values() if inspect.isclass(one) and one.__module__ == module.__name__]
     if len(own) > 1:  # helper classes may stand beside it
-        own = [one for one in own if callable(getattr(one, "handle", None))] or own
-    if len(own) == 1:
+        own = [one for one in own if callable(_handle_of(one))] or own
+    if len(own) == 1 and not (inspect.isfunction(getattr(module, "predict", None)) and _handle_of(own[0]) is None):
         return own[0]
-    if inspect.isfunction(getattr(module, "predict", None)) and not own:
+    if inspect.isfunction(getattr(module, "predict", None)) and not any(callable(_handle_of(one)) for one in own):
         raise HandlerNotUsable(PREDICT_HINT.format(file=_file_of(module)))
     networks = [one for one in own if _is_network(one)]
     if networks and len(networks) == len(own):
         raise HandlerNotUsable(NETWORK_HINT.format(name=networks[-1].__name__, file=_file_of(module)))
-    names = ", ".join(one.__name__ for one in own) or "none"
-    choose = ""
-    if len(own) > 1:
-        choose = ". Leave one class with a method handle in this file, and put the others into files that it imports"
+    lacks = f"{module.__name__} has no function {function_name}(data, context)"
+    if not own:
+        functions = [name for name, one in vars(module).items() if _is_own_function(one, module)]
+        there = f". Its functions are {', '.join(functions)}" if functions else ""
+        raise HandlerNotUsable(f"{lacks}, and no class with a method handle(data, context){there}")
     raise HandlerNotUsable(
-        f"{module.__name__} has no function {function_name}(data, context), and instead of exactly one class: "
-        f"{names}{choose}"
+        f"{lacks}, and several classes: {', '.join(one.__name__ for one in own)}. Leave one class with a method handle "
+        "in this file, and put the others into files that it imports"
     )
+
+
+def _handle_of(found: type) -> Any:
+    return getattr(found, "handle", None)
+
+
+def _is_own_function(value: object, module: ModuleType) -> bool:
+    return inspect.isfunction(value) and value.__module__ == module.__name__
+
+
+def _without_handle(module: ModuleType, found: type, handler: object) -> str:
+    if callable(getattr(handler, "predict", None)):
+        return METHOD_HINT.format(name=found.__name__, file=_file_of(module))
+    return f"class {found.__name__} of {module.__name__} has no method handle(data, context)"
 
 
 def _is_network(found: type) -> bool:
     """Whether a class is a torch.nn.Module without a handler's methods."""
     torch = sys.modules.get("torch")
-    return torch is not None and issubclass(found, torch.nn.Module) and not callable(getattr(found, "handle", None))
+    return torch is not None and issubclass(found, torch.nn.Module) and not callable(_handle_of(found))
 
 
 def _file_of(module: ModuleType) -> str:
@@ -436,8 +456,8 @@ def _missing_package(error: ModuleNotFoundError) -> str:
         return ""
     package = _INSTALLED_AS.get(name, name)
     return (
-        f"Install it where the workers run ({sys.executable} -m pip install {package}), or list it in the archive's "
-        "requirements file (docs/environments.md)"
+        f"Install it where the workers run ({shlex.quote(sys.executable)} -m pip install {package}), or list it in "
+        "the archive's requirements file (docs/environments.md)"
     )
 
 

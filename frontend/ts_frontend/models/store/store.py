@@ -316,7 +316,8 @@ class ModelStore:
         names = sorted(self.names())
         shown = names[:NAMES_SHOWN_MAX] + ["…"] * (len(names) > NAMES_SHOWN_MAX)
         there = ", ".join(shown) or "no archives"
-        return f"{nearest(url, names, 0.75) or '.'} The {self._place} {self._root} has {there}"
+        meant = nearest(url, names, 0.75) or nearest(Path(url).name, names, 0.75)
+        return f"{meant or '.'} The {self._place} {self._root} has {there}"
 
     def _lies_inside(self, path: Path) -> bool:
         """True when the path is in the store, after following links; a missing path need not exist."""

@@ -1,0 +1,1 @@
+"""The place of TorchServe's stand-in for a context, which users' tests import."""
