@@ -23,6 +23,7 @@ import pytest
 
 from e2e.conftest import Serving, write_model
 from support import GUARD_S, free_port, module_of, until
+from ts_frontend.workers.cluster.launcher import AVOID_S
 
 pytestmark = [
     pytest.mark.slow,
@@ -228,9 +229,10 @@ def test_placement_groups_spread_and_pack_and_move_when_a_node_dies(tmp_path: Pa
                 assert seen(server, name) == {"gpus": "", "env": ""}
 
 
-@pytest.mark.parametrize("placement", ["", ", placement: SPREAD"])
+@pytest.mark.parametrize("placement", ["", ", placement: SPREAD", ", placement: PACK"])
 def test_a_worker_is_placed_again_before_ray_notices_the_death(tmp_path: Path, placement: str) -> None:
-    """The end of its connection is enough, also for a placement group that has a free place on another node."""
+    """The end of its connection is enough, also for a placement group that has a free place on another node, or was on
+    the dead node as a whole."""
     config = {"one": f"minWorkers: 2\nmaxWorkers: 4\nray: {{num_cpus: 1{placement}}}\n"}
     with clusters() as cluster:
         for _ in range(3):
@@ -254,6 +256,124 @@ def test_a_worker_is_placed_again_before_ray_notices_the_death(tmp_path: Path, p
             until(over, lambda: (workers(server, "one"), server.log))
             print(f"placed again {again_s:.1f} s after the kill{placement}; Ray noticed it after {noticed_s:.1f} s")
             assert again_s < noticed_s
+
+
+def test_a_worker_whose_actor_alone_has_died_gets_its_place_back(tmp_path: Path) -> None:
+    """Ray tells of such a death at once: a node that lives isn't avoided, on which alone the worker may be."""
+    config = {"one": "minWorkers: 1\nmaxWorkers: 1\nray: {labels: {zone: a}}\n"}
+    with clusters() as cluster:
+        cluster.add_node(num_cpus=2)
+        home = cluster.add_node(num_cpus=2, labels={"zone": "a"})
+        with serving(tmp_path, cluster.address, config) as server:
+            assert placed(server, 1, "one") == [home]
+            pid = server.describe("one")["workers"][0]["pid"]
+            begun_s = time.monotonic()
+            actor = psutil.Process(pid).parent()
+            assert actor is not None
+            actor.kill()
+            until(lambda: nodes(server, "one") and server.describe("one")["workers"][0]["pid"] != pid)
+            again_s = time.monotonic() - begun_s
+            print(f"placed again {again_s:.1f} s after the actor's end")
+            assert nodes(server, "one") == [home]
+            assert again_s < AVOID_S
+
+
+#: A stream that notes why it has ended, calls that take as long as their request says, and lines and metrics of both.
+LIVELY = """
+import os, time
+
+def handle(data, context):
+    if data is None:
+        return None
+    words = [bytes(row.get("data") or row.get("body")).decode() for row in data]
+    print("heard", *words)
+    context.metrics.add_counter("Heard", len(words))
+    if words[0].startswith("count"):
+        return counted(int(words[0].split()[1]), context)
+    time.sleep(float(words[0]))
+    return [f"{len(words)} until {context.remaining_s(0):.1f}" for _ in words]
+
+def counted(most, context):
+    for number in range(most):
+        if context.cancelled:
+            break
+        yield [f"{number} "]
+        time.sleep(0.01)
+    print("stream left" if context.cancelled else "stream ended")
+"""
+
+
+METRICS = """
+dimensions: [&model_name ModelName, &level Level]
+model_metrics:
+  counter:
+    - {name: Heard, unit: count, dimensions: [*model_name, *level]}
+"""
+
+
+def test_requests_on_nodes_are_like_those_on_local_workers(tmp_path: Path) -> None:
+    """Streams, cancels, deadlines, batches, lines and metrics, over the connection to a node."""
+    models = {
+        "stream": "minWorkers: 1\nmaxWorkers: 1\n",
+        "batch": "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\nmaxBatchDelay: 2000\n",
+    }
+    measured = tmp_path / "metrics.yaml"
+    measured.write_text(METRICS)
+    more: dict[str, Any] = {"metrics_mode": "prometheus", "metrics_config": measured}
+    with clusters() as cluster:
+        cluster.add_node(num_cpus=4)
+        with serving(tmp_path, cluster.address, models, LIVELY, **more) as server:
+            placed(server, 2, *models)
+            assert b"".join(server.stream("stream", b"count 5")) == b"0 1 2 3 4 "
+            server.wait_for_log("stream ended")
+            with httpx.stream(
+                "POST", f"{server.http}/predictions/stream", content=b"count 100000", timeout=GUARD_S
+            ) as one:
+                assert next(one.iter_raw()).startswith(b"0 ")
+            server.wait_for_log("stream left")
+            with pytest.raises(grpc.RpcError) as late:
+                server.predict("stream", b"1", timeout=0.3)
+            assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            told = server.predict("stream", b"0", timeout=50).decode()
+            assert 40 < float(told.split()[-1]) <= 50, "the caller's deadline, by the clock of the worker"
+            with ThreadPoolExecutor(4) as pool:
+                found = list(pool.map(lambda _: server.predict("batch", b"0"), range(4)))
+            assert [one.split()[0] for one in found] == [b"4"] * 4, "one batch"
+
+            def heard() -> list[str]:
+                """The handler's own metric, which the server learns from the worker's lines."""
+                text = httpx.get(f"http://127.0.0.1:{server.port('http_metrics')}/metrics").text
+                return [line for line in text.splitlines() if line.startswith("Heard{") and '"batch"' in line]
+
+            until(heard)
+            assert [float(line.split()[-1]) for line in heard()] == [4.0]
+
+
+def test_workers_on_nodes_are_added_under_load_and_models_loaded_on_demand(tmp_path: Path) -> None:
+    models = {
+        "busy": "minWorkers: 1\nmaxWorkers: 3\nautoscale: {targetQueue: 0, upAfter: 0.2, downAfter: 2}\n",
+        "rare": "minWorkers: 1\nmaxWorkers: 1\nloadOnDemand: true\nkeepAlive: 2\n",
+    }
+    with clusters() as cluster:
+        added = {cluster.add_node(num_cpus=2) for _ in range(2)}
+        with serving(tmp_path, cluster.address, models, LIVELY) as server:
+            assert len(placed(server, 1, "busy")) == 1
+            with ThreadPoolExecutor(9) as pool:
+                answers = [pool.submit(server.predict, "busy", b"2") for _ in range(27)]
+                assert set(placed(server, 3, "busy")) <= added
+                assert all(one.result(GUARD_S).startswith(b"1 ") for one in answers)
+            placed(server, 1, "busy")
+            assert server.describe("busy")["autoscale"]["lastDecision"]["to"] == 1
+
+            assert workers(server, "rare") == []
+            assert server.describe("rare")["loadOnDemand"]["state"] == "known"
+            cold = httpx.post(f"{server.http}/predictions/rare", content=b"0", timeout=GUARD_S)
+            assert cold.status_code == 200 and int(cold.headers["x-cold-start-ms"]) > 0
+            (node,) = nodes(server, "rare")
+            assert node in added
+            (worker,) = workers(server, "rare")
+            until(lambda: server.describe("rare")["loadOnDemand"]["state"] == "known", lambda: server.log)
+            until(lambda: not psutil.pid_exists(worker["pid"]))
 
 
 ONE = {"one": "minWorkers: 1\nmaxWorkers: 2\n"}

@@ -214,6 +214,24 @@ def test_a_process_that_a_handler_forks_keeps_none_of_its_connections(model: Pat
     run(scenario())
 
 
+def test_a_node_of_which_only_an_actor_has_died_is_not_avoided(model: Path, pems: dict[str, str]) -> None:
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems) as cluster:
+            pool = cluster.pool
+            await pool.scale(1)
+            (slot,) = pool.slots
+            worker = slot.worker
+            assert worker is not None and worker.node["id"] == "node1"
+            cluster.bridge.end(1)
+            await until_async(cluster.launcher._avoided)
+            cluster.bridge.on_worker_ended(1, "The actor died: its process was killed", True)
+            await until_async(lambda: pool.ready_count and slot.worker is not worker)
+            assert slot.worker is not None and slot.worker.node["id"] == "node1", "Ray says that it lives"
+            assert pool.last_failure is not None and "its process was killed" in pool.last_failure.reason
+
+    run(scenario())
+
+
 def test_a_worker_without_a_place_says_what_it_waits_for(
     model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

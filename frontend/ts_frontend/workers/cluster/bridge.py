@@ -206,18 +206,21 @@ class _Groups:
         avoid: Collection[str] = (),
     ) -> tuple[Any, int]:
         """A group with a free bundle, and the bundle's index: one on another node than those to `avoid`, if there is
-        any, since Ray moves the bundles of a dead node only when it has noticed the death. `labels`: selectors for the
-        nodes of all bundles."""
+        any, since Ray moves the bundles of a dead node only when it has noticed the death. A group that is on such
+        nodes as a whole is replaced by a new one elsewhere; it is removed when its last worker has given its bundle
+        back. `labels`: selectors for the nodes of all bundles."""
         with self._lock:
             known = self._groups.setdefault(key, [])
             places = [(group, index, free) for group, free in known for index in sorted(free)]
-            if avoid and len(places) > 1:
-                lost = {(group.id, index) for group, _ in known for index in _bundles_on(group, avoid)}
-                places.sort(key=lambda place: (place[0].id, place[1]) in lost)
+            if avoid and places:
+                lost = {group.id: _bundles_on(group, avoid) for group, _ in known}
+                places = [place for place in places if len(lost[place[0].id]) < max(1, count)]
+                places.sort(key=lambda place: place[1] in lost[place[0].id])
             if places:
                 group, index, free = places[0]
                 free.remove(index)
                 return group, index
+            labels = avoiding(labels, avoid)
             group = placement_group(
                 [bundle] * max(1, count),
                 strategy=strategy,
@@ -238,6 +241,11 @@ class _Groups:
                         known.remove(entry)
                         remove_placement_group(group)
                     return
+
+
+def avoiding(labels: Mapping[str, str], nodes: Collection[str]) -> dict[str, str]:
+    """Label selectors that also leave out these nodes, unless they name nodes themselves."""
+    return {NODE_LABEL: f"!in({','.join(nodes)})", **labels} if nodes else dict(labels)
 
 
 def _bundles_on(group: Any, nodes: Collection[str]) -> list[int]:
@@ -321,8 +329,7 @@ class Bridge:
             self._bundles[number] = order["model"], group, index, wanted["bundles"]
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, index)
             return options
-        if order["avoid"]:
-            labels.setdefault(NODE_LABEL, f"!in({','.join(order['avoid'])})")
+        labels = avoiding(labels, order["avoid"])
         if labels:
             options["label_selector"] = labels
         return options

@@ -242,6 +242,7 @@ class ClusterLauncher:
         launch = self._launches.get(number)
         if launch is None:
             return
+        self._suspects.pop(launch.node.id, None)  # Ray knows of the loss, and the node may live
         if launch.process is not None:
             launch.process.explained(reason)
         elif lost:
