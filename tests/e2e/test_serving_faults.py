@@ -7,7 +7,9 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -129,6 +131,30 @@ def test_a_handler_that_hangs_is_killed_and_replaced(start, write, probe_handler
     )
     assert code is grpc.StatusCode.INTERNAL and "Worker died." in details and "responseTimeout" in details
     assert server.predict("hanging", {"op": "echo"}) == b"ok"
+
+
+STANDSTILL_S = 3.0
+
+
+def test_an_answer_that_came_while_the_server_stood_still_is_given(start, write, probe_handler, tmp_path):
+    """A paused container, a virtual machine that was moved: the worker went on, or its time has stood still too."""
+    write("patient", probe_handler, config="responseTimeout: 1\nminWorkers: 1\n")
+    server = start()
+    server.register("patient")
+    begun, release = tmp_path / "begun", tmp_path / "release"
+    before = server.worker_pids("patient")
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.predict, "patient", {"op": "hold", "begun": str(begun), "release": str(release)})
+        until(begun.exists)
+        os.kill(server.process.pid, signal.SIGSTOP)
+        try:
+            release.touch()
+            end_s = time.monotonic() + STANDSTILL_S
+            until(lambda: time.monotonic() > end_s)
+        finally:
+            os.kill(server.process.pid, signal.SIGCONT)
+        assert answer.result(GUARD_S)
+    assert server.worker_pids("patient") == before
 
 
 def test_killing_a_worker_under_load_costs_only_what_it_had_started(start, tmp_path):
