@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -339,10 +339,13 @@ def over_http1(port: int, path: str, head: str, sent: bytes, *, waits: bool) -> 
                 assert one.recv(100)
 
 
+GRPC = {"te": "trailers"}
 OVER = (h2.events.StreamEnded, h2.events.StreamReset)
 
 
-def over_http2(port: int, path: str, kind: str, sent: bytes, *, waits: bool, whole: bool = False, **more: str) -> None:
+def over_http2(
+    port: int, path: str, kind: str, sent: bytes, *, waits: bool, whole: bool = False, more: Mapping[str, str] = GRPC
+) -> None:
     """The same over HTTP/2: the client resets the stream. `whole`: the request ends after `sent`."""
     headers = {":method": "POST", ":path": path, ":scheme": "http", ":authority": "localhost", "content-type": kind}
     http = h2.connection.H2Connection()
@@ -370,7 +373,6 @@ LENGTH = f"Content-Length: {2 * BODY_BYTES}\r\n"
 CHUNKED = "Transfer-Encoding: chunked\r\n"
 PART = b"." * BODY_BYTES
 CHUNK = b"%x\r\n%b\r\n" % (BODY_BYTES, PART)
-GRPC = {"te": "trailers"}
 PREFIX = (2 * BODY_BYTES).to_bytes(5, "big")
 #: Ends of requests whose bodies aren't there as a whole, for HTTP: the client leaves or takes too long, too much comes.
 HTTP_WAYS: dict[str, Callable[[int, str], None]] = {
@@ -385,15 +387,15 @@ HTTP_WAYS: dict[str, Callable[[int, str], None]] = {
 HTTP_PATHS = ["/predictions/whole", "/v2/models/whole/infer", "/v2/models/whole/generate_stream", "/v1/completions"]
 #: The same for gRPC, and messages that can't be read.
 GRPC_WAYS: dict[str, Callable[[int, str], None]] = {
-    "left": lambda port, path: over_http2(port, path, "application/grpc", PREFIX + PART, waits=False, **GRPC),
+    "left": lambda port, path: over_http2(port, path, "application/grpc", PREFIX + PART, waits=False),
     "deadline": lambda port, path: over_http2(
-        port, path, "application/grpc", PREFIX + PART, waits=True, **GRPC, **{"grpc-timeout": "100m"}
+        port, path, "application/grpc", PREFIX + PART, waits=True, more=GRPC | {"grpc-timeout": "100m"}
     ),
     "ended too early": lambda port, path: over_http2(
-        port, path, "application/grpc", PREFIX + PART, waits=True, whole=True, **GRPC
+        port, path, "application/grpc", PREFIX + PART, waits=True, whole=True
     ),
     "too large": lambda port, path: over_http2(
-        port, path, "application/grpc", b"\0\xff" + PREFIX[2:] + PART, waits=True, **GRPC
+        port, path, "application/grpc", b"\0\xff" + PREFIX[2:] + PART, waits=True
     ),
     "not compressed": lambda port, path: over_http2(
         port,
@@ -402,11 +404,10 @@ GRPC_WAYS: dict[str, Callable[[int, str], None]] = {
         b"\1" + len(PART).to_bytes(4, "big") + PART,
         waits=True,
         whole=True,
-        **GRPC,
-        **{"grpc-encoding": "gzip"},
+        more=GRPC | {"grpc-encoding": "gzip"},
     ),
     "no protobuf": lambda port, path: over_http2(
-        port, path, "application/grpc", b"\0" + len(PART).to_bytes(4, "big") + PART, waits=True, whole=True, **GRPC
+        port, path, "application/grpc", b"\0" + len(PART).to_bytes(4, "big") + PART, waits=True, whole=True
     ),
 }
 SERVE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService"

@@ -7,8 +7,11 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -129,6 +132,60 @@ def test_a_handler_that_hangs_is_killed_and_replaced(start, write, probe_handler
     )
     assert code is grpc.StatusCode.INTERNAL and "Worker died." in details and "responseTimeout" in details
     assert server.predict("hanging", {"op": "echo"}) == b"ok"
+
+
+STANDSTILL_S = 3.0
+
+
+def stand_still(server: Any, release: Path, seconds: float) -> None:
+    """Stops the server, but not its workers, whose handler goes on when `release` is there."""
+    os.kill(server.process.pid, signal.SIGSTOP)
+    try:
+        release.touch()
+        end_s = time.monotonic() + seconds
+        until(lambda: time.monotonic() > end_s)
+    finally:
+        os.kill(server.process.pid, signal.SIGCONT)
+
+
+def test_an_answer_that_came_while_the_server_stood_still_is_given(start, write, probe_handler, tmp_path):
+    """A paused container, a virtual machine that was moved: the worker went on, or its time has stood still too."""
+    write("patient", probe_handler, config="responseTimeout: 1\nminWorkers: 1\n")
+    server = start()
+    server.register("patient")
+    begun, release = tmp_path / "begun", tmp_path / "release"
+    before = server.worker_pids("patient")
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.predict, "patient", {"op": "hold", "begun": str(begun), "release": str(release)})
+        until(begun.exists)
+        stand_still(server, release, STANDSTILL_S)
+        assert answer.result(GUARD_S)
+    assert server.worker_pids("patient") == before
+
+
+SLOW_LOAD = """
+import pathlib, time
+pathlib.Path({begun!r}).touch()
+while not pathlib.Path({release!r}).exists():
+    time.sleep(0.01)
+
+def handle(data, context):
+    return data and [b"loaded"] * len(data)
+"""
+
+
+def test_a_model_that_loaded_while_the_server_stood_still_is_there(start, write, tmp_path):
+    begun, release = tmp_path / "begun", tmp_path / "release"
+    server = start()
+    code = SLOW_LOAD.format(begun=str(begun), release=str(release))
+    write("slow", code, config=f"startupTimeout: {STANDSTILL_S:g}\nminWorkers: 1\n")
+    with ThreadPoolExecutor(1) as pool:
+        registered = pool.submit(server.register, "slow")
+        until(begun.exists)
+        stand_still(server, release, STANDSTILL_S + 1)
+        registered.result(GUARD_S)
+    assert "didn't load" not in server.log
+    assert server.predict("slow", {}) == b"loaded"
 
 
 def test_killing_a_worker_under_load_costs_only_what_it_had_started(start, tmp_path):

@@ -29,6 +29,8 @@ from ts_frontend.workers.spawning import StartedForkserver
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
+#: A longer time between two ticks means that the server stood still: it was suspended, or its container paused.
+STILL_S = 1.0
 TOOL_S_MAX = 10.0
 
 #: (worker id, name of the model's workers, stream, line)
@@ -156,9 +158,16 @@ class Supervisor:
             self.cluster.forget(pool.plan.spec)
 
     async def _tick(self) -> None:
+        """Ticks the busy pools. After a standstill it leaves one tick out: answers that have come meanwhile are read
+        first, and their workers aren't taken for hanging ones."""
+        before_s, left_out = time.monotonic(), False
         while True:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
+            left_out = not left_out and now_s - before_s > STILL_S
+            before_s = now_s
+            if left_out:
+                continue
             for pool in list(self._busy):
                 self._tick_one(pool, now_s)
 

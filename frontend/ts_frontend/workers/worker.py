@@ -75,6 +75,8 @@ NEXT_STATE: dict[WorkerState, frozenset[WorkerState]] = {
 
 
 STOP_S_MAX = 5.0
+#: Seconds for the answers of a loading worker that have come when its time is over.
+LAST_LOOK_S = 0.1
 EXIT_STATUS_S_MAX = 3.0
 #: The share of responseTimeout that a model's own call may take, so that it gets an error before it counts as hanging
 #: itself.
@@ -191,6 +193,10 @@ class Worker:
         try:
             await asyncio.wait_for(asyncio.shield(self._loaded), plan.startup_timeout_s)
         except asyncio.TimeoutError:
+            # If the server stood still (suspended, paused), the worker's word that it is ready may wait to be read.
+            await asyncio.wait({self._loaded}, timeout=LAST_LOOK_S)
+            if self._loaded.done():
+                return await self._loaded
             await self._abandon(f"Worker didn't load its model within {plan.startup_timeout_s:g} s (startupTimeout)")
 
     def _connect(self, process: WorkerProcess) -> Connection | RankConnections:
