@@ -536,7 +536,7 @@ class Worker:
         assert process is not None
         how = ExitStatus(None)
         try:
-            if process.remote:  # no more notes of begun batches will come, and its end may be told late
+            if process.remote:  # no more notes of begun batches will come, and its end may be reported late
                 self._put_back_unstarted()
             how = await self._exit_of(process)
             try:
