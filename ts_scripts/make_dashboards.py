@@ -96,7 +96,7 @@ OVERVIEW = (
         "Refused requests",
         "reqps",
         ((f"sum by (reason) (rate(ts_refused_requests_total{{{ALL}}}{RATE}))", "{{reason}}"),),
-        about="Requests that never came into a queue.",
+        about="Requests that the queue did not accept.",
     ),
     Panel(
         "Calls without a valid key",

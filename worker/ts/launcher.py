@@ -86,7 +86,7 @@ def start(
     }
     words += [flag for flag, given in switches.items() if given]
     process = subprocess.Popen(
-        # A pipe gets the server's log only where it is asked for.
+        # A pipe gets the server's log only on request.
         [*COMMAND, "--start", *words, "--set", "console_log=true"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

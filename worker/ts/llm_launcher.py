@@ -82,7 +82,7 @@ def main(words: Sequence[str] | None = None) -> None:
                 models=given.model_name,
                 disable_token=given.disable_token_auth,
             )
-            if lines.get() is None:  # one that has started has more to say
+            if lines.get() is None:  # a started server prints further lines
                 sys.exit("The server did not start")
             while lines.get() is not None:
                 pass

@@ -111,7 +111,7 @@ class PredictionReader:
     the input's value, so that the bytes before it are remembered and compared."""
 
     def __init__(self) -> None:
-        #: By the bytes up to the input's entry: the model's name, the entry's key field, the input's name.
+        #: For the bytes up to the input's entry: the model's name, the entry's key field, the input's name.
         self.known: dict[bytes, tuple[str, bytes, str]] = {}
 
     def parse(self, method: str, data: bytes) -> PredictionRequest:

@@ -62,7 +62,7 @@ class Listening:
         self._sockets = sockets
         self._path = path
         self._file = _identity(path) if path else None
-        #: 0 for a Unix socket.
+        #: The port; 0 for a Unix socket.
         self.port = 0 if path else int(sockets[0].getsockname()[1])
 
     def descriptors(self) -> list[int]:

@@ -100,7 +100,7 @@ class Model:
         #: Requests that were never queued, by reason.
         self.refused = dict.fromkeys((*REFUSALS.values(), "other"), 0)
         self.scaler = scaler
-        self.examples: Examples | None = None  # once somebody reads metrics that have them
+        self.examples: Examples | None = None  # set once a client reads metrics with exemplars
         self.resident: Resident | None = None  # if it is loaded on demand
         self.minimum = self.maximum = 0
         self.scale_between(settings.min_workers, settings.max_workers)

@@ -116,12 +116,12 @@ class CountedBatches:
     def __init__(self, recorder: BatchRecorder) -> None:
         self.responses = CountedResponses()
         self._recorder = recorder
-        #: By size: calls, their seconds, requests that were answered.
+        #: For each size: calls, their seconds, and the answered requests.
         self._sizes: dict[int, list[float]] = {}
         self._spent: dict[int, tuple[float, float]] = {}
         self._waited_s = self._handler_s = 0.0
         self._seen: dict[int, _Seen] = {}
-        #: Of answered requests, as of the last look.
+        #: The sums for answered requests, as of the last read.
         self._read_s = self._written_s = 0.0
 
     def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:

@@ -192,7 +192,7 @@ class Multiplexer:
                     await self._ready.put(answers)
         finally:
             await chunks.aclose()
-            job.cancel()  # one that was left before its first chunk
+            job.cancel()  # a job that was left before its first chunk
         request.answered(job)
 
     async def _fail(self, request: StreamRequest, error: ServeError, started: bool) -> None:

@@ -17,7 +17,7 @@ from ts_frontend.job import Job
 
 READ_BYTES = 64 * 1024
 READS_PER_TURN_MAX = 4
-#: Read together with the rest of a large frame.
+#: The bytes that are read together with the rest of a large frame.
 BEYOND_BYTES = 16 * 1024
 
 

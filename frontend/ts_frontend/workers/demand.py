@@ -298,7 +298,7 @@ class Demand:
         else:
             one.state, one.held = ResidentState.KNOWN, NOTHING
         self._changes.notify()
-        if one.state is ResidentState.KNOWN and len(one.pool.queue) and one in self.residents:  # what came meanwhile
+        if one.state is ResidentState.KNOWN and len(one.pool.queue) and one in self.residents:  # new requests
             self.load(one)
 
     # --- looking
@@ -338,7 +338,7 @@ class Demand:
             return
         readings = await asyncio.to_thread(self._measure, [one.pool for one in models])
         for one, found in zip(models, readings, strict=True):
-            if one.pool.on_gpus and not found.gpus:  # the driver doesn't tell it
+            if one.pool.on_gpus and not found.gpus:  # the driver doesn't report it
                 found = Memory(found.host, one.known.gpus)
             if found.host and one.state in (ResidentState.LOADING, ResidentState.WARM):
                 one.known = one.known.most(found)

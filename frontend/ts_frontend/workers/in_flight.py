@@ -130,9 +130,9 @@ class InFlight:
         self.jobs: dict[int, tuple[Job, Batch]] = {}
         self.batches: dict[int, Batch] = {}
         self.concurrency: Concurrency = concurrency or Pipelined()
-        self.shared = False  # its requests go on by turns, or side by side
-        self.concurrent = False  # side by side: one that hangs doesn't hold up the others
-        self.isolated = 0  # the batch that runs, or ran last, with nothing beside it
+        self.shared = False  # its requests run in turns, or concurrently
+        self.concurrent = False  # concurrently: one that hangs doesn't block the others
+        self.isolated = 0  # the batch that runs alone, or did so last
         self.stalled = 0
         self.mean_s = 1.0
         self.turn_s = 0.0

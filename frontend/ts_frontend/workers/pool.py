@@ -489,7 +489,7 @@ class Pool:
             self.queue.fail_all(self.not_loaded())
         try:
             self._on_change()
-        except Exception:  # theirs, whoever wants to know of changes: the workers are looked after all the same
+        except Exception:  # a listener's error: the workers are supervised all the same
             log.exception("A change of the workers of %s could not be reported", self.name)
 
     def _fail_what_waits(self) -> None:

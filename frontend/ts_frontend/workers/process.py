@@ -68,11 +68,11 @@ class ExitStatus:
 
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 LINE_BYTES_MAX = 64 * 1024
-#: Enough for a worker to write its threads' stacks, also on a machine with much else to do.
+#: The time for a worker to write its threads' stacks, enough also on a busy machine.
 STACKS_S = 0.5
 #: The most bytes read at a time, so that a worker that prints endlessly doesn't block the event loop.
 READ_BYTES = 8 * 1024
-#: More than a pipe holds (64 KiB).
+#: The most reads at the end of a pipe: together more than it holds (64 KiB).
 PIPE_READS_MAX = 16
 
 

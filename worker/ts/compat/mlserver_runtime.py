@@ -175,7 +175,7 @@ class MLServerAdapter:
     ) -> InferenceResponse:
         response, headers = self._messages.response(found, request.texts)
         response.id = response.id or request_id
-        if request.outputs:  # which outputs there are is the runtime's to say
+        if request.outputs:  # the runtime decides which outputs exist
             names = {tensor.name for tensor in response.outputs}
             request.outputs = [one for one in request.outputs if one.name in names]
         for name, value in {**headers, **self._events.response(response.id)}.items():

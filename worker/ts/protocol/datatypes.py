@@ -69,5 +69,5 @@ OF_CONFIG_TYPE = {row.config_type: row for row in DATATYPES.values()}
 OF_ARRAY_TYPE = {row.array_type: row for row in DATATYPES.values()}
 #: The datatype of elements that name none, by their field: the widest that the field holds.
 OF_FIELD = {row.field: row for row in sorted(DATATYPES.values(), key=lambda row: row.size_bytes) if row.field}
-#: Those of the protocol itself.
+#: The datatypes of the protocol itself.
 STANDARD = tuple(row for row in DATATYPES.values() if not row.extension)

@@ -144,7 +144,7 @@ def _load(link: Link, settings: dict[str, Any], loading: Loading) -> Loaded | No
     link.enter()
     try:
         loaded = loading(settings)
-    except BaseException as error:  # its traceback is logged by who gets it, once for all workers and tries
+    except BaseException as error:  # its receiver logs the traceback, once for all workers and tries
         link.announce(LoadFailed(describe_failure(error)))
         link.drain()
         return None

@@ -228,7 +228,7 @@ def failure_of(error: BaseException) -> Failure:
         failure = OUT_OF_RESOURCES if advice.is_out_of_memory(error) else PREDICTION_FAILED
         lines = traceback.format_exception(type(error), error, _without_runtime(error))
         return failure._replace(cause=_cause(error), traceback="".join(lines).rstrip())
-    except Exception as second:  # an exception that can't tell its own text
+    except Exception as second:  # an exception whose own text can't be made
         _log(f"{type(error).__name__} has no text: {type(second).__name__}")
     return PREDICTION_FAILED._replace(cause=type(error).__name__)
 

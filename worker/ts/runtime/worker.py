@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ts.protocol.secure import SecureSocket
 
 READ_BYTES = 64 * 1024
-#: Read together with the rest of a large frame.
+#: The bytes that are read together with the rest of a large frame.
 BEYOND_BYTES = 16 * 1024
 MESSAGE_BYTES_MAX = 1 << 32
 TICK_S = 0.005
@@ -212,7 +212,7 @@ class Link:
             if not wait:
                 self._read()
                 return
-        # Whoever waits has taken all that had come: a look before would mostly find nothing, and cost an exception.
+        # A waiter has taken all received messages: a read beforehand would mostly find nothing, and cost an exception.
         self._poll(self._poller, None)
         with self._reading:
             self._news = False

@@ -17,9 +17,9 @@ GRAPHS = {".onnx": "onnx", ".pt2": "exported", ".pt": "torchscript", ".pth": "to
 STATES = (".safetensors", ".bin")
 #: Files that name the class of weights: a Python file with it, or Hugging Face's configuration.
 CLASS_FILE, TRANSFORMERS_FILE = "model.py", "config.json"
-#: Of weights in several files: model-00002-of-00003.safetensors.
+#: The names of weights in several files: model-00002-of-00003.safetensors.
 _PART = re.compile(r"(.+)-(\d{1,9})-of-(\d{1,9})(\.\w+)", re.ASCII)
-#: Of adapter weights (LoRA), which need another model's weights.
+#: The files of adapter weights (LoRA), which need another model's weights.
 ADAPTER_FILE = "adapter_config.json"
 _PACKED = (".mar", ".model", ".tgz", ".gz", ".zip")
 

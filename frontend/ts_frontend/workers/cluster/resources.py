@@ -132,7 +132,7 @@ def _texts(value: object) -> dict[str, str] | None:
     return {name: str(text) for name, text in value.items()} if whole else None
 
 
-#: Of a label, and of its selector.
+#: The patterns of a label, of its name, and of its selector.
 _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
 _NAME = re.compile(rf"(?:[a-zA-Z0-9.-]{{1,253}}/)?{_LABEL}")
 _SELECTOR = re.compile(rf"!?(?:{_LABEL}|in\({_LABEL}(?:, ?{_LABEL})*\))")

@@ -99,7 +99,7 @@ class Tensor:
 class InferenceResponse:
     """The outputs for one request, or its error."""
 
-    # What most responses have.
+    # The attributes of most responses.
     _error: TritonError | None = None
     _parameters: Mapping[str, Any] = MappingProxyType({})
 
@@ -162,7 +162,7 @@ def _never() -> bool:
 class InferenceRequest:
     """One request. The requests of `execute` also have a response sender."""
 
-    # What most requests have.
+    # The attributes of most requests.
     _correlation_id: int | str = 0
     _flags = _timeout = 0
     _parameters: str | dict[str, Any] = "{}"
