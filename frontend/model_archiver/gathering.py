@@ -79,9 +79,20 @@ def gather(config: ModelArchiverConfig, leave_out: Path) -> dict[str, Path]:
 
 def existing(path: Path, option: str) -> Path:
     """The file an option names. Raises MissingFile."""
+    if path.is_dir():
+        raise MissingFile(f"{option}: {path} is a directory")
     if not path.is_file():
-        raise MissingFile(f"{option}: {path} is {'a directory' if path.is_dir() else 'not there'}")
+        raise MissingFile(f"{option}: {path} is not there{_meant(path)}")
     return path
+
+
+def _meant(path: Path) -> str:
+    """`; did you mean X?` for the file beside it with the most similar name, or ""."""
+    if not path.parent.is_dir():
+        return f"; nor is the directory {path.parent}"
+    files = sorted(one.name for one in path.parent.iterdir() if one.is_file())
+    close = difflib.get_close_matches(path.name, files, n=1)
+    return f"; did you mean {path.parent / close[0]}?" if close else ""
 
 
 def split_handler(handler: str) -> tuple[str, str]:

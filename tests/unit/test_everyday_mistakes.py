@@ -268,6 +268,25 @@ def _(desk: Desk) -> str:
     return str(refusal.value)
 
 
+@mistake("a file misspelt for the archiver", "--handler: handlr.py is not there; did you mean handler.py?")
+def _(desk: Desk) -> str:
+    (desk.folder / "handler.py").write_text("")
+    desk.patch.chdir(desk.folder)
+    with pytest.raises(ModelArchiverError) as refusal:
+        ModelArchiver.generate_model_archive(ModelArchiverConfig("m", "handlr.py", "1.0"))
+    return str(refusal.value)
+
+
+@mistake(
+    "a folder misspelt for the archiver", "--serialized-file: wights/m.pt is not there; nor is the directory wights"
+)
+def _(desk: Desk) -> str:
+    config = ModelArchiverConfig("m", "base_handler", "1.0", serialized_file="wights/m.pt")
+    with pytest.raises(ModelArchiverError) as refusal:
+        ModelArchiver.generate_model_archive(config)
+    return str(refusal.value)
+
+
 # --- handlers
 
 

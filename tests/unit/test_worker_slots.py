@@ -24,7 +24,7 @@ from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.workers import process as orphans
 from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import Device
-from ts_frontend.workers.failures import StartFailed
+from ts_frontend.workers.failures import Failure, StartFailed
 from ts_frontend.workers.launchers import LaunchFailed
 from ts_frontend.workers.pool import PROCESS_DIED, Pool, Slot
 
@@ -65,6 +65,20 @@ def test_code_to_write_is_whole_in_the_answer() -> None:
         hint = NETWORK_HINT.format(file="a_network_with_a_long_name.py", name="NetworkWithALongName")
         pool.load_failure = StartFailed("", cause=hint)
         assert pool.not_loaded().message.endswith(f"{hint}\n\nIt is tried again.")
+        await pool.close(0)
+
+    run(scenario())
+
+
+def test_callers_who_may_not_see_exceptions_are_sent_to_the_log() -> None:
+    async def scenario() -> None:
+        pool = pool_of(Stage(), Skipping(0))
+        pool.plan = replace(pool.plan, load={**pool.plan.load, "debug_errors": False})
+        pool.load_failure = StartFailed("", cause="ValueError: secret")
+        pool.last_failure = Failure(0, 9000, "ValueError: secret", 1, [])
+        told = f"Model {pool.name} could not be loaded: the model's log says why. It is tried again."
+        assert pool.not_loaded().message == told
+        assert pool.refusal() == " The model's log says why."
         await pool.close(0)
 
     run(scenario())

@@ -371,7 +371,14 @@ class Pool:
     def refusal(self) -> str:
         """Returns the reason why there is no worker, for the caller's error; "" when it isn't known."""
         failure = self.last_failure
-        return f" Last worker's end: {failure.reason}." if failure is not None else ""
+        if failure is None:
+            return ""
+        return f" Last worker's end: {failure.reason}." if self._explains else " The model's log says why."
+
+    @property
+    def _explains(self) -> bool:
+        """Whether callers see the handler's exceptions (debug_errors)."""
+        return bool(self.plan.load.get("debug_errors", True))
 
     def not_loaded(self) -> ModelNotLoaded:
         """Returns the error of requests while there is a `load_failure`, with the cause and the seconds until the next
@@ -380,6 +387,8 @@ class Pool:
         cause = cause if len(cause) <= CAUSE_CHARS_MAX else f"{cause[:CAUSE_CHARS_MAX]} ..."
         due_s = min((slot.next_start_s for slot in self.slots if not slot.gave_up), default=0.0)
         wait_s = max(1, math.ceil(due_s - self.clock.now_s()))
+        if not self._explains:
+            cause = "the model's log says why"
         if "\n" in cause:  # code to write, which can be copied as it is
             return ModelNotLoaded(f"Model {self.name} could not be loaded: {cause}\n\nIt is tried again.", wait_s)
         return ModelNotLoaded(
