@@ -68,8 +68,7 @@ def serving(model: Any, settings: Settings) -> Loaded:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's, as KServe's own server has it: a transformer takes a third less CPU time. asyncio's where uvloop is
-    missing (a model's own environment, Windows)."""
+    """uvloop's, as KServe's own server has it; asyncio's where uvloop is missing (a model's environment, Windows)."""
     try:
         import uvloop
     except ImportError:
