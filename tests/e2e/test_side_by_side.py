@@ -247,8 +247,8 @@ def test_models_without_torch_do_not_wait_for_its_import(
     hidden = "import importlib\n" + TWO
     for name, text in {"seen": TWO, "run": hidden, "guessed": hidden}.items():
         (store / name).mkdir()
-        names = TWO.partition("models = ")[2].partition("\n")[0]
-        (store / name / "main.py").write_text(text.replace(names, f'[Named("{name}")]'))
+        both = TWO.partition("models = ")[2].partition("\n")[0]
+        (store / name / "main.py").write_text(text.replace(both, f'[Named("{name}")]'))
     (tmp_path / "two.py").write_text(hidden)
     server = serving(
         tmp_path,

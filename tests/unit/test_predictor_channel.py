@@ -341,6 +341,23 @@ def test_a_silent_connection_is_not_used_again() -> None:
     scripted(lambda number: silent.pop() if silent else b"", answered, then=then)
 
 
+def test_each_call_has_its_own_time_whatever_the_others_have() -> None:
+    async def then(channel: Channel) -> None:
+        ended: list[str] = []
+
+        async def ask(name: str, timeout_s: float) -> None:
+            assert (await failure(channel.call(PATH, b"", (), timeout_s))).code == Code.DEADLINE_EXCEEDED
+            ended.append(name)
+
+        long = asyncio.ensure_future(channel.call(PATH, b"", (), GUARD_S))
+        await asyncio.gather(ask("third", 0.5), ask("first", 0.1), ask("second", 0.3))
+        assert ended == ["first", "second", "third"] and not long.done()
+        long.cancel()
+        await asyncio.wait([long])
+
+    scripted(lambda number: b"", then=then)
+
+
 def test_addresses() -> None:
     with pytest.raises(ValueError, match="'host:port' is no HOST:PORT"):
         Channel("host:port")

@@ -7,7 +7,6 @@ import importlib
 import inspect
 import time
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from ts.compat.kserve_api.messages import array_of
@@ -19,6 +18,7 @@ from ts.tensors.v1_form import V1Request, V1Response
 from ts.utils.util import PredictionException
 
 STEPS = ("preprocess", "explain", "predict", "postprocess")
+_PREDICTING, _EXPLAINING = ("preprocess", "predict", "postprocess"), ("preprocess", "explain")
 
 
 class Latency:
@@ -53,7 +53,7 @@ STATUSES = {
 def serving(model: Any, settings: Settings) -> Loaded:
     if not model.ready:
         raise HandlerNotUsable(f"load() of {type(model).__name__} {model.name!r} did not make it ready")
-    loop = asyncio.new_event_loop()
+    loop = _new_loop()
     asyncio.set_event_loop(loop)
     signature = {
         "platform": "",
@@ -67,6 +67,16 @@ def serving(model: Any, settings: Settings) -> Loaded:
     )
 
 
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, as KServe's own server has it; asyncio's where uvloop is missing (a model's environment, Windows)."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
 async def _result(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
@@ -77,7 +87,7 @@ class KServeAdapter:
     def __init__(self, model: Any, latency_logging: bool) -> None:
         self._model, self._logs = model, latency_logging
         self._messages: Any = importlib.import_module("kserve.protocol.infer_type")
-        self._taken: Any = cache(_taken)
+        self._taken: dict[tuple[type, str], int] = {}
 
     async def answers(self, data: Sequence[types.InferenceRequest], context: Context) -> list[Any]:
         found = []
@@ -88,7 +98,7 @@ class KServeAdapter:
 
     async def _answer(self, request: types.InferenceRequest, request_id: str) -> Any:
         """The answer, or the exception that fails only this request."""
-        latency = Latency(request_id)
+        latency = Latency(request_id) if self._logs else None
         try:
             answer = await self._through(request, latency)
         except Exception as error:
@@ -98,26 +108,32 @@ class KServeAdapter:
             if not known:
                 raise PredictionException(f"{type(error).__name__} : {error}", 500) from error
             return PredictionException(str(getattr(error, "reason", "") or error), known[0])
-        if self._logs:
+        if latency is not None:
             print(latency.line(), flush=True)
         return answer
 
-    async def _through(self, request: types.InferenceRequest, latency: Latency) -> Any:
+    async def _through(self, request: types.InferenceRequest, latency: Latency | None) -> Any:
         payload = request.payload if isinstance(request, V1Request) else self._infer_request(request)
         explain = isinstance(request, V1Request) and request.explain
         headers, more = request.headers, dict[str, str]()
-        found = await self._step("preprocess", payload, headers)
-        latency.step("preprocess")
-        found = await self._step("explain" if explain else "predict", found, headers, more)
-        latency.step("explain" if explain else "predict")
-        if not explain:
-            found = await self._step("postprocess", found, headers, more)
-            latency.step("postprocess")
+        found = payload
+        for name in _EXPLAINING if explain else _PREDICTING:
+            found = self._called(name, found, headers, more)
+            if inspect.isawaitable(found):
+                found = await found
+            if latency is not None:
+                latency.step(name)
         return self._response(found, request)
 
-    async def _step(self, name: str, *arguments: Any) -> Any:
-        """Calls a step with the arguments that it accepts."""
-        return await _result(getattr(self._model, name)(*arguments[: self._taken(type(self._model), name)]))
+    def _called(self, name: str, payload: Any, headers: dict[str, str], more: dict[str, str]) -> Any:
+        """The result of a step, which gets the arguments that it accepts."""
+        model = self._model
+        key = type(model), name
+        taken = self._taken.get(key)
+        if taken is None:
+            taken = self._taken[key] = _taken(type(model), name)
+        arguments = (payload, headers) if name == "preprocess" else (payload, headers, more)
+        return getattr(model, name)(*arguments[:taken])
 
     def _infer_request(self, request: types.InferenceRequest) -> Any:
         inputs = [self._input(tensor) for tensor in request.inputs]

@@ -19,7 +19,7 @@ from ts.protocol.open_inference_pb2 import (
     ModelStreamInferResponse,
 )
 from ts.tensors.forms import EMPTY_FINAL, ModelSpec, check_reserved, completed, payload
-from ts.tensors.grpc_usual import prefix, usual_request, usual_response
+from ts.tensors.grpc_usual import prefix, usual_answer, usual_request, usual_request_bytes, usual_response
 from ts.tensors.shared_memory import NO_REGIONS, PARAMETERS, REGION, Regions
 from ts.tensors.types import (
     Array,
@@ -334,6 +334,11 @@ def _set(parameter: InferParameter, value: Any) -> None:
 
 def request_bytes(request: InferenceRequest) -> bytes:
     """A serialised ModelInferRequest."""
+    usual = usual_request_bytes(request)
+    return _request_bytes(request) if usual is None else usual
+
+
+def _request_bytes(request: InferenceRequest) -> bytes:
     message = ModelInferRequest(model_name=request.model_name, model_version=request.model_version, id=request.id)
     fill(message.parameters, request.parameters)
     for tensor in request.inputs:
@@ -347,6 +352,11 @@ def request_bytes(request: InferenceRequest) -> bytes:
 
 def response_from(data: Buffer) -> InferenceResponse:
     """The response in a serialised ModelInferResponse. Raises BadTensor for anything else."""
+    usual = usual_answer(data)
+    return _response_from(data) if usual is None else usual
+
+
+def _response_from(data: Buffer) -> InferenceResponse:
     try:
         message = ModelInferResponse.FromString(payload(data))
     except DecodeError as error:

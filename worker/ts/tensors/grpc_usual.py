@@ -1,14 +1,14 @@
-"""The usual ModelInferRequest and its answer, in a few steps: numbers, without parameters.
+"""The usual ModelInferRequest and its answer, read and written in a few steps: numbers, without parameters.
 
 Clients repeat the same request with another id and other elements, whose bytes are numpy's memory. The layout is
-determined once; a request with the same bytes at the same places has the same layout. Anything else is left to
-`GrpcForm`, with which the tests compare both ways.
+determined once; a request with the same bytes at the same places has the same layout. The same holds for the answers
+to requests of this server's own. Anything else is left to `grpc_form`, with which the tests compare both ways.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -40,10 +40,10 @@ HEAD_BYTES_MAX = 2048
 
 # --- wire format: the tags of sized fields (number << 3 | 2)
 
-_ID, _INPUT, _RAW = 3 << 3 | 2, 5 << 3 | 2, 7 << 3 | 2
-#: model_name, model_version, inputs and outputs.
-_HEAD = frozenset((1 << 3 | 2, 2 << 3 | 2, _INPUT, 6 << 3 | 2))
-#: The tag of an input's contents.
+_MODEL_NAME, _MODEL_VERSION, _ID, _TENSOR = 1 << 3 | 2, 2 << 3 | 2, 3 << 3 | 2, 5 << 3 | 2
+#: Of a request, and of an answer, whose other fields have the same numbers.
+_RAW_INPUT, _RAW_OUTPUT, _REQUESTED_OUTPUT = 7 << 3 | 2, 6 << 3 | 2, 6 << 3 | 2
+#: Of a tensor.
 _CONTENTS = 5 << 3 | 2
 #: The fields of contents whose elements are numpy's memory, and their numbers.
 _PACKED = {
@@ -100,8 +100,8 @@ def _long_size(data: Buffer, at: int, size: int) -> tuple[int, int]:
 # --- requests
 
 
-class _Input(NamedTuple):
-    """An input as its head declares it; `size_bytes`: of its elements, `packed`: the tag of the field of contents that
+class _Declared(NamedTuple):
+    """A tensor as its head declares it; `size_bytes`: of its elements, `packed`: the tag of the field of contents that
     has them, 0 for none."""
 
     name: str
@@ -113,108 +113,140 @@ class _Input(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """A request without its id and its elements."""
+    """A message without its id and its elements. `asked`: the names of a request's outputs."""
 
     model_name: str
     model_version: str
-    inputs: Sequence[_Input]
-    outputs: Sequence[str]
+    tensors: Sequence[_Declared]
+    asked: Sequence[str] = ()
 
 
 class Layout(NamedTuple):
-    """Where everything is in requests that are alike but for their ids and their elements. `fixed`: the bytes between
-    those, with their places; `request_id`: where the id is, `elements`: where those of each input are; `typed`: they
+    """Where everything is in messages that are alike but for their ids and their elements. `fixed`: the bytes between
+    those, with their places; `id_place`: where the id is, `elements`: where those of each tensor are; `typed`: they
     are in its contents."""
 
     fixed: Sequence[tuple[int, int, bytes]]
     head: _Head
-    request_id: tuple[int, int]
+    id_place: tuple[int, int]
     elements: Sequence[tuple[int, int]]
     typed: bool
+
+
+def _known_layout(data: Buffer, layouts: Mapping[int, Layout]) -> Layout | None:
+    """The layout of a message with these bytes, if it is among those by size."""
+    layout = layouts.get(len(data))
+    if layout is not None:
+        for at, end, wanted in layout.fixed:
+            if data[at:end] != wanted:
+                return None
+    return layout
+
+
+def _keep(layouts: dict[int, Layout], size: int, layout: Layout) -> None:
+    if len(layouts) >= LAYOUTS_MAX:
+        layouts.clear()
+    layouts[size] = layout
+
+
+def _read(data: Buffer, layout: Layout) -> tuple[str, list[Tensor]] | None:
+    """The id and the tensors, with memory of their own; None for an id that is no text."""
+    at, end = layout.id_place
+    message_id = ""
+    if at != end:
+        try:
+            message_id = str(data[at:end], "utf-8")
+        except UnicodeDecodeError:
+            return None
+    view = memoryview(data)
+    return message_id, [
+        Tensor(name, datatype, np.ndarray(shape, dtype, bytearray(view[at:end])), {})
+        for (name, datatype, dtype, shape, _, _), (at, end) in zip(layout.head.tensors, layout.elements, strict=True)
+    ]
 
 
 def usual_request(data: Buffer, pairs: Headers, model: ModelSpec) -> tuple[InferenceRequest, bool] | None:
     """The usual request, whose inputs are as declared, and whether its contents are typed. None for any other, and for
     one with a fault; BadTensor for other inputs than the declared ones."""
-    size = len(data)
-    layout = model.layouts.get(size)
-    if layout is not None:
-        for at, end, wanted in layout.fixed:
-            if data[at:end] != wanted:
-                layout = None
-                break
-    is_new = layout is None
-    if layout is None:
-        layout = _layout(data)
-        if layout is None:
-            return None
-    _, head, (at, end), elements, typed = layout
-    request_id = ""
-    if at != end:
-        try:
-            request_id = str(data[at:end], "utf-8")
-        except UnicodeDecodeError:
-            return None
-    view = memoryview(data)
-    inputs = [
-        Tensor(name, datatype, np.ndarray(shape, dtype, bytearray(view[at:end])), {})
-        for (name, datatype, dtype, shape, _, _), (at, end) in zip(head.inputs, elements, strict=True)
-    ]
-    outputs = [RequestedOutput(name) for name in head.outputs] if head.outputs else []
+    known = _known_layout(data, model.layouts)
+    layout = known or _layout(data, _RAW_INPUT, _REQUEST_HEAD, _request_head)
+    found = None if layout is None else _read(data, layout)
+    if layout is None or found is None:
+        return None
+    (request_id, inputs), head = found, layout.head
+    outputs = [RequestedOutput(name) for name in head.asked] if head.asked else []
     request = InferenceRequest(inputs, request_id, head.model_name, head.model_version, {}, outputs, pairs)
-    if is_new:
+    if known is None:
         if model.inputs:
             check_declared(request, model)
-        if len(model.layouts) >= LAYOUTS_MAX:
-            model.layouts.clear()
-        model.layouts[size] = layout
-    return request, typed
+        _keep(model.layouts, len(data), layout)
+    return request, layout.typed
 
 
-def _layout(data: Buffer) -> Layout | None:
-    """The layout of a usual request; None for any other."""
+#: Of answers to requests of this process, by their sizes.
+_ANSWERS: dict[int, Layout] = {}
+
+
+def usual_answer(data: Buffer) -> InferenceResponse | None:
+    """The usual ModelInferResponse; None for any other, and for one with a fault."""
+    known = _known_layout(data, _ANSWERS)
+    layout = known or _layout(data, _RAW_OUTPUT, _ANSWER_HEAD, _answer_head)
+    found = None if layout is None else _read(data, layout)
+    if layout is None or found is None:
+        return None
+    if known is None:
+        _keep(_ANSWERS, len(data), layout)
+    return InferenceResponse(found[1], found[0], layout.head.model_name, layout.head.model_version, {})
+
+
+_REQUEST_HEAD = frozenset((_MODEL_NAME, _MODEL_VERSION, _TENSOR, _REQUESTED_OUTPUT))
+_ANSWER_HEAD = frozenset((_MODEL_NAME, _MODEL_VERSION, _TENSOR))
+
+
+def _layout(data: Buffer, raw: int, of_head: Container[int], head_of: Callable[[bytes], _Head | None]) -> Layout | None:
+    """The layout of a usual message, whose raw contents have the tag `raw`; None for any other."""
     fields = _fields(data, 0, len(data))
     if not fields:
         return None
-    typed = fields[-1][0] != _RAW
+    typed = fields[-1][0] != raw
     parts: list[Buffer] = []
     elements: list[tuple[int, int]] = []
     tags: list[int] = []
-    request_id = 0, 0
+    id_place = 0, 0
     for tag, start, at, end in fields:
-        if tag == _RAW:
+        if tag == raw and not typed:
             elements.append((at, end))
-        elif tag == _ID and request_id == (0, 0):
-            request_id = at, end
-        elif tag == _INPUT and typed:
-            found = _typed_input(data, at, end)
+        elif tag == _ID and id_place == (0, 0):
+            id_place = at, end
+        elif tag == _TENSOR and typed:
+            found = _typed_tensor(data, at, end)
             if found is None:
                 return None
             declared, tag, *place = found
             parts += (prefix(5, len(declared)), declared)
             elements.append((place[0], place[1]))
             tags.append(tag)
-        elif tag in _HEAD:
+        elif tag in of_head:
             parts.append(data[start:end])
         else:
             return None
     key = b"".join(parts)
-    head = _head_of(key) if len(key) <= HEAD_BYTES_MAX else None
-    if head is None or not elements or len(head.inputs) != len(elements):
+    head = head_of(key) if len(key) <= HEAD_BYTES_MAX else None
+    if head is None or not elements or len(head.tensors) != len(elements):
         return None
-    if [one.size_bytes for one in head.inputs] != [end - at for at, end in elements]:
+    if [one.size_bytes for one in head.tensors] != [end - at for at, end in elements]:
         return None
-    if typed and tags != [one.packed for one in head.inputs]:
+    if typed and tags != [one.packed for one in head.tensors]:
         return None
-    cuts = sorted(place for place in (request_id, *elements) if place != (0, 0))
+    cuts = sorted(place for place in (id_place, *elements) if place != (0, 0))
     begins, ends = [0, *(end for _, end in cuts)], [*(at for at, _ in cuts), len(data)]
     fixed = [(at, end, bytes(data[at:end])) for at, end in zip(begins, ends, strict=True) if at != end]
-    return Layout(fixed, head, request_id, elements, typed)
+    return Layout(fixed, head, id_place, elements, typed)
 
 
-def _typed_input(data: Buffer, at: int, end: int) -> tuple[bytes, int, int, int] | None:
-    """An input without its contents, and the one field in those: its tag, and where its content begins and ends. None
-    for any other input."""
+def _typed_tensor(data: Buffer, at: int, end: int) -> tuple[bytes, int, int, int] | None:
+    """A tensor without its contents, and the one field in those: its tag, and where its content begins and ends. None
+    for any other tensor."""
     fields = _fields(data, at, end)
     if not fields or fields[-1][0] != _CONTENTS:
         return None
@@ -227,14 +259,33 @@ def _typed_input(data: Buffer, at: int, end: int) -> tuple[bytes, int, int, int]
 
 
 @lru_cache(maxsize=HEADS_MAX)
-def _head_of(key: bytes) -> _Head | None:
+def _request_head(key: bytes) -> _Head | None:
     """The head in these bytes, a ModelInferRequest; None for an unusual one."""
     try:
         message = ModelInferRequest.FromString(key)
     except DecodeError:
         return None
-    inputs = []
-    for tensor in message.inputs:
+    inputs = _declarations(message.inputs)
+    if inputs is None or any(output.parameters for output in message.outputs):
+        return None
+    return _Head(message.model_name, message.model_version, inputs, [output.name for output in message.outputs])
+
+
+@lru_cache(maxsize=HEADS_MAX)
+def _answer_head(key: bytes) -> _Head | None:
+    """The same for a ModelInferResponse."""
+    try:
+        message = ModelInferResponse.FromString(key)
+    except DecodeError:
+        return None
+    outputs = _declarations(message.outputs)
+    return None if outputs is None else _Head(message.model_name, message.model_version, outputs)
+
+
+def _declarations(tensors: Iterable[Any]) -> list[_Declared] | None:
+    """A message's tensors; None if one is unusual, or a name is given twice."""
+    found = []
+    for tensor in tensors:
         kind, shape = NUMBERS.get(tensor.datatype), tuple(tensor.shape)
         unusual = (
             tensor.parameters or tensor.HasField("contents") or len(shape) > DIMENSIONS_MAX or min(shape, default=1) < 1
@@ -242,13 +293,11 @@ def _head_of(key: bytes) -> _Head | None:
         if kind is None or unusual:
             return None
         size = math.prod(shape) * kind.size_bytes
-        inputs.append(_Input(tensor.name, kind.name, kind.dtype, shape, size, _PACKED.get(kind.name, 0)))
-    if len({one.name for one in inputs}) < len(inputs) or any(output.parameters for output in message.outputs):
-        return None
-    return _Head(message.model_name, message.model_version, inputs, [output.name for output in message.outputs])
+        found.append(_Declared(tensor.name, kind.name, kind.dtype, shape, size, _PACKED.get(kind.name, 0)))
+    return found if len({one.name for one in found}) == len(found) else None
 
 
-# --- answers
+# --- writing
 
 
 def usual_response(
@@ -261,16 +310,30 @@ def usual_response(
     outputs = response.outputs
     if request.outputs and not _are_asked_for(outputs, request.outputs):
         return None
-    parts = [_model(response.model_name or model.name, response.model_version or model.version)]
+    head = _model(response.model_name or model.name, response.model_version or model.version)
+    return _written(head, response.id or request.id, flags, outputs, 6, typed)
+
+
+def usual_request_bytes(request: InferenceRequest) -> bytes | None:
+    """The serialised ModelInferRequest of a usual request with raw contents; None for any other."""
+    if request.parameters or request.outputs:
+        return None
+    return _written(_model(request.model_name, request.model_version), request.id, b"", request.inputs, 7, False)
+
+
+def _written(
+    model: bytes, message_id: str, flags: bytes, tensors: Sequence[Tensor], raw: int, typed: bool
+) -> bytes | None:
+    """A message, whose raw contents have the number `raw`; None for one with something unusual in it."""
+    parts = [model]
     contents: list[bytes] = []
-    answer_id = response.id or request.id
-    if answer_id:
-        if not answer_id.isascii():
+    if message_id:
+        if not message_id.isascii():
             return None
-        parts += (prefix(3, len(answer_id)), answer_id.encode())
+        parts += (prefix(3, len(message_id)), message_id.encode())
     if flags:
         parts.append(flags)
-    for tensor in outputs:
+    for tensor in tensors:
         array = tensor.array
         if tensor.parameters or not array.size or tensor.stated is not None:
             return None
@@ -284,10 +347,10 @@ def usual_response(
         if typed:
             if tensor.datatype not in _PACKED:
                 return None
-            parts += _typed_output(tensor, data)
+            parts += _typed_tensor_parts(tensor, data)
         else:
-            parts.append(_output(tensor.name, tensor.datatype, array.shape))
-            contents += (prefix(6, len(data)), data)
+            parts.append(_tensor(tensor.name, tensor.datatype, array.shape))
+            contents += (prefix(raw, len(data)), data)
     return b"".join(parts + contents)
 
 
@@ -307,13 +370,13 @@ def _model(name: str, version: str) -> bytes:
 
 
 @lru_cache(maxsize=HEADS_MAX)
-def _output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+def _tensor(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     declared = _declared(name, datatype, shape)
     return prefix(5, len(declared)) + declared
 
 
-def _typed_output(tensor: Tensor, data: bytes) -> Sequence[bytes]:
-    """An output with its elements in it."""
+def _typed_tensor_parts(tensor: Tensor, data: bytes) -> Sequence[bytes]:
+    """A tensor with its elements in it."""
     declared = _declared(tensor.name, tensor.datatype, tensor.array.shape)
     packed = prefix(_PACKED[tensor.datatype] >> 3, len(data))
     contents = prefix(5, len(packed) + len(data)) + packed

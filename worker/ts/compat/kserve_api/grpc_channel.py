@@ -11,7 +11,7 @@ import math
 import socket
 import ssl
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 from urllib.parse import unquote
 
@@ -153,16 +153,16 @@ class Channel:
 
 
 class _Call:
-    """One request and its answer. `unsent`: the rest of its body, which waits for the server's window."""
+    """One request and its answer. `unsent`: the rest of its body, which waits for the server's window; `end_s`: of
+    its time, by the loop's clock."""
 
-    __slots__ = ("done", "fields", "heard", "pieces", "timer", "unsent", "window")
+    __slots__ = ("done", "end_s", "fields", "heard", "pieces", "unsent", "window")
 
-    def __init__(self, done: asyncio.Future[bytes], window: int, heard: int) -> None:
-        self.done, self.window, self.heard = done, window, heard
-        self.fields: dict[str, str] = {}
+    def __init__(self, done: asyncio.Future[bytes], window: int, heard: int, end_s: float) -> None:
+        self.done, self.window, self.heard, self.end_s = done, window, heard, end_s
+        self.fields: Mapping[str, str] = {}
         self.pieces: list[bytes] = []
         self.unsent = memoryview(b"")
-        self.timer: asyncio.TimerHandle | None = None
 
 
 class _Connection(asyncio.Protocol):
@@ -180,6 +180,9 @@ class _Connection(asyncio.Protocol):
         self._streams_max = _MOST
         self._given = 0
         self._heard = 0
+        #: Rings when the first call runs out of time, or earlier: most calls are answered before, and a timer of its
+        #: own would cost each of them more than it is worth.
+        self._alarm: asyncio.TimerHandle | None = None
         self._lost = asyncio.Event()
         self.greeted: asyncio.Future[None] = self._loop.create_future()
         self.usable = True
@@ -204,6 +207,8 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.usable = False
         self._lost.set()
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._fail_all(f"the connection was lost{f': {error}' if error else ''}")
 
     async def close(self) -> None:
@@ -235,7 +240,7 @@ class _Connection(asyncio.Protocol):
         """The answer's message. Raises Unanswered."""
         end_s = self._loop.time() + timeout_s
         while self.usable and len(self._calls) >= self._streams_max:
-            timeout_s = await self._turn(end_s)
+            await self._turn(end_s)
         number: int = self._next
         done: asyncio.Future[bytes] = self._loop.create_future()
         if number > _MOST:
@@ -243,8 +248,9 @@ class _Connection(asyncio.Protocol):
         if not self.usable:
             raise Unanswered(Code.UNAVAILABLE, self._reason, unseen=True)
         self._next += 2
-        call = self._calls[number] = _Call(done, self._call_window, self._heard)
-        call.timer = self._loop.call_later(timeout_s, self._expired, number)
+        call = self._calls[number] = _Call(done, self._call_window, self._heard, end_s)
+        if self._alarm is None or end_s < self._alarm.when():
+            self._set_alarm(end_s)
         call.unsent = memoryview(b"\0" + len(message).to_bytes(4, "big") + message)
         self._transport.write(b"".join((*self._head_frames(number, fields), *self._body_frames(number, call))))
         try:
@@ -253,8 +259,8 @@ class _Connection(asyncio.Protocol):
             self._give_up(number)
             raise
 
-    async def _turn(self, end_s: float) -> float:
-        """Waits until the server accepts another call; returns the remaining seconds."""
+    async def _turn(self, end_s: float) -> None:
+        """Waits until the server accepts another call."""
         turn = self._loop.create_future()
         self._waiting.append(turn)
         try:
@@ -262,12 +268,23 @@ class _Connection(asyncio.Protocol):
         except asyncio.TimeoutError:
             text = f"the server answers no more than {self._streams_max} calls at a time, and didn't take it in time"
             raise Unanswered(Code.DEADLINE_EXCEEDED, text) from None
-        return max(end_s - self._loop.time(), 0.001)
 
-    def _expired(self, number: int) -> None:
-        call = self._calls.get(number)
-        if call is None:
-            return
+    def _set_alarm(self, at_s: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._loop.call_at(at_s, self._ring)
+
+    def _ring(self) -> None:
+        """Ends the calls that have run out of time, and sets the alarm for those that haven't yet."""
+        assert self._alarm is not None
+        now_s, self._alarm = max(self._alarm.when(), self._loop.time()), None
+        for number, call in list(self._calls.items()):
+            if call.end_s <= now_s:
+                self._expired(number, call)
+        if self._calls:
+            self._set_alarm(min(call.end_s for call in self._calls.values()))
+
+    def _expired(self, number: int, call: _Call) -> None:
         if call.heard == self._heard:  # nothing at all since then: a connection that may be dead
             self.usable = False
         self._write(_frame(_RST_STREAM, 0, number, _CANCEL.to_bytes(4, "big")))
@@ -282,8 +299,6 @@ class _Connection(asyncio.Protocol):
     def _ended(self, number: int) -> _Call:
         """Forgets a call and lets a waiting one begin."""
         call = self._calls.pop(number)
-        if call.timer is not None:
-            call.timer.cancel()
         while self._waiting and len(self._calls) < self._streams_max:
             if _resolve(self._waiting.popleft()):
                 break

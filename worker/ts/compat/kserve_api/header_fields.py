@@ -4,12 +4,13 @@ Pure. Readers announce a table of 0 bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-#: The most names and values that are cached: most answers of a server have the same.
-_TEXTS_KEPT = 256
-#: The names in HTTP/2's static table, from its entry 1 on, and the values of the entries that have one.
+#: Blocks up to this size, and so many of them, of names and of values, are read once: most answers of a server have the
+#: same.
+_KEPT_BYTES_MAX, _KEPT_MAX = 512, 256
+#: Names of HTTP/2's static table, from its entry 1 on, and the values of those entries that have one.
 _STATIC = [
     ":authority", ":method", ":method", ":path", ":path", ":scheme", ":scheme", ":status", ":status", ":status",
     ":status", ":status", ":status", ":status", "accept-charset", "accept-encoding", "accept-language",
@@ -73,9 +74,19 @@ def _number(value: int, bits: int) -> bytes:
     return bytes(found)
 
 
-def decoded(block: bytes, wanted: Container[str]) -> dict[str, str]:
+def decoded(block: bytes, wanted: frozenset[str]) -> Mapping[str, str]:
     """The fields with these names; the last one if a name repeats. Raises BadBlock."""
-    found, at = {}, 0
+    return _kept(block, wanted) if len(block) <= _KEPT_BYTES_MAX else _decoded(block, wanted)
+
+
+@lru_cache(_KEPT_MAX)
+def _kept(block: bytes, wanted: frozenset[str]) -> Mapping[str, str]:
+    return _decoded(block, wanted)
+
+
+def _decoded(block: bytes, wanted: frozenset[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    at = 0
     try:
         while at < len(block):
             first = block[at]
@@ -124,7 +135,7 @@ def _behind_text(block: bytes, at: int) -> int:
     return at + size
 
 
-@lru_cache(_TEXTS_KEPT)
+@lru_cache(_KEPT_MAX)
 def _text(written: bytes) -> str:
     """A string literal, and the position after it."""
     _, at = _read_number(written, 0, 7)
