@@ -71,7 +71,7 @@ def test_callers_of_a_dead_worker_are_told_when_to_ask_again(shared):
             stub.Predictions(request_for({"op": "refuse"}), timeout=GUARD_S)
     for status in (Status.FromString(trailing["grpc-status-details-bin"]), answer.status):
         assert (status.code, status.message) == (14, failed.value.details())
-        (detail,) = status.details
+        (detail,) = [one for one in status.details if not one.type_url.endswith("RequestInfo")]
         assert detail.type_url == "type.googleapis.com/google.rpc.RetryInfo"
         assert detail.value[:2] == b"\x0a\x02" and Duration.FromString(detail.value[2:]).seconds == 1
     assert "grpc-status-details-bin" not in dict(refused.value.trailing_metadata())
@@ -115,6 +115,15 @@ def test_callers_who_may_not_know_are_told_where_it_is_written(start):
     assert code is grpc.StatusCode.INTERNAL
     found = re.fullmatch(r"Prediction failed \(request ID (\S+): the model's log says why\)", details)
     assert found and until(lambda: [line for line in server.lines if f"request ids: {found[1]}" in line])
+
+
+def test_a_request_that_died_with_its_worker_is_found_in_the_log(shared):
+    with grpc.insecure_channel(shared.inference) as channel, pytest.raises(grpc.RpcError) as failed:
+        InferenceAPIsServiceStub(channel).Predictions(request_for({"op": "exit", "code": 6}), timeout=GUARD_S)
+    status = Status.FromString(dict(failed.value.trailing_metadata())["grpc-status-details-bin"])
+    (found,) = [one for one in status.details if one.type_url == "type.googleapis.com/google.rpc.RequestInfo"]
+    request_id = error_details_pb2.RequestInfo.FromString(found.value).request_id
+    assert until(lambda: [line for line in shared.lines if "exit code 6; request ids: " + request_id in line])
 
 
 def test_the_reason_of_a_workers_end_is_in_describe(shared):

@@ -362,8 +362,9 @@ def test_handlers_failure_is_not_taken_for_a_missing_server(run: Run) -> None:
 
 def test_a_handlers_failure_is_told_with_its_place_in_the_log(run: Run) -> None:
     result = run("predict", "m", "-", input=b"raise, explained")
-    told = "Prediction failed: ValueError: q (h.py, line 4, in handle) (request ID r-7: the model's log says why)"
-    assert (result.exit_code, result.stderr) == (1, f"Error: INTERNAL: {told}\n")
+    told = "Prediction failed: ValueError: q (h.py, line 4, in handle) (request ID r-7)"
+    where = "torchserve logs MODEL shows the worker's last output, the server's log has all of it"
+    assert (result.exit_code, result.stderr) == (1, f"Error: INTERNAL: {told}\n{where}\n")
 
 
 def test_stream(run: Run) -> None:

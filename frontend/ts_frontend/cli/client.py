@@ -174,12 +174,13 @@ def _failure(error: Any, address: str) -> CallFailed:
 
 
 def _where_logged(error: Any, details: str) -> str:
-    """A hint at the request's ID in the model's log, for a handler's error whose message doesn't have the ID."""
+    """A hint at the request's ID in the log, for an error of the handler or of its worker."""
     status = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin", b"")
     for one in Status.FromString(status).details:
         if one.type_url == _REQUEST_INFO:
             request_id = wrappers_pb2.StringValue.FromString(one.value).value
-            return "" if request_id in details else f" (request ID {request_id}: the model's log says why)"
+            hint = "torchserve logs MODEL shows the worker's last output, the server's log has all of it"
+            return f"\n{hint}" if request_id in details else f" (request ID {request_id})\n{hint}"
     return ""
 
 

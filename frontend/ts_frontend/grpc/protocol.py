@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from google.protobuf.duration_pb2 import Duration
 
-from ts_frontend.errors import Code, HandlerFailed, MessageTooLarge, ServeError, Unimplemented
+from ts_frontend.errors import Code, HandlerFailed, MessageTooLarge, ServeError, Unimplemented, WorkerDied
 from ts_frontend.open_inference.heads import varint_of
 from ts_frontend.protos.google_rpc_status_pb2 import Status
 
@@ -288,17 +288,18 @@ def status_details(error: ServeError, request_id: str = "") -> list[Entry]:
 
 
 def status_of(error: ServeError, request_id: str = "") -> Status:
-    """The error as a google.rpc.Status: with a RetryInfo if there is a time to retry; for an error of the handler an
-    ErrorInfo, a RequestInfo with the request's ID in the model's log, and a DebugInfo with the traceback if clients may
-    see it."""
+    """The error as a google.rpc.Status: with a RetryInfo if there is a time to retry; for an error of the handler and
+    the death of its worker a RequestInfo with the request's ID in the log; for an error of the handler also an
+    ErrorInfo, and a DebugInfo with the traceback if clients may see it."""
     status = Status(code=int(error.code), message=error.message)
-    if isinstance(error, HandlerFailed) and error.by_handler:
+    handlers = error if isinstance(error, HandlerFailed) and error.by_handler else None
+    if handlers is not None:
         info = _field(1, HANDLER_FAILED.encode()) + _field(2, ERROR_DOMAIN.encode())
         status.details.add(type_url=f"{RPC_TYPES}ErrorInfo", value=info)
-        if request_id:
-            status.details.add(type_url=f"{RPC_TYPES}RequestInfo", value=_field(1, request_id.encode()))
-        if error.traceback:
-            status.details.add(type_url=f"{RPC_TYPES}DebugInfo", value=_debug_info(error))
+    if request_id and (handlers is not None or isinstance(error, WorkerDied)):
+        status.details.add(type_url=f"{RPC_TYPES}RequestInfo", value=_field(1, request_id.encode()))
+    if handlers is not None and handlers.traceback:
+        status.details.add(type_url=f"{RPC_TYPES}DebugInfo", value=_debug_info(handlers))
     if error.retry_after_s is not None:
         whole, part = divmod(error.retry_after_s, 1)
         delay = Duration(seconds=int(whole), nanos=int(part * 1e9)).SerializeToString()

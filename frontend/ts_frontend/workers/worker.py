@@ -81,6 +81,8 @@ EXIT_STATUS_S_MAX = 3.0
 #: The share of responseTimeout that a model's own call may take, so that it gets an error before it counts as hanging
 #: itself.
 CALL_LIMIT_PART = 0.9
+#: The most requests that the log names as lost with their worker.
+LOGGED_IDS_MAX = 20
 
 
 class Worker:
@@ -556,11 +558,16 @@ class Worker:
             out_of_memory = self._out_of_memory or (how.by_sigkill and not self._death_note)
             begun = list(self._running.batches.values())
             self._forget_all()
+            failed: list[Job] = []
             for batch in begun:
                 again = self._run_again(batch, note) if self._plan.repeats is not None else ()
-                for job in batch.open_jobs():
-                    if job not in again:
-                        job.fail(WorkerDied(f"Worker died. {note}.", 507 if out_of_memory else 500, hung=self.hung))
+                failed += [job for job in batch.open_jobs() if job not in again]
+            if failed:
+                ids = " ".join(job.request_id for job in failed[:LOGGED_IDS_MAX])
+                more = f" and {len(failed) - LOGGED_IDS_MAX} more" if len(failed) > LOGGED_IDS_MAX else ""
+                log.error("Worker %s of %s died: %s; request ids: %s%s", self.id, self._plan.spec.name, note, ids, more)
+            for job in failed:
+                job.fail(WorkerDied(f"Worker died. {note}.", 507 if out_of_memory else 500, hung=self.hung))
         finally:
             if not self._loaded.done():
                 killed = how.code is None or how.code < 0 or process.rendezvous is not None
