@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from ts.handler_utils.rows import row_value
 from ts.handler_utils.timer import timed
 from ts.torch_handler.base_handler import BaseHandler
-from ts.torch_handler.rows import row_value
 from ts.utils.util import PredictionException
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from ts.handler_utils.rows import row_value
 from ts.handler_utils.timer import timed
 from ts.torch_handler.image_transforms import Compose, ToRGB, ToTensor
-from ts.torch_handler.rows import row_value
 from ts.torch_handler.vision_handler import VisionHandler
 
 

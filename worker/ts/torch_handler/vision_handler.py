@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL import Image
 
+from ts.handler_utils.rows import row_value
 from ts.handler_utils.timer import timed
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.image_transforms import Compose, ToTensor
 from ts.torch_handler.insights import attribution
-from ts.torch_handler.rows import row_value
 from ts.utils.util import PredictionException
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ts.handler_utils.rows import row_value
 from ts.torch_handler.request_envelope.base import Handle
-from ts.torch_handler.rows import row_value
 
 
 class BodyEnvelope:
