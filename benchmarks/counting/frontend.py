@@ -43,7 +43,6 @@ from ts_frontend.scheduling import queues
 from ts_frontend.server import Parts
 from ts_frontend.telemetry.logging.logs import setup_logs
 from ts_frontend.telemetry.metrics.registry import open_metrics
-from ts_frontend.workers import in_flight
 from ts_frontend.workers.devices import Inventory
 from ts_frontend.workers.process import Channels, ExitStatus, LineSink, ProcessSpec, WorkerProcess
 from ts_frontend.workers.spawning import worker_env
@@ -340,7 +339,7 @@ async def main(library: Path, folder: Path) -> None:
 
 if __name__ == "__main__":
     # Without time limits: under callgrind, on a busy machine, each would be exceeded now and then.
-    queues.JobQueue.sole_ahead_s = in_flight.AHEAD_S = math.inf
+    queues.JobQueue.sole_ahead_s = queues.AHEAD_S = math.inf
     departures.WATCH_AFTER_S = WATCH_AFTER_S
     uvloop.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
     sys.stdout.flush()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ import pytest
 
 import raw
 from support import GUARD_S, until
+from ts_frontend.scheduling.queues import SOLE_AHEAD_S
 
 STAGES = ("queued", "running", "streaming", "after the last piece")
 ENGINES, PROTOCOLS = ("h2corn", "grpcio"), ("gRPC", "HTTP/1.1", "HTTP/2")
@@ -142,9 +144,11 @@ class Served:
         return one
 
     def holding(self, protocol: str) -> Request:
-        """A request that occupies the only worker of `held`."""
+        """A request that occupies the only worker of `held`, so long that no other is sent ahead of its end."""
         holder = self.request(protocol, "running")
         holder.reach("running")
+        ahead_until_s = time.monotonic() + SOLE_AHEAD_S
+        until(lambda: time.monotonic() > ahead_until_s)
         return holder
 
     def waiting(self, count: int = 1) -> None:

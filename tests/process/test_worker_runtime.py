@@ -268,7 +268,7 @@ def test_many_requests_in_flight_keep_their_order(start_worker):
     [
         ("import no_such_library\n", ["ModuleNotFoundError", "no_such_library"]),
         ("def broken(:\n", ["SyntaxError"]),
-        ("x = 1\n", ["no function handle", "none"]),
+        ("x = 1\n", ["no function handle", "no class with a method handle"]),
         ("class A: pass\nclass B: pass\n", ["A, B"]),
         ("class A: pass\n", ["class A", "no method handle"]),
         ("def handle(data, context): raise RuntimeError('bad weights')\n", ["RuntimeError: bad weights"]),

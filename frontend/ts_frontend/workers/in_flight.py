@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from ts.protocol.frames import Chunk, Failed, Message, Pieces, chunks_of
 from ts_frontend.job import Job, Owner
-from ts_frontend.scheduling.queues import AHEAD_S
+from ts_frontend.scheduling import queues
 
 READ_AHEAD_BATCHES_MAX = 16
 #: A stream whose reader has read nothing for these seconds is stalled and doesn't count as running...
@@ -64,8 +64,8 @@ class Pipelined:
 
     def capacity(self, running: InFlight, ahead_s: float) -> float:
         count = len(running.batches)
-        if count > 1 and ahead_s > AHEAD_S:
-            ahead_s = AHEAD_S
+        if count > 1 and ahead_s > queues.AHEAD_S:
+            ahead_s = queues.AHEAD_S
         if count > READ_AHEAD_BATCHES_MAX or count * running.mean_s >= ahead_s:
             return 0
         return 1 if time.monotonic() - running.turn_s < ahead_s else 0
@@ -163,7 +163,7 @@ class InFlight:
             self.isolated = self.jobs[job.id][1].id
             self.close_until_idle()
 
-    def capacity(self, ahead_s: float = AHEAD_S) -> float:
+    def capacity(self, ahead_s: float = queues.AHEAD_S) -> float:
         """Returns 2 when idle, less when it still takes more batches, 0 when it takes none. `ahead_s`: as of
         `QueueWorker`."""
         return self.concurrency.capacity(self, ahead_s) if self.batches else 2
