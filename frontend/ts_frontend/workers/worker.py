@@ -565,7 +565,9 @@ class Worker:
             if failed:
                 ids = " ".join(job.request_id for job in failed[:LOGGED_IDS_MAX])
                 more = f" and {len(failed) - LOGGED_IDS_MAX} more" if len(failed) > LOGGED_IDS_MAX else ""
-                log.error("Worker %s of %s died: %s; request ids: %s%s", self.id, self._plan.spec.name, note, ids, more)
+                log.warning(
+                    "Worker %s of %s died: %s; request ids: %s%s", self.id, self._plan.spec.name, note, ids, more
+                )
             for job in failed:
                 job.fail(WorkerDied(f"Worker died. {note}.", 507 if out_of_memory else 500, hung=self.hung))
         finally:
