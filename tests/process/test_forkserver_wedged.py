@@ -174,7 +174,7 @@ PLAIN = replace(SPEC, with_torch=False)
 
 def test_workers_without_torch_have_another_parent(tmp_path):
     async def scenario(started: Started) -> None:
-        (plain,) = forkservers()
+        (plain,) = until(forkservers)
         assert parent(await started.worker(PLAIN)) == plain
         second = parent(await started.worker())
         assert second.parent() == plain and parent(await started.worker()) == second
@@ -200,7 +200,7 @@ def test_a_forkserver_with_torch_that_dies_is_forked_again(tmp_path):
 def test_both_forkservers_are_replaced_when_the_plain_one_dies(tmp_path):
     async def scenario(started: Started) -> None:
         other, first = await started.worker(PLAIN), await started.worker()
-        (plain,) = forkservers()
+        (plain,) = until(forkservers)
         plain.send_signal(signal.SIGKILL)
         await asyncio.gather(first.exited, other.exited)
         await asyncio.to_thread(until, lambda: not forkservers())
