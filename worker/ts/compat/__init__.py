@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -15,3 +16,14 @@ def add_shims() -> None:
     """Makes the shims importable."""
     if SHIMS not in sys.path:
         sys.path.append(SHIMS)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """An event loop of uvloop, as the servers of KServe and MLServer have it; asyncio's where uvloop is missing (a
+    model's environment, Windows)."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ts.compat import new_loop
 from ts.compat.kserve_api.messages import array_of
 from ts.compat.kserve_api.predictor import WAITED_FOR_UNTIL_S
 from ts.context import Context
@@ -53,7 +54,7 @@ STATUSES = {
 def serving(model: Any, settings: Settings) -> Loaded:
     if not model.ready:
         raise HandlerNotUsable(f"load() of {type(model).__name__} {model.name!r} did not make it ready")
-    loop = _new_loop()
+    loop = new_loop()
     asyncio.set_event_loop(loop)
     signature = {
         "platform": "",
@@ -65,16 +66,6 @@ def serving(model: Any, settings: Settings) -> Loaded:
     return Loaded(
         served.answers, context_of(settings), "async", loop, "requests", tensors, signature, openai=openai_of(model)
     )
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's, as KServe's own server has it; asyncio's where uvloop is missing (a model's environment, Windows)."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
 
 
 async def _result(value: Any) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ts.compat import add_shims, mlserver_batches
+from ts.compat import add_shims, mlserver_batches, new_loop
 from ts.compat.mlserver_messages import CloudEvents, Messages
 from ts.compat.mlserver_routes import Routes
 from ts.context import Context
@@ -36,7 +36,7 @@ def load(settings: Settings) -> Loaded:
     sys.path[:0] = dict.fromkeys((folder, *adapted.get("python_path", ())))
     os.chdir(folder)
     context = context_of(settings)
-    loop = asyncio.new_event_loop()
+    loop = new_loop()
     asyncio.set_event_loop(loop)
     model = _model(folder, settings)
     _prepare_package(model, context)

@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Callable
 from enum import Enum
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
@@ -41,24 +41,33 @@ class Fields:
     keeps_others: ClassVar[bool] = False
     dumps_unset: ClassVar[bool] = False
     _cached: ClassVar[Any] = None  # `dict` is a method here
+    #: The values of all fields in an object that got none, and the fields of which that isn't all: required ones, and
+    #: those with a default for each object.
+    _unset: ClassVar[Any]
+    _uncertain: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         cls._cached = None
 
     def __init__(self, **values: Any) -> None:
-        fields = self._fields()
-        self.__dict__["model_fields_set"] = set(values) & set(fields)
-        for name, (take, default, label, shared) in fields.items():
-            if name in values:
-                self.__dict__[name] = take(values.pop(name), label)
-            elif default is _REQUIRED:
-                raise ValidationError(f"{type(self).__name__} needs a value for {name}")
-            else:
-                self.__dict__[name] = default if shared else copy.deepcopy(default)
-        if self.keeps_others:
-            self.__dict__.update(values)
-            self.model_fields_set.update(values)
+        own, given, fields = self.__dict__, set[str](), self._fields()
+        own["model_fields_set"] = given
+        own.update(self._unset)
+        for name, value in values.items():
+            field = fields.get(name)
+            if field is not None:
+                own[name] = field.take(value, field.label)
+                given.add(name)
+            elif self.keeps_others:
+                own[name] = value
+                given.add(name)
+        for name in self._uncertain:
+            if name not in given:
+                default = fields[name].default
+                if default is _REQUIRED:
+                    raise ValidationError(f"{type(self).__name__} needs a value for {name}")
+                own[name] = copy.deepcopy(default)
 
     @classmethod
     def _fields(cls) -> dict[str, _Field]:
@@ -69,6 +78,8 @@ class Fields:
                 for name, hint in hints.items()
                 if typing.get_origin(hint) is not ClassVar and not name.startswith("_") and name != "model_fields_set"
             }
+            cls._unset = {name: field.default for name, field in cls._cached.items()}
+            cls._uncertain = tuple(name for name, field in cls._cached.items() if not field.shared)
         found: dict[str, _Field] = cls._cached
         return found
 
@@ -187,9 +198,9 @@ def _take(hint: Any) -> _Take:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Union or origin is types.UnionType:
         first = _take(next(one for one in arguments if one is not type(None)))
-        return partial(_optional, first) if type(None) in arguments else first
+        return _optional(first) if type(None) in arguments else first
     if origin is list:
-        return partial(_list, _take(arguments[0]))
+        return _list(_take(arguments[0]))
     if origin is dict or hint is dict:
         return _mapping
     return _take_alone(hint) if isinstance(hint, type) else _anything
@@ -197,27 +208,30 @@ def _take(hint: Any) -> _Take:
 
 def _take_alone(hint: type) -> _Take:
     if issubclass(hint, Enum):
-        return partial(_member, hint)
+        return _member(hint)
     if hasattr(hint, "model_validate"):
-        return lambda value, label: hint.model_validate(value)
-    return partial(_scalar, hint) if hint in _SCALARS else _anything
+        return lambda value, label: value if type(value) is hint else hint.model_validate(value)
+    return _scalar(hint) if hint in _SCALARS else _anything
 
 
 def _anything(value: Any, label: str) -> Any:
     return value
 
 
-def _optional(take: _Take, value: Any, label: str) -> Any:
-    return None if value is None else take(value, label)
+def _optional(take: _Take) -> _Take:
+    return lambda value, label: None if value is None else take(value, label)
 
 
-def _list(take: _Take, value: Any, label: str) -> list[Any]:
-    if not isinstance(value, (list, tuple)):
-        raise ValidationError(f"{label} is a list, not {value!r:.80}")
-    try:
-        return [take(one, label) for one in value]
-    except ValidationError:
-        return [take(one, f"{label}[{index}]") for index, one in enumerate(value)]  # says which one it is
+def _list(take: _Take) -> _Take:
+    def taken(value: Any, label: str) -> list[Any]:
+        if not isinstance(value, (list, tuple)):
+            raise ValidationError(f"{label} is a list, not {value!r:.80}")
+        try:
+            return [take(one, label) for one in value]
+        except ValidationError:
+            return [take(one, f"{label}[{index}]") for index, one in enumerate(value)]  # says which one it is
+
+    return taken
 
 
 def _mapping(value: Any, label: str) -> dict[Any, Any]:
@@ -226,19 +240,28 @@ def _mapping(value: Any, label: str) -> dict[Any, Any]:
     return value
 
 
-def _member(hint: type[Enum], value: Any, label: str) -> Any:
-    try:
-        return hint(value).value
-    except ValueError:
-        raise ValidationError(f"{label} is one of {', '.join(one.value for one in hint)}, not {value!r}") from None
+def _member(hint: type[Enum]) -> _Take:
+    """Members and their values are taken as values."""
+    known = {key: one.value for one in hint for key in (one, one.value)}
+
+    def taken(value: Any, label: str) -> Any:
+        try:
+            return known[value]
+        except (KeyError, TypeError):
+            raise ValidationError(f"{label} is one of {', '.join(one.value for one in hint)}, not {value!r}") from None
+
+    return taken
 
 
-def _scalar(hint: type, value: Any, label: str) -> Any:
-    if hint is float and isinstance(value, int):
-        return float(value)
-    if not isinstance(value, hint):
+def _scalar(hint: type) -> _Take:
+    def taken(value: Any, label: str) -> Any:
+        if isinstance(value, hint):
+            return value
+        if hint is float and isinstance(value, int):
+            return float(value)
         raise ValidationError(f"{label} is of type {hint.__name__}, not {value!r:.80}")
-    return value
+
+    return taken
 
 
 def _dumped(value: Any, options: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from .errors import CodecError
 from .utils import InputOrOutput, SingleInputRequestCodec, as_input, inject_batch_dimension, texts_and_bytes
 
 _DTYPES = {row.name: row.array_type for row in STANDARD if row.element is not bytes}
-_DATATYPES = {dtype: datatype for datatype, dtype in _DTYPES.items()}
+_DATATYPES = {np.dtype(dtype): datatype for datatype, dtype in _DTYPES.items()}
 
 
 def is_numeric(found: InputOrOutput) -> bool:
@@ -33,7 +33,7 @@ def to_datatype(dtype: np.dtype[Any]) -> str:
     if dtype.kind in "OSU":
         return "BYTES"
     try:
-        return _DATATYPES[dtype.name]
+        return _DATATYPES[dtype if dtype.isnative else dtype.newbyteorder("=")]
     except KeyError:
         raise CodecError(f"an array of {dtype} has no datatype of the protocol") from None
 
