@@ -11,6 +11,7 @@ import ssl
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ts.protocol.secure import PeerCertificate, SecureSocket, client_context, se
 from ts.runtime.remote_link import SentProgress
 from ts_frontend.errors import WorkerDied
 from ts_frontend.job import Job, Ledger
-from ts_frontend.workers.cluster import remote
+from ts_frontend.workers.cluster import launcher, remote
 from ts_frontend.workers.failures import StartFailed
 from ts_frontend.workers.pool import Pool, Slot
 from ts_frontend.workers.worker import Worker
@@ -228,6 +229,37 @@ def test_a_node_of_which_only_an_actor_has_died_is_not_avoided(model: Path, pems
             await until_async(lambda: pool.ready_count and slot.worker is not worker)
             assert slot.worker is not None and slot.worker.node["id"] == "node1", "Ray says that it lives"
             assert pool.last_failure is not None and "its process was killed" in pool.last_failure.reason
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("already", [True, False])
+def test_a_node_whose_ray_has_ended_has_died(
+    model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch, already: bool
+) -> None:
+    """Ray's reason isn't waited for. `already`: its process there ended before the worker, or after it."""
+    for module in (remote, launcher):
+        monkeypatch.setattr(module, "REASON_S_MAX", 2 * GUARD_S)
+
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems) as cluster:
+            pool, state, asking = cluster.pool, cluster.bridge.state, list[asyncio.StreamWriter]()
+            ray = await asyncio.start_server(lambda _, writer: asking.append(writer), "127.0.0.1", 0)
+            port = ray.sockets[0].getsockname()[1]
+            state.nodes = tuple(replace(node, address="127.0.0.1", port=port) for node in state.nodes)
+            slot, worker = await first_worker(pool)
+            if already:
+                ray.close()
+            cluster.bridge.end(1)
+            if not already:
+                await until_async(lambda: asking)
+                assert slot.worker is worker and worker.process is not None
+                assert not worker.process.exited.done(), "only its actor may have died, of which Ray would tell"
+                ray.close()
+                asking[0].close()
+            await until_async(lambda: pool.ready_count and slot.worker is not worker)
+            assert slot.worker is not None and slot.worker.node["id"] == "node2"
+            assert pool.last_failure is not None and "its node 10.0.0.1 (node1) ended" in pool.last_failure.reason
 
     run(scenario())
 
