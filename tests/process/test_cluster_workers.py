@@ -11,6 +11,7 @@ import ssl
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from ts.protocol.secure import PeerCertificate, SecureSocket, client_context, se
 from ts.runtime.remote_link import SentProgress
 from ts_frontend.errors import WorkerDied
 from ts_frontend.job import Job, Ledger
-from ts_frontend.workers.cluster.remote import Notes
+from ts_frontend.workers.cluster import launcher, remote
 from ts_frontend.workers.failures import StartFailed
-from ts_frontend.workers.pool import Pool
+from ts_frontend.workers.pool import Pool, Slot
+from ts_frontend.workers.worker import Worker
 
 HANDLER = """
 import os, sys, time
@@ -82,17 +84,22 @@ async def answer(job: Job) -> str:
     return bytes(await job.result()).decode()
 
 
+async def first_worker(pool: Pool) -> tuple[Slot, Worker]:
+    """Starts a worker in an empty pool."""
+    await pool.scale(1)
+    (slot,) = pool.slots
+    assert slot.worker is not None
+    return slot, slot.worker
+
+
 def test_a_worker_elsewhere_is_a_worker_like_any_other(model: Path, pems: dict[str, str]) -> None:
     async def scenario() -> None:
         async with PlayedCluster(model, pems) as cluster:
             pool = cluster.pool
-            await pool.scale(1)
-            (slot,) = pool.slots
+            slot, worker = await first_worker(pool)
             assert await answer(ask(pool, "hello")) == "HELLO"
             large = "x" * 700_000
             assert await answer(ask(pool, large)) == large, "in many records, both ways"
-            worker = slot.worker
-            assert worker is not None
             assert worker.node == {"id": "node1", "address": "10.0.0.1", "host": "h"}
             assert worker.pids == [], "its process id means nothing here"
             assert worker.spent == {}
@@ -113,10 +120,7 @@ def test_a_dead_node_gives_back_what_it_had_not_begun(
     async def scenario() -> None:
         async with PlayedCluster(model, pems) as cluster:
             pool = cluster.pool
-            await pool.scale(1)
-            (slot,) = pool.slots
-            worker = slot.worker
-            assert worker is not None
+            slot, worker = await first_worker(pool)
             for word in ("a", "b", "c", "d"):
                 await ask(pool, word).result()  # it counts as quick: more is sent ahead
             hanging = ask(pool, "hang")
@@ -141,14 +145,14 @@ def test_the_notes_of_begun_batches_do_not_wake_the_server(
     model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
-    read = Notes._readable
+    read = remote._Incoming._readable
 
-    def counted(notes: Notes) -> None:
+    def counted(incoming: remote._Incoming) -> None:
         nonlocal looks
-        looks += 1
-        read(notes)
+        looks += incoming._reads_max == remote.NOTES_PER_TURN_MAX
+        read(incoming)
 
-    monkeypatch.setattr(Notes, "_readable", counted)
+    monkeypatch.setattr(remote._Incoming, "_readable", counted)
 
     async def scenario() -> None:
         async with PlayedCluster(model, pems) as cluster:
@@ -200,10 +204,9 @@ def test_a_process_that_a_handler_forks_keeps_none_of_its_connections(model: Pat
 
     async def scenario() -> None:
         async with PlayedCluster(model, pems) as cluster:
-            await cluster.pool.scale(1)
-            (slot,) = cluster.pool.slots
+            _, worker = await first_worker(cluster.pool)
             child = psutil.Process(int(await answer(ask(cluster.pool, "fork"))))
-            process = slot.worker.process if slot.worker is not None else None
+            process = worker.process
             assert process is not None
             try:
                 assert len(psutil.Process(process.pid).net_connections("tcp")) == 2, "its requests, and its notes"
@@ -218,16 +221,45 @@ def test_a_node_of_which_only_an_actor_has_died_is_not_avoided(model: Path, pems
     async def scenario() -> None:
         async with PlayedCluster(model, pems) as cluster:
             pool = cluster.pool
-            await pool.scale(1)
-            (slot,) = pool.slots
-            worker = slot.worker
-            assert worker is not None and worker.node["id"] == "node1"
+            slot, worker = await first_worker(pool)
+            assert worker.node["id"] == "node1"
             cluster.bridge.end(1)
             await until_async(cluster.launcher._avoided)
             cluster.bridge.on_worker_ended(1, "The actor died: its process was killed", True)
             await until_async(lambda: pool.ready_count and slot.worker is not worker)
             assert slot.worker is not None and slot.worker.node["id"] == "node1", "Ray says that it lives"
             assert pool.last_failure is not None and "its process was killed" in pool.last_failure.reason
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("already", [True, False])
+def test_a_node_whose_ray_has_ended_has_died(
+    model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch, already: bool
+) -> None:
+    """Ray's reason isn't waited for. `already`: its process there ended before the worker, or after it."""
+    for module in (remote, launcher):
+        monkeypatch.setattr(module, "REASON_S_MAX", 2 * GUARD_S)
+
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems) as cluster:
+            pool, state, asking = cluster.pool, cluster.bridge.state, list[asyncio.StreamWriter]()
+            ray = await asyncio.start_server(lambda _, writer: asking.append(writer), "127.0.0.1", 0)
+            port = ray.sockets[0].getsockname()[1]
+            state.nodes = tuple(replace(node, address="127.0.0.1", port=port) for node in state.nodes)
+            slot, worker = await first_worker(pool)
+            if already:
+                ray.close()
+            cluster.bridge.end(1)
+            if not already:
+                await until_async(lambda: asking)
+                assert slot.worker is worker and worker.process is not None
+                assert not worker.process.exited.done(), "only its actor may have died, of which Ray would tell"
+                ray.close()
+                asking[0].close()
+            await until_async(lambda: pool.ready_count and slot.worker is not worker)
+            assert slot.worker is not None and slot.worker.node["id"] == "node2"
+            assert pool.last_failure is not None and "its node 10.0.0.1 (node1) ended" in pool.last_failure.reason
 
     run(scenario())
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,8 @@ import ts.version
 from ts_frontend.workers.cluster import packing
 
 NAMESPACE = "torchrelay"
-#: Seconds between two checks of the cluster, and of the ends of actors.
+#: Seconds between two checks of the cluster.
 LOOK_S = 1.0
-ENDS_S = 0.25
 THREADS = 8
 VALID_DAYS = 3650
 #: Seconds until an actor without orders ends; and one whose worker has ended.
@@ -259,7 +259,7 @@ class Bridge:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._sending = threading.Lock()
-        self._actors: dict[int, tuple[Any, Any]] = {}
+        self._actors: dict[int, Any] = {}
         self._ended: set[int] = set()
         self._changing = threading.Lock()
         self._packages, self._groups = _Packages(), _Groups()
@@ -298,10 +298,13 @@ class Bridge:
         with self._changing:
             unwanted = number in self._ended
             if not unwanted:
-                self._actors[number] = actor, ends
+                self._actors[number] = actor
         if unwanted:
             self._kill(actor)
             self._release(number)
+            return
+        tell = _fatal(partial(self._tell_end, number, ends))
+        ends.future().add_done_callback(lambda _: self._pool.submit(tell))
 
     def _options(self, number: int, order: Mapping[str, Any]) -> dict[str, Any]:
         wanted = order["request"]
@@ -346,7 +349,7 @@ class Bridge:
             found = self._actors.pop(number, None)
             self._ended.add(number)
         if found is not None:
-            self._pool.submit(self._kill, found[0])
+            self._pool.submit(self._kill, found)
             self._pool.submit(self._release, number)
 
     @staticmethod
@@ -358,19 +361,8 @@ class Bridge:
 
     # --- Ray's news
 
-    def watch_ends(self) -> None:
-        """Reports the ends of actors, forever."""
-        while True:
-            time.sleep(ENDS_S)
-            with self._changing:
-                known = {ends: number for number, (_, ends) in self._actors.items()}
-            if not known:
-                continue
-            done, _ = ray.wait(list(known), num_returns=len(known), timeout=0, fetch_local=False)
-            for ends in done:
-                self._tell_end(known[ends], ends)
-
     def _tell_end(self, number: int, ends: Any) -> None:
+        """Reports the end of an actor."""
         reason, lost = "", False
         try:
             ray.get(ends)
@@ -379,7 +371,7 @@ class Bridge:
         with self._changing:
             found = self._actors.pop(number, None)
         if found is not None:
-            self._kill(found[0])
+            self._kill(found)
             self._release(number)
             self.send("ended", id=number, reason=reason, lost=lost)
 
@@ -395,6 +387,7 @@ class Bridge:
                     "total": node["Resources"],
                     "free": free.get(node["NodeID"], {}),
                     "labels": node.get("Labels") or {},
+                    "port": node["NodeManagerPort"],
                 }
                 for node in ray.nodes()
             ]
@@ -407,7 +400,7 @@ def _first_lines(text: str, chars_max: int = 600) -> str:
 
 
 def _fatal(watch: Callable[[], None]) -> Callable[[], None]:
-    """Ends the process when a necessary thread has failed."""
+    """Ends the process when necessary work of a thread has failed."""
 
     def run() -> None:
         try:
@@ -440,8 +433,7 @@ def main() -> None:
         bridge.send("refused", reason=f"{type(error).__name__}: {_first_lines(str(error))}")
         sys.exit(1)
     bridge.send("connected", host=ray.util.get_node_ip_address(), version=ray.__version__)
-    for watch in (bridge.watch_ends, bridge.watch_cluster):
-        threading.Thread(target=_fatal(watch), daemon=True).start()
+    threading.Thread(target=_fatal(bridge.watch_cluster), daemon=True).start()
     try:
         bridge.obey()
     finally:

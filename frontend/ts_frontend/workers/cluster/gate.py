@@ -4,6 +4,7 @@ connection."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import logging
@@ -134,6 +135,17 @@ class _Guest:
             self._leave()
             self._sock.close()
         self._gate.left(self)
+
+
+async def gone(host: str, port: int) -> None:
+    """Returns when the process that listens there refuses a connection, or has ended one."""
+    with contextlib.suppress(OSError):
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            while await reader.read(GREETING_BYTES_MAX):
+                pass
+        finally:
+            writer.close()
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -4,6 +4,7 @@ process has connected."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import secrets
@@ -13,9 +14,10 @@ from dataclasses import asdict
 from typing import Any
 
 from ts.protocol.secure import SecureSocket
-from ts_frontend.workers.cluster.gate import Gate
+from ts_frontend.tasks import watched
+from ts_frontend.workers.cluster.gate import Gate, gone
 from ts_frontend.workers.cluster.link import BridgeLink
-from ts_frontend.workers.cluster.remote import AgentLine, Notes, RemoteProcess, WorkerNode
+from ts_frontend.workers.cluster.remote import REASON_S_MAX, AgentLine, Notes, RemoteProcess, WorkerNode
 from ts_frontend.workers.cluster.resources import ClusterRequest
 from ts_frontend.workers.cluster.state import ClusterNode
 from ts_frontend.workers.launchers import LaunchFailed
@@ -200,7 +202,7 @@ class ClusterLauncher:
                 launch.notes,
                 launch.sink,
                 lambda: self._ended(launch),
-                lambda: self._suspect(launch.node),
+                lambda: self._lost(launch),
             )
             process.attend(launch.line)
             process.tail.extend(launch.tail)
@@ -233,6 +235,21 @@ class ClusterLauncher:
     def _ended(self, launch: _Launch) -> None:
         if self._launches.pop(launch.number, None) is not None:
             self.bridge.order("end", id=launch.number)
+
+    def _lost(self, launch: _Launch) -> None:
+        """Handles the end of a worker's connections: its node has died, or its actor alone."""
+        self._suspect(launch.node)
+        place = next((node for node in self.bridge.state.nodes if node.id == launch.node.id), None)
+        if place is not None and place.port:
+            watched(self._explain(launch, place), "The look at a lost node")
+
+    @staticmethod
+    async def _explain(launch: _Launch, place: ClusterNode) -> None:
+        """Ends the wait for Ray's reason as soon as Ray's own process on that node has ended, too."""
+        assert launch.process is not None
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(gone(place.address, place.port), REASON_S_MAX)
+            launch.process.explained("")
 
     def _suspect(self, node: WorkerNode) -> None:
         if node.id:

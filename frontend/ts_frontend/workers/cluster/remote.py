@@ -59,20 +59,21 @@ class WorkerNode:
         return {"id": self.id, "address": self.address, "host": self.host, **gpus}
 
 
-class AgentLine:
-    """The connection to an agent. `on_told` gets its messages; `on_end` is called once, at its end."""
+class _Incoming:
+    """The bytes of a connection: `on_data` gets them, in at most `reads_max` pieces a turn of the loop; `on_end` is
+    called once, at the connection's end, but not after `close`."""
 
     def __init__(
-        self, sock: SecureSocket, on_told: Callable[[dict[str, Any]], None], on_end: Callable[[], None]
+        self, sock: SecureSocket, reads_max: int, on_data: Callable[[bytes], None], on_end: Callable[[], None]
     ) -> None:
         self._sock: SecureSocket | None = sock
-        self._on_told, self._on_end = on_told, on_end
-        self._rest = b""
+        self._reads_max = reads_max
+        self._on_data, self._on_end = on_data, on_end
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def _readable(self) -> None:
-        for _ in range(READS_PER_TURN_MAX):
+        for _ in range(self._reads_max):
             if self._sock is None:
                 return
             try:
@@ -82,9 +83,39 @@ class AgentLine:
             except OSError:
                 data = b""
             if not data:
-                self._end()
+                self.end()
                 return
-            self._take(data)
+            self._on_data(data)
+
+    def send(self, data: bytes) -> None:
+        """Sends a few bytes; a failure is the connection's end."""
+        if self._sock is not None:
+            try:
+                self._sock.sendmsg([memoryview(data)])
+            except OSError:
+                self.end()
+
+    def end(self) -> None:
+        if self._sock is not None:
+            self.close()
+            self._on_end()
+
+    def close(self) -> None:
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._loop.remove_reader(sock.fileno())
+            sock.close()
+
+
+class AgentLine:
+    """The connection to an agent. `on_told` gets its messages; `on_end` is called once, at its end."""
+
+    def __init__(
+        self, sock: SecureSocket, on_told: Callable[[dict[str, Any]], None], on_end: Callable[[], None]
+    ) -> None:
+        self._on_told = on_told
+        self._rest = b""
+        self._incoming = _Incoming(sock, READS_PER_TURN_MAX, self._take, on_end)
 
     def _take(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -95,27 +126,15 @@ class AgentLine:
                 raise ValueError(f"a line of more than {TOLD_BYTES_MAX} bytes")
         except (ValueError, TypeError, KeyError) as error:
             log.error("The agent of a worker says something that it shouldn't: %s", error)
-            self._end()
+            self._incoming.end()
 
     def kill(self) -> None:
         """Asks the agent to end its worker, which it also does when the connection ends."""
-        if self._sock is not None:
-            try:
-                self._sock.sendmsg([memoryview(b"kill\n")])
-            except OSError:
-                self._end()
-
-    def _end(self) -> None:
-        if self._sock is not None:
-            self.close()
-            self._on_end()
+        self._incoming.send(b"kill\n")
 
     def close(self) -> None:
         """Closes the connection; nothing is called afterwards."""
-        sock, self._sock = self._sock, None
-        if sock is not None:
-            self._loop.remove_reader(sock.fileno())
-            sock.close()
+        self._incoming.close()
 
 
 class Notes:
@@ -123,33 +142,19 @@ class Notes:
     worker has died, so they are read many at a time, and the rest at the connection's end."""
 
     def __init__(self, sock: SecureSocket) -> None:
-        self._sock: SecureSocket | None = sock
         self._rest = b""
         self._table = bytearray(PROGRESS_BYTES)
         self._progress = Progress(self._table)
-        self._loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         sock.announce_from(NOTES_BYTES)
-        self._loop.add_reader(sock.fileno(), self._readable)
+        self._incoming = _Incoming(sock, NOTES_PER_TURN_MAX, self._take, lambda: self.ended.set_result(None))
 
-    def _readable(self) -> None:
-        for _ in range(NOTES_PER_TURN_MAX):
-            if self._sock is None:
-                return
-            try:
-                data = self._sock.recv(READ_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self.close()
-                return
-            data = self._rest + data if self._rest else data
-            whole = len(data) - len(data) % NOTE.size
-            self._rest = data[whole:]
-            for (batch_id,) in NOTE.iter_unpack(data[:whole]):
-                self._progress.begin(batch_id)
+    def _take(self, data: bytes) -> None:
+        data = self._rest + data if self._rest else data
+        whole = len(data) - len(data) % NOTE.size
+        self._rest = data[whole:]
+        for (batch_id,) in NOTE.iter_unpack(data[:whole]):
+            self._progress.begin(batch_id)
 
     def table(self) -> bytes:
         """The record of the begun batches, as far as it has been read."""
@@ -157,11 +162,7 @@ class Notes:
 
     def close(self) -> None:
         """Closes the connection; the record stays."""
-        sock, self._sock = self._sock, None
-        if sock is not None:
-            self._loop.remove_reader(sock.fileno())
-            sock.close()
-            self.ended.set_result(None)
+        self._incoming.end()
 
 
 class RemoteProcess(WorkerProcess):

@@ -17,7 +17,8 @@ SILENCE_S = 6.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A node as Ray describes it. `total`, `free`: amounts by resource."""
+    """A node as Ray describes it. `port`: of Ray's own process there, 0 if unknown; `total`, `free`: amounts by
+    resource."""
 
     id: str
     address: str
@@ -25,6 +26,7 @@ class ClusterNode:
     total: Mapping[str, float] = field(default_factory=dict)
     free: Mapping[str, float] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    port: int = 0
 
     @property
     def name(self) -> str:
