@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import math
 import os
-import queue
 import ssl
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from http import HTTPStatus
+from typing import Any, TypeVar
+from urllib.parse import quote
 
-from ts.compat.kserve_api.grpc_channel import Channel, Metadata, Unanswered
+from ts.compat.kserve_api.grpc_channel import Channel, Unanswered
+from ts.compat.kserve_api.http_channel import Connections
 from ts.compat.kserve_api.messages import InferOutput, InferResponse, array_of
 from ts.protocol.codes import Code
 from ts.tensors.grpc_form import request_bytes, response_from
 from ts.tensors.types import InferenceRequest, Tensor
 from ts.utils.util import PredictionException
+
+T = TypeVar("T")
 
 V1, V2, GRPC_V2 = "v1", "v2", "grpc-v2"
 #: The request's headers that go on to the predictor: the caller, the request and the trace.
@@ -40,8 +42,6 @@ FORWARDED = (
 )
 #: The time (time.monotonic) at which the client of the request in progress stops waiting.
 WAITED_FOR_UNTIL_S: ContextVar[float] = ContextVar("waited_for_until_s", default=math.inf)
-#: The most open HTTP calls of a worker.
-OPEN_MAX = 64
 #: The pause between two attempts that reached no server.
 RETRY_PAUSE_S = 0.1
 BAD_GATEWAY, UNAVAILABLE, TIMED_OUT = 502, 503, 504
@@ -102,8 +102,7 @@ class Predictor:
 
     def __init__(self, config: PredictorConfig) -> None:
         self._config = config
-        self._idle: queue.SimpleQueue[http.client.HTTPConnection] = queue.SimpleQueue()
-        self._threads: ThreadPoolExecutor | None = None
+        self._connections: Connections | None = None
         self._channel: Channel | None = None
 
     async def predict(self, model: str, payload: Any, headers: Mapping[str, Any] | None) -> Any:
@@ -111,20 +110,18 @@ class Predictor:
         if self._config.protocol == GRPC_V2:
             return await self._infer(model, payload, forwarded(headers))
         if self._config.protocol == V1:
-            return await self._ask(f"/v1/models/{model}:predict", payload, headers)
+            return await self._ask(f"/v1/models/{quote(model)}:predict", payload, headers)
         body = payload.to_rest() if hasattr(payload, "to_rest") else payload
-        return _response(await self._ask(f"/v2/models/{model}/infer", body, headers))
+        return _response(await self._ask(f"/v2/models/{quote(model)}/infer", body, headers))
 
     async def explain(self, model: str, payload: Any, headers: Mapping[str, Any] | None) -> Any:
         """The dict of a V1 answer; other protocols have no explanations."""
-        return await self._ask(f"/v1/models/{model}:explain", payload, headers)
+        return await self._ask(f"/v1/models/{quote(model)}:explain", payload, headers)
 
     async def close(self) -> None:
         """Closes the connections, once no call is under way."""
-        while not self._idle.empty():
-            self._idle.get_nowait().close()
-        if self._threads is not None:
-            self._threads.shutdown()
+        if self._connections is not None:
+            self._connections.close()
         if self._channel is not None:
             await self._channel.close()
 
@@ -139,21 +136,25 @@ class Predictor:
         request_id = payload.id or headers.get("x-request-id") or os.urandom(16).hex()
         inputs = [Tensor(one.name, *array_of(one, f"input {one.name!r}")) for one in payload.inputs]
         message = request_bytes(InferenceRequest(inputs, request_id, model, parameters=payload.parameters))
-        answer = response_from(await self._called(message, [*{**headers, "x-request-id": request_id}.items()]))
+        metadata = [*{**headers, "x-request-id": request_id}.items()]
+        channel = self._channel
+        answer = response_from(
+            await self._called(lambda left_s: channel.call(MODEL_INFER, message, metadata, left_s), _is_unavailable)
+        )
         outputs = [_output_of(one) for one in answer.outputs]
         return InferResponse(answer.id, answer.model_name, outputs, answer.model_version, parameters=answer.parameters)
 
-    async def _called(self, message: bytes, metadata: Metadata) -> bytes:
-        """The answer to ModelInfer; attempts without a connection are repeated as often as configured."""
-        assert self._channel is not None
+    async def _called(self, call: Callable[[float], Awaitable[T]], again: Callable[[Unanswered], bool]) -> T:
+        """The answer to a call, which gets the seconds left. A failed attempt is repeated as often as configured where
+        `again` says so."""
         end_s, attempts = time.monotonic() + self._left_s(), 0
         while True:
             try:
-                return await self._channel.call(MODEL_INFER, message, metadata, end_s - time.monotonic())
+                return await call(end_s - time.monotonic())
             except Unanswered as error:
                 attempts += 1
                 left_s = end_s - time.monotonic()
-                if error.code != Code.UNAVAILABLE or attempts > self._config.retries or left_s < RETRY_PAUSE_S:
+                if not again(error) or attempts > self._config.retries or left_s < RETRY_PAUSE_S:
                     raise PredictionException(error.message, _STATUS.get(error.code, BAD_GATEWAY)) from error
                 await asyncio.sleep(RETRY_PAUSE_S)
 
@@ -170,59 +171,29 @@ class Predictor:
     # --- HTTP
 
     async def _ask(self, path: str, payload: Any, headers: Mapping[str, Any] | None) -> Any:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(OPEN_MAX, "predictor")
-        body = json.dumps(payload).encode()
+        if self._connections is None:
+            self._connections = Connections(self._config.predictor_host, self._tls() if self._config.use_ssl else None)
+        connections, body = self._connections, json.dumps(payload).encode()
         sent = {"content-type": "application/json", **forwarded(headers)}
-        loop, end_s = asyncio.get_running_loop(), time.monotonic() + self._left_s()
-        status, said = await loop.run_in_executor(self._threads, self._post, path, body, sent, end_s)
+        status, said = await self._called(lambda left_s: connections.post(path, body, sent, left_s), _is_unseen)
         try:
             found = json.loads(said)
         except ValueError:
             found = said.decode("utf-8", "replace")
-        if status != http.HTTPStatus.OK:
+        if status != HTTPStatus.OK:
             text = found.get("error") or found.get("message") if isinstance(found, dict) else found
-            raise PredictionException(str(text or http.HTTPStatus(status).phrase), status)
+            raise PredictionException(str(text or f"the predictor answered with HTTP status {status}"), status)
         return found
 
-    def _post(self, path: str, body: bytes, headers: dict[str, str], end_s: float) -> tuple[int, bytes]:
-        """Status and body of the answer to a POST. An idle connection that the server has closed is replaced;
-        attempts without a connection are repeated as often as configured."""
-        attempts = 0
-        while True:
-            connection, fresh = self._connection(end_s)
-            try:
-                connection.request("POST", path, body, headers)
-                answer = connection.getresponse()
-                found = answer.status, answer.read()
-            except TimeoutError as error:
-                connection.close()
-                raise PredictionException("the predictor didn't answer in time", TIMED_OUT) from error
-            except (OSError, http.client.HTTPException) as error:
-                connection.close()
-                attempts += fresh
-                if attempts > self._config.retries:
-                    host = self._config.predictor_host
-                    raise PredictionException(f"the predictor {host} can't be reached: {error}", UNAVAILABLE) from error
-                time.sleep(RETRY_PAUSE_S if fresh else 0)
-            else:
-                self._idle.put(connection)
-                return found
 
-    def _connection(self, end_s: float) -> tuple[http.client.HTTPConnection, bool]:
-        """An open connection or a new one, and whether it is new."""
-        left_s = max(end_s - time.monotonic(), 0.001)
-        try:
-            found = self._idle.get_nowait()
-            if found.sock is not None:
-                found.sock.settimeout(left_s)
-                return found, False
-        except queue.Empty:
-            pass
-        host = self._config.predictor_host
-        if self._config.use_ssl:
-            return http.client.HTTPSConnection(host, timeout=left_s, context=self._tls()), True
-        return http.client.HTTPConnection(host, timeout=left_s), True
+def _is_unavailable(error: Unanswered) -> bool:
+    """KServe's rule for gRPC."""
+    return error.code == Code.UNAVAILABLE
+
+
+def _is_unseen(error: Unanswered) -> bool:
+    """KServe's rule for HTTP: only connections that couldn't be made are tried again."""
+    return error.unseen
 
 
 def _output_of(tensor: Tensor) -> InferOutput:
