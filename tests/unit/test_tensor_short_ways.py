@@ -285,6 +285,35 @@ def test_json_requests_like_earlier_ones_are_read_by_their_elements(datatype: st
         )
 
 
+def test_json_requests_like_the_last_one_are_read_without_a_search_for_their_list() -> None:
+    model = ModelSpec("m", "1", {}, {})
+
+    def body(text: str) -> bytes:
+        return b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": %b}], "id": "a"}' % text.encode()
+
+    for number in range(3):
+        json_described(body(f"[{number}, 1.5]"), True, model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_usual, "_LIST", None)
+        found = json_usual.usual_request(body(" [-1e3, 2.25]"), {}, model)
+    assert found is not None and found[0].inputs[0].array.tolist() == [-1000.0, 2.25]
+    for text in (
+        "[1]",
+        "[[1, 2]]",
+        '["1", 2]',
+        "[1, 2], 3",
+        "[1, 2",
+        "",
+        "[1, 2]]",
+        "[1e99, 1]",
+        '[1, 2], "data": [3, 4]',
+    ):
+        assert json_told(body(text), True, model) == json_told(body(text), False, model)
+    shorter = body("[1, 2]")[: -len(', "id": "a"}')] + b"}"
+    for data in (shorter, body("[1, 2]").replace(b"FP32", b"INT8"), body("[1, 2]")[:75]):
+        assert json_told(data, True, model) == json_told(data, False, model)
+
+
 def test_layouts_of_json_requests_that_all_differ_are_few() -> None:
     model = ModelSpec("m", "1", {}, {})
     for number in range(3 * json_usual.LAYOUTS_MAX):

@@ -73,7 +73,8 @@ class ModelSpec:
     empty when it declares nothing; `parameters`: datatypes of requests' parameters; `loose`: BYTES in JSON and in typed
     contents may have another number of elements than their shape; `accepted`: inputs of requests that were found to be
     as declared, by names, datatypes and shapes; `layouts`: those of usual requests, by their sizes over gRPC, and in
-    JSON by the text between their elements."""
+    JSON by the text between their elements; `latest`: of the last request in JSON with one list of elements, the texts
+    before and after the list, and the layout."""
 
     name: str
     version: str
@@ -83,6 +84,7 @@ class ModelSpec:
     loose: bool = False
     accepted: set[tuple[Any, ...]] = field(default_factory=set)
     layouts: dict[Any, Any] = field(default_factory=dict)
+    latest: list[Any] = field(default_factory=list)
 
 
 class Form(Protocol):
