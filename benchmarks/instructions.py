@@ -72,14 +72,15 @@ def run(part: str, library: Path, folder: Path) -> None:
 
 
 def table(now: Figures, before: Figures, tolerance: float) -> str:
-    """Rows in the order in which they were counted, the two parts side by side."""
+    """Rows in the order in which they were counted, the two parts side by side; some rows have only one."""
     parts = [part for part in PARTS if any(name.endswith(part) for name in now)]
     lines = [["kIr", *(word for part in parts for word in (part, "change"))]]
     for row in dict.fromkeys(name.rpartition(", ")[0] for name in now):
         line = [row]
         for part in parts:
             name = f"{row}, {part}"
-            line += [f"{now[name]:.1f}", compared(now[name], before.get(name), tolerance)]
+            found = now.get(name)
+            line += ["", ""] if found is None else [f"{found:.1f}", compared(found, before.get(name), tolerance)]
         lines.append(line)
     return aligned(lines)
 

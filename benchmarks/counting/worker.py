@@ -33,20 +33,27 @@ SOCKET_BYTES = 8 * 1024 * 1024
 CREDIT_BYTES = 1 << 40
 
 
-class Life:
-    """Lives of a worker of one model, one after another in this process, each with a number of requests."""
+#: The rows that are also measured in batches, as a model with dynamic batching gets them under load, and the size of
+#: those. With 64 clients, batches of the benchmark's Triton model have about 25 requests.
+BATCHED, TOGETHER = ("ModelInfer gRPC", "ModelInfer JSON"), 16
 
-    def __init__(self, settings: dict[str, Any], items: Sequence[Item], pieces: int) -> None:
+
+class Life:
+    """Lives of a worker of one model, one after another in this process, each with a number of requests in batches of
+    `together`."""
+
+    def __init__(self, settings: dict[str, Any], items: Sequence[Item], pieces: int, together: int = 1) -> None:
         self._settings = {**settings, "credit_bytes": CREDIT_BYTES}
-        self._items, self._pieces = items, pieces
+        self._items, self._pieces, self._together = items, pieces, together
 
     async def run(self, requests: int, counted: AbstractContextManager[None]) -> None:
         """Runs from Load to Stop. Raises CountFailed unless every request has its answer."""
         ours, its = socket.socketpair()
         for end in (ours, its):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-        items = [self._items[number % len(self._items)] for number in range(requests)]
-        messages = [Predict(number, [item._replace(job_id=number)]) for number, item in enumerate(items, 1)]
+        items = [self._items[number % len(self._items)]._replace(job_id=number) for number in range(1, requests + 1)]
+        starts = range(0, requests, self._together)
+        messages = [Predict(number, items[at : at + self._together]) for number, at in enumerate(starts, 1)]
         sent: list[Message] = [Load(self._settings), *messages, Stop()]
         ours.setblocking(False)
         ours.sendall(b"".join(encode_bytes(one) for one in sent))
@@ -79,6 +86,9 @@ async def main(library: Path, folder: Path) -> None:
     for name, (model, items, pieces) in asked.items():
         few, many = (1, 5) if pieces > 1 else (40, 120)
         await counter.measure(name, Life(loads[model], items, pieces).run, few, many, pieces)
+        if name in BATCHED:
+            life = Life(loads[model], items, pieces, TOGETHER)
+            await counter.measure(f"{name} in batches", life.run, 3 * TOGETHER, 8 * TOGETHER, pieces)
 
 
 if __name__ == "__main__":

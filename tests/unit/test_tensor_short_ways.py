@@ -19,7 +19,7 @@ from ts.compat.triton_backend.errors import TritonModelException
 from ts.protocol.datatypes import DATATYPES
 from ts.protocol.frames import Input, Item
 from ts.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse
-from ts.tensors import forms, grpc_form, json_form, json_text, json_usual
+from ts.tensors import forms, grpc_form, grpc_usual, json_form, json_text, json_usual
 from ts.tensors.forms import ModelSpec
 from ts.tensors.json_form import data_text, to_json
 from ts.tensors.json_text import dumped, list_text, loaded
@@ -285,6 +285,35 @@ def test_json_requests_like_earlier_ones_are_read_by_their_elements(datatype: st
         )
 
 
+def test_json_requests_like_the_last_one_are_read_without_a_search_for_their_list() -> None:
+    model = ModelSpec("m", "1", {}, {})
+
+    def body(text: str) -> bytes:
+        return b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": %b}], "id": "a"}' % text.encode()
+
+    for number in range(3):
+        json_described(body(f"[{number}, 1.5]"), True, model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_usual, "_LIST", None)
+        found = json_usual.usual_request(body(" [-1e3, 2.25]"), {}, model)
+    assert found is not None and found[0].inputs[0].array.tolist() == [-1000.0, 2.25]
+    for text in (
+        "[1]",
+        "[[1, 2]]",
+        '["1", 2]',
+        "[1, 2], 3",
+        "[1, 2",
+        "",
+        "[1, 2]]",
+        "[1e99, 1]",
+        '[1, 2], "data": [3, 4]',
+    ):
+        assert json_told(body(text), True, model) == json_told(body(text), False, model)
+    shorter = body("[1, 2]")[: -len(', "id": "a"}')] + b"}"
+    for data in (shorter, body("[1, 2]").replace(b"FP32", b"INT8"), body("[1, 2]")[:75]):
+        assert json_told(data, True, model) == json_told(data, False, model)
+
+
 def test_layouts_of_json_requests_that_all_differ_are_few() -> None:
     model = ModelSpec("m", "1", {}, {})
     for number in range(3 * json_usual.LAYOUTS_MAX):
@@ -431,9 +460,12 @@ def test_bytes_that_are_nearly_a_usual_grpc_request_are_read_as_any_others(
 
 @pytest.mark.parametrize(("datatype", "field"), [("FP32", "fp32_contents"), ("FP64", "fp64_contents")])
 @pytest.mark.parametrize("raw", [False, True])
-def test_usual_grpc_requests_and_answers_go_the_short_way(datatype: str, field: str, raw: bool) -> None:
+@pytest.mark.parametrize("request_id", ["1", ""])
+def test_usual_grpc_requests_and_answers_go_the_short_way(
+    datatype: str, field: str, raw: bool, request_id: str
+) -> None:
     kind = DATATYPES[datatype]
-    message = ModelInferRequest(model_name="m", id="1")
+    message = ModelInferRequest(model_name="m", id=request_id)
     tensor = message.inputs.add(name="x", datatype=datatype, shape=[1, 40])
     values = np.arange(40, dtype=kind.dtype).reshape(1, 40)
     if raw:
@@ -443,10 +475,12 @@ def test_usual_grpc_requests_and_answers_go_the_short_way(datatype: str, field: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpc_form.GrpcForm, "_read", None)
         patch.setattr(grpc_form, "completed", None)
+        if raw and not request_id:  # then the answer is a known head and its elements
+            patch.setattr(grpc_usual, "_written", None)
         form = grpc_form.opened(message.SerializeToString(), {}, frozenset(), MODEL)
         answered = form.answer(InferenceResponse([Tensor("y", datatype, form.request.inputs[0].array)]), True)
     answer = ModelInferResponse.FromString(answered)
-    assert answer.id == "1" and list(answer.outputs[0].shape) == [1, 40]
+    assert answer.id == request_id and list(answer.outputs[0].shape) == [1, 40]
     if raw:
         assert answer.raw_output_contents[0] == values.tobytes()
     else:

@@ -14,6 +14,8 @@ from ts_frontend.grpc.call import Bidi, Call, ListenerLimits, Method, ServerStre
 from ts_frontend.grpc.protocol import (
     ACCEPT_ENCODING,
     CONTENT_TYPE,
+    PREFIX,
+    PREFIX_BYTES,
     STATUS_OK,
     Header,
     MalformedHeader,
@@ -146,7 +148,7 @@ class Exchange:
             await self._answer(answer)
             return
         self._started = self._body_ended = self._ended = True
-        body = protocol.PREFIX.pack(0, size) + answer
+        body = PREFIX.pack(0, size) + answer
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS, "trailers": True})
             await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -157,9 +159,9 @@ class Exchange:
     def _whole_message(self, event: Event) -> bytes | None:
         """Returns the message if the event is exactly one uncompressed message, else None."""
         body: bytes = event.get("body", b"")
-        size = len(body) - protocol.PREFIX_BYTES
-        if 0 <= size <= self._limits.request_bytes_max and body[0] == 0 and int.from_bytes(body[1:5], "big") == size:
-            return body[protocol.PREFIX_BYTES :]
+        size = len(body) - PREFIX_BYTES
+        if 0 <= size <= self._limits.request_bytes_max and PREFIX.unpack_from(body) == (0, size):
+            return body[PREFIX_BYTES:]
         return None
 
     async def _perform(self, method: Method | None) -> None:
@@ -248,7 +250,7 @@ class Exchange:
         if not self._started:
             await self._start()
         if len(messages) == 1 and len(messages[0]) > JOIN_BYTES_MAX and self._answer_encoding is None:
-            await self._write_body(protocol.PREFIX.pack(0, len(messages[0])), more=True)
+            await self._write_body(PREFIX.pack(0, len(messages[0])), more=True)
             await self._write_body(messages[0], more=more)
         else:
             await self._write_body(await self._encoded(messages), more=more)

@@ -22,7 +22,7 @@ from ts_frontend.models.registry import Registry
 from ts_frontend.models.signature import TensorSpec
 from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
-from ts_frontend.open_inference.heads import head_of_message
+from ts_frontend.open_inference.heads import HeadReader, UsualHead, head_of_message
 from ts_frontend.open_inference.requests import joined_messages
 from ts_frontend.open_inference.shared_memory import Regions
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
@@ -84,6 +84,7 @@ class OpenInferenceService:
         self._regions = regions
         self._keys = keys
         self._ids = RequestIds()
+        self._heads = HeadReader()
 
     def methods(self) -> tuple[Method, ...]:
         unary = {
@@ -136,7 +137,9 @@ class OpenInferenceService:
 
     # --- inference
 
-    def submit(self, call: Call, data: bytes, request: pb.ModelInferRequest, form: str, stream: bool = True) -> Job:
+    def submit(
+        self, call: Call, data: bytes, request: pb.ModelInferRequest | UsualHead, form: str, stream: bool = True
+    ) -> Job:
         """Submits a request, whose head is `request`. `form`: how the worker reads it and writes its answers; `stream`:
         answers are sent as they come; otherwise max_response_size limits all of them together."""
         if not request.model_name:
@@ -145,7 +148,7 @@ class OpenInferenceService:
         headers, request_id = identified(call, self._ids)
         deadline_s = call.deadline_s
         if request.parameters:
-            given = tensor_requests.of_message(request)
+            given = tensor_requests.of_parameters(request.parameters)
             headers, deadline_s = tensor_requests.scheduled(model, given, headers, deadline_s, self._keys)
         return model.submit(
             [Input("", f"\0{form}{self._regions.option(data)}", data)],
@@ -181,8 +184,7 @@ class OpenInferenceService:
 
     async def model_infer(self, call: Call, data: bytes) -> bytes:
         """One ModelInferRequest -> one ModelInferResponse; the texts of a streamed answer are joined."""
-        request = head_of_message(data)
-        answer = self.submit(call, data, request, "grpc", stream=False)
+        answer = self.submit(call, data, self._heads.read(data), "grpc", stream=False)
         try:
             pieces = await answer.pieces()
         except HandlerFailed as error:

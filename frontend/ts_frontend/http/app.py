@@ -35,8 +35,6 @@ from ts_frontend.telemetry.timing import ANSWER, ASK, RequestTimes, asking
 
 logger = logging.getLogger(__name__)
 REQUEST_ID = b"x-request-id"
-#: Prefix of the server's own headers; header names of ordinary requests sort before it.
-_OWN = b"x-"
 REQUEST_ID_BYTES_MAX = 128
 _ID = re.compile(rb"[\x21-\x7e]{1,%d}" % REQUEST_ID_BYTES_MAX)
 #: Headers of every answer; a handler can't set them.
@@ -115,8 +113,8 @@ class HttpApp:
             await not_found(scope, receive, send)
             return
         begun_s = time.perf_counter()
-        request_id, asks = self._asked(scope["headers"])
-        request = HttpRequest(scope, receive, request_id, self._limits, self._departures)
+        request = HttpRequest(scope, receive, "", self._limits, self._departures)
+        request.request_id, asks = self._asked(request)
         status = CLIENT_LEFT
         times = None
         if asks:
@@ -135,18 +133,14 @@ class HttpApp:
             if self._log is not None:
                 self._log(scope, status, (time.perf_counter() - begun_s) * 1000, request.request_id, times)
 
-    def _asked(self, headers: Sequence[Header]) -> tuple[str, Header | bool]:
+    def _asked(self, request: HttpRequest) -> tuple[str, Header | bool]:
         """Returns the request's id, the client's if it sent a valid one; and whether to time the request: ASKS if the
         client asks for its times, True for the log."""
-        own = ""
-        asks: Header | bool = self._times_all
-        for name, value in headers:
-            if name > _OWN:
-                if name == REQUEST_ID and not own and _ID.fullmatch(value):
-                    own = value.decode()
-                elif name == ASKS[0] and value == ASKS[1]:
-                    asks = ASKS
-        return own or self._ids(), asks
+        named, own = request.by_name, ""
+        if REQUEST_ID in named:
+            own = next((value.decode() for value in request.values(REQUEST_ID) if _ID.fullmatch(value)), "")
+        asks = ASKS[0] in named and ASKS[1] in request.values(ASKS[0])
+        return own or self._ids(), ASKS if asks else self._times_all
 
     async def _answer(self, request: HttpRequest) -> HttpAnswer:
         match = self._routes.find(request.method, request.path)

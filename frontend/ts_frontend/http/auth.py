@@ -39,7 +39,7 @@ class HttpKeys:
         values = presented(request)
         for kind in kinds:
             if self._authorization.opens(kind, values):
-                request.headers = [pair for pair in request.headers if pair[0] != AUTHORIZATION]
+                request.drop(AUTHORIZATION)
                 return
         self._authorization.refuse(kinds[0], values, request.peer)
 
@@ -57,4 +57,4 @@ class HttpKeys:
 
 def presented(request: HttpRequest) -> list[bytes]:
     """The values of the request's Authorization headers."""
-    return [value for name, value in request.headers if name == AUTHORIZATION]
+    return request.values(AUTHORIZATION)

@@ -20,7 +20,7 @@ from ts_frontend.errors import Code, ServeError
 from ts_frontend.http.request import HttpRequest
 from ts_frontend.http.routing import Effect, Find, Match
 
-FORM = "application/x-www-form-urlencoded"
+FORM, JSON = "application/x-www-form-urlencoded", b"application/json"
 #: The content types that browsers send for any page without a preflight: forms and fetches, pings of links, reports.
 SIMPLE = frozenset({"", "text/plain", "multipart/form-data", FORM, "text/ping", "application/csp-report"})
 #: Those of them that other programs send, too: `curl -d`, Triton's clients.
@@ -110,25 +110,17 @@ class Guard:
 
     def check(self, request: HttpRequest, match: Match) -> None:
         """Raises ForeignHost, ForeignOrigin, UnsupportedMediaType. `match`: the request's route."""
-        hosts, origins, sites, kinds = [], [], [], b""
-        for name, value in request.headers:
-            if name == b"host":
-                hosts.append(value)
-            elif name == b"origin":
-                origins.append(value)
-            elif name == b"sec-fetch-site":
-                sites.append(value)
-            elif name == b"content-type":
-                kinds = value
-        self._check_hosts(hosts, request.reached)
-        if match.effect is Effect.RUNS and not match.json and not match.managing:
+        if not self._hosts.any_name:
+            self._check_hosts(request.values(b"host"), request.reached)
+        effect, managing, json = match[:3]
+        if effect is Effect.RUNS and not json and not managing:
             return
-        from_page = bool(origins or sites)
-        changes = match.managing or match.effect is Effect.CHANGES
-        if from_page and changes and not self._is_a_models(request, match):
-            self._check_page(origins, sites, hosts, request.reached)
-        if match.json:
-            _check_type(kinds, from_page)
+        named = request.by_name
+        from_page = b"origin" in named or b"sec-fetch-site" in named
+        if from_page and (managing or effect is Effect.CHANGES) and not self._is_a_models(request, match):
+            self._check_page(request)
+        if json:
+            _check_type(named.get(b"content-type", b""), from_page)
 
     def _is_a_models(self, request: HttpRequest, match: Match) -> bool:
         """Returns True if a model declares the path and the table of routes, which comes first, doesn't have it."""
@@ -137,23 +129,20 @@ class Guard:
         return self._of_a_model(request.method, request.path) is not None
 
     def _check_hosts(self, hosts: Sequence[bytes], reached: str) -> None:
-        if self._hosts.any_name:
-            return
         for host in hosts:
             if not self._hosts.has(host.decode("latin-1"), reached):
                 raise ForeignHost(
                     f"The request is for {_shown(host)}, which isn't a name of this server; allowed_hosts adds names"
                 )
 
-    def _check_page(
-        self, origins: Sequence[bytes], sites: Sequence[bytes], hosts: Sequence[bytes], reached: str
-    ) -> None:
+    def _check_page(self, request: HttpRequest) -> None:
+        origins, hosts = request.values(b"origin"), request.values(b"host")
         if self._allowed == b"*" or (origins and all(origin == self._allowed for origin in origins)):
             return
         for origin in origins:
-            if not self._is_own(origin.decode("latin-1"), hosts, reached):
+            if not self._is_own(origin.decode("latin-1"), hosts, request.reached):
                 raise ForeignOrigin(f"Pages of {_shown(origin)} may not manage the server; {_WHO_MAY}")
-        for site in sites:
+        for site in request.values(b"sec-fetch-site"):
             if site.strip().lower() not in _OWN_SITES:
                 raise ForeignOrigin(f"Pages of other origins ({_shown(site)}) may not manage the server; {_WHO_MAY}")
 
@@ -169,6 +158,8 @@ class Guard:
 
 
 def _check_type(header: bytes, from_browser: bool) -> None:
+    if header == JSON:  # the usual one
+        return
     kind = header.partition(b";")[0].strip().lower().decode("latin-1")
     if kind in SIMPLE and (from_browser or kind not in _USUAL):
         raise UnsupportedMediaType(f"The content type must be application/json, not {kind[:80] or 'none'}")

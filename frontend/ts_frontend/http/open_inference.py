@@ -24,6 +24,7 @@ from ts_frontend.models.repository import Repository
 from ts_frontend.models.signature import TensorSpec, as_json
 from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
+from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX
 from ts_frontend.open_inference.repository import check_unload_parameters, config_of, load_parameters_of_json
 from ts_frontend.open_inference.requests import joined_generate, joined_json
 from ts_frontend.open_inference.shared_memory import Regions
@@ -189,7 +190,9 @@ class HttpOpenInference:
         """Submits a request. If `form` isn't streamed, max_response_size limits all answers together."""
         self._model(request)  # refuses an unknown model before reading a large body
         body = await body_of(request)
-        given = await tensor_requests.of_json(body, request.header(tensor_requests.LENGTH_HEADER))
+        head = tensor_requests.head_of_json(body, request.header(tensor_requests.LENGTH_HEADER))
+        small = len(head) <= WHOLE_BYTES_MAX
+        given = tensor_requests.of_json(head) if small else await tensor_requests.of_large_json(head)
         model = self._model(request)  # the model may have been replaced meanwhile
         headers, deadline_s = request.for_handler(), math.inf
         if given:

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
@@ -58,11 +59,11 @@ class HttpAnswer(NamedTuple):
 
 class HttpRequest:
     """One request. `path` is percent-decoded, `path_params` has the values of the names in its route; names in
-    `headers` are lower case."""
+    `headers` are lower case. `by_name`: the last value of each header."""
 
     __slots__ = (
         *("_departures", "_receive", "_scope", "_watched", "_watcher", "_when_gone"),
-        *("_taken", "headers", "limits", "method", "path", "path_params", "request_id"),
+        *("_taken", "by_name", "headers", "limits", "method", "path", "path_params", "request_id"),
     )
 
     def __init__(
@@ -72,6 +73,7 @@ class HttpRequest:
         self.path: str = scope["path"]
         self._scope = scope
         self.headers: Sequence[Header] = scope["headers"]
+        self.by_name = dict(self.headers)
         self.path_params: Mapping[str, str] = {}
         self.request_id = request_id
         self.limits = limits
@@ -87,8 +89,7 @@ class HttpRequest:
         """Whether the request has been read to its end."""
         if self._taken:
             return True
-        names = {name for name, _ in self.headers}
-        return b"transfer-encoding" not in names and not self._announced()
+        return b"transfer-encoding" not in self.by_name and not self._announced()
 
     @property
     def query(self) -> bytes:
@@ -110,11 +111,22 @@ class HttpRequest:
 
     def header(self, name: bytes) -> str:
         """Returns the last value of a header, "" without it."""
-        found = b""
-        for key, value in self.headers:
-            if key == name:
-                found = value
-        return found.decode("latin-1")
+        found = self.by_name.get(name)
+        return found.decode("latin-1") if found else ""
+
+    def values(self, name: bytes) -> list[bytes]:
+        """Returns all values of a header."""
+        last = self.by_name.get(name)
+        if last is None:
+            return []
+        if len(self.by_name) == len(self.headers):
+            return [last]
+        return [value for key, value in self.headers if key == name]
+
+    def drop(self, name: bytes) -> None:
+        """Removes a header, so that handlers don't get it."""
+        self.headers = [pair for pair in self.headers if pair[0] != name]
+        self.by_name.pop(name, None)
 
     def for_handler(self, more: Pairs = ()) -> Pairs:
         """Returns the headers for a handler, followed by `more`. Raises InvalidArgument."""
@@ -124,7 +136,7 @@ class HttpRequest:
         """Returns the whole body. Raises ClientGone, MessageTooLarge, SlowSender."""
         first = self._receive()
         # h2corn returns a future only for an event that hasn't come yet: most bodies need no timeout.
-        event = None if asyncio.isfuture(first) else await first
+        event = None if _is_future(type(first)) else await first
         if event is not None and event["type"] == "http.request" and not event.get("more_body"):
             data: bytes = event.get("body") or b""
             self._check_size(len(data))
@@ -205,6 +217,13 @@ class HttpRequest:
             if self._watched is not None:
                 self._departures.forget(self._watched)
             self._watcher = self._watched = None
+
+
+@lru_cache(maxsize=64)
+def _is_future(kind: type) -> bool:
+    """`asyncio.isfuture` of the objects of a class. It is cached, because an attribute that isn't there costs an
+    exception."""
+    return hasattr(kind, "_asyncio_future_blocking")
 
 
 async def _closed() -> Event:

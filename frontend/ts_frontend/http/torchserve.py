@@ -31,6 +31,8 @@ _WITHOUT_REST = {explain: shared_headers([explain, ("url_path", "")]) for explai
 _RESERVED = frozenset(
     {"x-request-id", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer"}
 )
+#: Creates a named tuple at half the cost of calling its type.
+_new = tuple.__new__
 _NAME = re.compile(r"[0-9A-Za-z!#$%&'*+.^_`|~-]+")
 _VALUE = re.compile(r"[\x20-\x7e\x80-\xff\t]*")
 
@@ -120,7 +122,7 @@ class HttpInference:
         if content_type and forms.is_form(content_type):
             check_form(content_type, body)
         job = model.submit(
-            [*inputs, Input("body", content_type, body)],
+            [*inputs, _new(Input, ("body", content_type, body))],
             headers=request.for_handler(more),
             request_id=request.request_id,
             stream=True,
@@ -138,7 +140,7 @@ async def answer_of(job: Job) -> HttpAnswer:
         raise HandlerFailed(500, f"The handler set status {job.status}, which can't end an answer")
     headers = handler_headers(job.headers) if job.headers else ()
     if whole is not None and len(whole) < 2:
-        return HttpAnswer(job.status, headers, whole[0] if whole else b"")
+        return _new(HttpAnswer, (job.status, headers, whole[0] if whole else b""))
     pieces = job.chunks()
     return HttpAnswer(job.status, headers, _all(await anext(pieces), pieces))
 
@@ -164,7 +166,7 @@ def handler_headers(pairs: Pairs) -> list[Header]:
 def json_of_model(body: Buffer, pairs: Pairs) -> HttpAnswer:
     """Returns a model's answer as JSON, unless its headers name another content type."""
     if not pairs:
-        return HttpAnswer(200, (JSON,), body)
+        return _new(HttpAnswer, (200, (JSON,), body))
     headers = handler_headers(pairs)
     is_named = any(name == JSON[0] for name, _ in headers)
     return HttpAnswer(200, headers if is_named else (JSON, *headers), body)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
+from typing import Any
 
 from ts_frontend.errors import ClientGone, Draining
 from ts_frontend.grpc.exchange import Exchange
@@ -108,6 +109,7 @@ class Application:
         return False
 
     async def _answer_http(self, app: AsgiApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lets `app` answer, and keeps the request open for LINGER_S if the server drains."""
         send = self._closing(scope, send)
         task = self._task()
         self._running.add(task)
@@ -124,6 +126,8 @@ class Application:
                 await answer_error(send, Draining.http_status, Draining.type_name, "The server is shutting down")
         finally:
             self._running.discard(task)
+        if self._draining:
+            await asyncio.sleep(LINGER_S)
 
     def _http(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http" and scope["path"] in self._routes and scope["method"] == "POST":
@@ -135,10 +139,8 @@ class Application:
 class HttpOnly(Application):
     """The same for a listener without gRPC: its requests go directly to its HTTP application."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer_http(self._http_app, scope, receive, send)
-        if self._draining:
-            await asyncio.sleep(LINGER_S)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        return self._answer_http(self._http_app, scope, receive, send)
 
 
 def application(listener: Listener) -> Application:

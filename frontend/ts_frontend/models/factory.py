@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive
-from ts_frontend.job import Job
+from ts_frontend.job import Job, new_job
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.handler_imports import may_need_torch
 from ts_frontend.models.model import NO_WORKER, Model
@@ -112,11 +112,11 @@ class ModelFactory:
             restart_delay_s_max=self._config.restart_delay_s_max,
             on_change=self._changes.notify,
         )
-        new_job: Callable[..., Job] = Job
+        make_job: Callable[..., Job] = new_job
         if isinstance(queue, SequenceQueue):
-            new_job = SequenceJobFactory(queue, settings.sequence_start_required)
+            make_job = SequenceJobFactory(queue, settings.sequence_start_required)
         if archive.priorities is not None and isinstance(queue, PriorityQueue):
-            new_job = PriorityJobFactory(archive.priorities)
+            make_job = PriorityJobFactory(archive.priorities)
         tracing = self._tracing
         return Model(
             name,
@@ -132,7 +132,7 @@ class ModelFactory:
             counted=counted,
             response_bytes_max=config.max_response_size,
             loaded_at_startup=loaded_at_startup,
-            new_job=new_job if tracing is None else tracing.jobs(new_job),
+            new_job=make_job if tracing is None else tracing.jobs(make_job),
             ledger=None if tracing is None else tracing.ledger(name, version),
             scaler=self._scaler(pool, settings),
         )

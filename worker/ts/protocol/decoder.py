@@ -116,22 +116,23 @@ def _decode_item(body: Body, at: int, end: int | None = None) -> tuple[Item, int
     if deadline_s != deadline_s:
         raise FrameError("deadline is not a number")
     at += ITEM_HEAD.size
-    request_id = str(body[at : at + id_size], "utf-8")
-    at += id_size
-    headers: Pairs = PackedPairs(body[at : at + headers_size]) if headers_size else ()
-    at += headers_size
+    id_end = at + id_size
+    request_id = str(body[at:id_end], "utf-8")
+    at = id_end + headers_size
+    headers: Pairs = PackedPairs(body[id_end:at]) if headers_size else ()
     inputs = []
     for _ in range(input_count):
         name_size, type_size, size = INPUT_HEAD.unpack_from(body, at)
         at += INPUT_HEAD.size
         name_end = at + name_size
         start = name_end + type_size
+        name = str(body[at:name_end], "utf-8") if name_size else ""
         content_type = str(body[name_end:start], "utf-8") if type_size else ""
-        inputs.append(Input(str(body[at:name_end], "utf-8"), content_type, body[start : start + size]))
         at = start + size
+        inputs.append(new(Input, (name, content_type, body[start:at])))
     if at > (len(body) if end is None else end):
         raise FrameError(f"an item ends at {at} of {len(body)} bytes")
-    return Item(job_id, request_id, deadline_s, headers, inputs), at
+    return new(Item, (job_id, request_id, deadline_s, headers, inputs)), at
 
 
 def _decode_single(key: int, body: bytes) -> Message | None:

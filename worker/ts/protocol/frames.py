@@ -355,15 +355,10 @@ def _encode_predict(message: Predict) -> tuple[int, int, list[Buffer]]:
     out: list[Buffer] = [COUNT.pack(len(message.items))]
     for job_id, request_id, deadline_s, pairs, inputs in message.items:
         raw_id, headers = request_id.encode(), packed(pairs)
-        out.append(ITEM_HEAD.pack(job_id, deadline_s, len(raw_id), len(headers), len(inputs)))
-        out.append(raw_id)
-        out.append(headers)
+        out += (ITEM_HEAD.pack(job_id, deadline_s, len(raw_id), len(headers), len(inputs)), raw_id, headers)
         for name, content_type, data in inputs:
             raw_name, raw_type = name.encode(), content_type.encode()
-            out.append(INPUT_HEAD.pack(len(raw_name), len(raw_type), len(data)))
-            out.append(raw_name)
-            out.append(raw_type)
-            out.append(data)
+            out += (INPUT_HEAD.pack(len(raw_name), len(raw_type), len(data)), raw_name, raw_type, data)
     return PREDICT, message.batch_id, out
 
 

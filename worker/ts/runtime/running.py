@@ -81,8 +81,8 @@ def is_tensor_request(item: Item | None) -> bool:
     """Whether its one input is marked as a tensor protocol's request (ts/tensors/forms.py)."""
     if item is None or not item.inputs:
         return False
-    content_type = item.inputs[0].content_type
-    return content_type != "" and content_type[0] == "\0"
+    _, content_type, _ = item.inputs[0]
+    return content_type[:1] == "\0"
 
 
 def fields_of(item: Item) -> Sequence[Input]:

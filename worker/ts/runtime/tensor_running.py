@@ -120,6 +120,7 @@ class TensorRunning(Running):
         jobs: list[Job] = []
         opened: list[Form | None] = []
         rows: list[Any] = []
+        asked = self._asked
         for job in self.jobs:
             item, job.item = job.item, None
             assert item is not None
@@ -128,7 +129,7 @@ class TensorRunning(Running):
                 opened.append(form)
                 rows.append(row)
                 jobs.append(job)
-                self._asked.append((item.headers, inputs))
+                asked.append((item.headers, inputs))
             except BadTensor as error:
                 self.ledger.refuse(job, _refused(error))
             except Exception as error:
@@ -143,9 +144,10 @@ class TensorRunning(Running):
         """The form, the row, and the inputs for the headers."""
         if is_tensor_request(item):
             form = forms.opened(item, self._model)
-            if forms.is_followed(item):
-                form.request.following = self._following(item)
-            return form, self._taken(form.request), ()
+            request = form.request
+            if request.stream and forms.is_followed(item):
+                request.following = self._following(item)
+            return form, rows.row_of(request) if self._takes_rows else request, ()
         fields = fields_of(item)
         inputs = [part[:2] for part in fields]
         if self._takes_rows:
@@ -163,65 +165,58 @@ class TensorRunning(Running):
 
         return Feeding(self.ledger.jobs[item.job_id], self.ledger, self.link.flush, read)
 
-    def _taken(self, request: InferenceRequest) -> Any:
-        return rows.row_of(request) if self._takes_rows else request
-
     # --- answers
 
     def finish(self, result: Any) -> None:
-        if not self._is_usual(result):
-            super().finish(result)
-            return
-        begun_s = perf_counter()
-        form = self._forms[0]
-        assert form is not None
-        try:
-            written = form.answer(result[0], True)
-        except Exception:
-            super().finish(result)  # which fails the same way, and deals with it
-            return
-        self._spend(1, self._read_s, perf_counter() - begun_s)
-        self._piece(0, written, True)
-
-    def _is_usual(self, result: Any) -> bool:
-        """Whether this is one whole answer of tensors to one request of a tensor protocol."""
-        if type(result) is not list or len(result) != 1 or len(self._forms) != 1:
-            return False
-        return type(result[0]) is InferenceResponse and self._forms[0] is not None and not self.jobs[0].answered
+        self._finish(result)
 
     def _outcomes(self, result: Any, last: bool) -> Sequence[Outcome] | Failure:
-        return wrong_shape(result, len(self.jobs)) or [
-            self._outcome(index, value, last) for index, value in enumerate(result)
-        ]
+        if type(result) is not list or len(result) != len(self.jobs):
+            failure = wrong_shape(result, len(self.jobs))
+            if failure is not None:
+                return failure
+        begun_s = perf_counter()
+        found = [self._written(index, value, last) for index, value in enumerate(result)]
+        self._tell_spent(perf_counter() - begun_s)
+        return found
 
     def _outcome(self, index: int, value: Any, last: bool) -> Outcome:
         begun_s = perf_counter()
         found = self._written(index, value, last)
-        self._spend(len(self.jobs), self._read_s, perf_counter() - begun_s)
-        self._read_s = 0.0
+        self._tell_spent(perf_counter() - begun_s)
         return found
 
+    def _tell_spent(self, written_s: float) -> None:
+        self._spend(len(self.jobs), self._read_s, written_s)
+        self._read_s = 0.0
+
     def _written(self, index: int, value: Any, last: bool) -> Outcome:
+        form = self._forms[index]
+        try:
+            if type(value) is InferenceResponse and form is not None:
+                return form.answer(value, last)
+            return self._unusual(index, form, value, last)
+        except BadTensor as error:
+            return _refused(error)
+        except Exception as error:
+            return _internal(error, self.jobs[index])
+
+    def _unusual(self, index: int, form: Form | None, value: Any, last: bool) -> Outcome:
+        """The outcome for a value that isn't just a response. Raises BadTensor."""
         if type(value) is Ended:
             value, last = value.value, True
             if value is None:
                 return self._end(index)
         if isinstance(value, BaseException):
             return failure_of(value)
-        form = self._forms[index]
         if type(value) is Refused:
             failure = failure_of(value.error)
             return (form.failed(failure.message) if form is not None else b"") or failure
-        try:
-            if form is None:
-                return self._plain(value)
-            if self.jobs[index].answered and _is_empty(value):
-                return form.end() if last else b""
-            return form.answer(self._response(value), last)
-        except BadTensor as error:
-            return _refused(error)
-        except Exception as error:
-            return _internal(error, self.jobs[index])
+        if form is None:
+            return self._plain(value)
+        if self.jobs[index].answered and _is_empty(value):
+            return form.end() if last else b""
+        return form.answer(self._response(value), last)
 
     def _response(self, value: Any) -> InferenceResponse:
         """The response of a result; a result that isn't a tensor is the handler's fault."""
@@ -253,6 +248,13 @@ class TensorRunning(Running):
                 if form is not None:
                     self.ledger.give(job, failure._replace(code=INTERNAL), last=True)
         super().fail(failure)
+
+    def _put(self, index: int, value: Outcome, last: bool) -> None:
+        form = self._forms[index]
+        if last and self.context.is_plain and (form is None or not form.headers):
+            self.ledger.give(self.jobs[index], value, True)  # the usual answer
+        else:
+            super()._put(index, value, last)
 
     def _head(self, index: int) -> Head:
         form = self._forms[index]

@@ -73,7 +73,8 @@ class ModelSpec:
     empty when it declares nothing; `parameters`: datatypes of requests' parameters; `loose`: BYTES in JSON and in typed
     contents may have another number of elements than their shape; `accepted`: inputs of requests that were found to be
     as declared, by names, datatypes and shapes; `layouts`: those of usual requests, by their sizes over gRPC, and in
-    JSON by the text between their elements."""
+    JSON by the text between their elements; `latest`: of the last request in JSON with one list of elements, the texts
+    before and after the list, and the layout."""
 
     name: str
     version: str
@@ -83,6 +84,7 @@ class ModelSpec:
     loose: bool = False
     accepted: set[tuple[Any, ...]] = field(default_factory=set)
     layouts: dict[Any, Any] = field(default_factory=dict)
+    latest: list[Any] = field(default_factory=list)
 
 
 class Form(Protocol):
@@ -106,7 +108,7 @@ class Form(Protocol):
 
 #: The option, in every form, of a client that takes any number of answers.
 STREAM = "stream"
-#: The last option of a request that others of its stream follow.
+#: The last option of a request that others of its stream follow. STREAM comes with it.
 MORE = "more"
 #: The parameter of a requested output with the number of its largest elements that the client wants, as text.
 CLASSIFICATION = "classification"
@@ -125,10 +127,13 @@ _FORMS = {
 def opened(item: Item, model: ModelSpec) -> Form:
     """The form of a marked item. `\\0NAME;OPTION;…`: the options are the form's own. Raises BadTensor."""
     _, content_type, data = item.inputs[0]
-    opening, options, stream, texts = _marked(content_type)
-    form = opening(data, item.headers, options, model)
+    mark = _marked(content_type)
+    form = mark.opening(data, item.headers, mark.options, model)
     request = form.request
-    request.stream, request.texts = stream, texts
+    if mark.stream:
+        request.stream = True
+    if mark.texts:
+        request.texts = True
     if model.inputs and not form.checked:
         check_declared(request, model)
     if model.parameters:
@@ -154,6 +159,7 @@ def _marked(content_type: str) -> _Mark:
 
 
 def is_followed(item: Item) -> bool:
+    """Whether others of its stream follow a request; only a stream's are followed."""
     return MORE in _marked(item.inputs[0].content_type).options
 
 

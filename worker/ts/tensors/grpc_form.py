@@ -55,10 +55,6 @@ _SCALARS = {
 }
 
 
-def opened(data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> GrpcForm:
-    return GrpcForm(data, pairs, options, model)
-
-
 class GrpcForm:
     """One ModelInferRequest, and how its answers are written.
 
@@ -66,19 +62,25 @@ class GrpcForm:
     answered so; a single BYTES element that came without its length is answered without it.
     """
 
+    # The attributes of most requests.
     checked = False
+    headers: Sequence[tuple[str, str]] = ()
+    _triton = _ends_failed = _typed = _bare = _code_points = False
+    _regions = NO_REGIONS
 
     def __init__(self, data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> None:
         self._model = model
-        self.headers: Sequence[tuple[str, str]] = ()
-        self._triton, self._ends_failed = TRITON in options, STATUS in options
-        self._regions = Regions(options) if options else NO_REGIONS
-        self._typed = self._bare = self._code_points = False
+        if options:
+            self._triton, self._ends_failed = TRITON in options, STATUS in options
+            self._regions = Regions(options)
         usual = usual_request(data, pairs, model)
-        if usual is not None:
-            (self.request, self._typed), self.checked = usual, True
-        else:
+        if usual is None:
             self.request = self._read(data, pairs)
+            return
+        self.request, typed = usual
+        self.checked = True
+        if typed:
+            self._typed = True
 
     # --- the request
 
@@ -254,6 +256,10 @@ class GrpcForm:
         message = ModelInferResponse(model_name=self._model.name, model_version=self._model.version, id=self.request.id)
         message.parameters[FINAL].bool_param = True
         return self._written(message)
+
+
+#: The function of this module that `forms.opened` calls.
+opened = GrpcForm
 
 
 def _wrapped(response: bytes) -> bytes:

@@ -123,13 +123,13 @@ class _Head(NamedTuple):
 
 class Layout(NamedTuple):
     """Where everything is in messages that are alike but for their ids and their elements. `fixed`: the bytes between
-    those, with their places; `id_place`: where the id is, `elements`: where those of each tensor are; `typed`: they
-    are in its contents."""
+    those, with their places; `id_place`: where the id is; `tensors`: the name, datatype, dtype and shape of each, and
+    where its elements are; `typed`: they are in its contents."""
 
     fixed: Sequence[tuple[int, int, bytes]]
     head: _Head
     id_place: tuple[int, int]
-    elements: Sequence[tuple[int, int]]
+    tensors: Sequence[tuple[str, str, np.dtype[Any], tuple[int, ...], int, int]]
     typed: bool
 
 
@@ -158,11 +158,10 @@ def _read(data: Buffer, layout: Layout) -> tuple[str, list[Tensor]] | None:
             message_id = str(data[at:end], "utf-8")
         except UnicodeDecodeError:
             return None
-    view = memoryview(data)
-    return message_id, [
-        Tensor(name, datatype, np.ndarray(shape, dtype, bytearray(view[at:end])), {})
-        for (name, datatype, dtype, shape, _, _), (at, end) in zip(layout.head.tensors, layout.elements, strict=True)
-    ]
+    view, tensors = memoryview(data), []
+    for name, datatype, dtype, shape, at, end in layout.tensors:
+        tensors.append(Tensor(name, datatype, np.ndarray(shape, dtype, bytearray(view[at:end])), {}))
+    return message_id, tensors
 
 
 def usual_request(data: Buffer, pairs: Headers, model: ModelSpec) -> tuple[InferenceRequest, bool] | None:
@@ -241,7 +240,11 @@ def _layout(data: Buffer, raw: int, of_head: Container[int], head_of: Callable[[
     cuts = sorted(place for place in (id_place, *elements) if place != (0, 0))
     begins, ends = [0, *(end for _, end in cuts)], [*(at for at, _ in cuts), len(data)]
     fixed = [(at, end, bytes(data[at:end])) for at, end in zip(begins, ends, strict=True) if at != end]
-    return Layout(fixed, head, id_place, elements, typed)
+    tensors = [
+        (one.name, one.datatype, one.dtype, one.shape, at, end)
+        for one, (at, end) in zip(head.tensors, elements, strict=True)
+    ]
+    return Layout(fixed, head, id_place, tensors, typed)
 
 
 def _typed_tensor(data: Buffer, at: int, end: int) -> tuple[bytes, int, int, int] | None:
@@ -307,11 +310,19 @@ def usual_response(
     None for any other, which GrpcForm writes, or refuses with the reason."""
     if response.parameters:
         return None
-    outputs = response.outputs
-    if request.outputs and not _are_asked_for(outputs, request.outputs):
+    outputs, asked = response.outputs, request.outputs
+    if asked and not _are_asked_for(outputs, asked):
         return None
-    head = _model(response.model_name or model.name, response.model_version or model.version)
-    return _written(head, response.id or request.id, flags, outputs, 6, typed)
+    name, version = response.model_name or model.name, response.model_version or model.version
+    message_id = response.id or request.id
+    if len(outputs) == 1 and not (message_id or flags or typed):
+        tensor = outputs[0]
+        array, kind = tensor.array, NUMBERS.get(tensor.datatype)
+        if kind is not None and array.dtype is kind.dtype and array.size and tensor.stated is None:
+            if tensor.parameters:
+                return None
+            return _only_output(name, version, tensor.name, kind.name, array.shape) + array.tobytes()
+    return _written(_model(name, version), message_id, flags, outputs, 6, typed)
 
 
 def usual_request_bytes(request: InferenceRequest) -> bytes | None:
@@ -373,6 +384,13 @@ def _model(name: str, version: str) -> bytes:
 def _tensor(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     declared = _declared(name, datatype, shape)
     return prefix(5, len(declared)) + declared
+
+
+@lru_cache(maxsize=HEADS_MAX)
+def _only_output(model: str, version: str, name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    """A message up to the elements of its only output, of numbers, which are raw."""
+    size = math.prod(shape) * NUMBERS[datatype].size_bytes
+    return _model(model, version) + _tensor(name, datatype, shape) + prefix(6, size)
 
 
 def _typed_tensor_parts(tensor: Tensor, data: bytes) -> Sequence[bytes]:

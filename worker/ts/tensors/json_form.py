@@ -155,21 +155,20 @@ LENGTH_DIGITS_MAX = 19
 BINARY_SIZE, BINARY, BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
 
 
-def opened(data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> JsonForm:
-    return JsonForm(data, pairs, options, model)
-
-
 class JsonForm:
     """One V2 inference request over HTTP, and how its answers are written. Those of a stream are JSON alone: an event
     has no room for more."""
 
+    # The attributes of most requests.
     checked = False
+    headers: Sequence[tuple[str, str]] = ()
+    _regions = NO_REGIONS
+    _binary, _binary_at = b"", 0
 
     def __init__(self, data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> None:
         self._model = model
-        self.headers: Sequence[tuple[str, str]] = ()
-        self._regions = Regions(options) if options else NO_REGIONS
-        self._binary, self._binary_at = b"", 0
+        if options:
+            self._regions = Regions(options)
         length = _length(pairs)
         usual = usual_request(data, pairs, model) if length is None else None
         if usual is not None:
@@ -267,22 +266,29 @@ class JsonForm:
         request, model = self.request, self._model
         if response.parameters or request.outputs or request.parameters:
             return None
-        parts = [_head(response.model_name or model.name, response.model_version or model.version)]
-        answer_id = response.id or request.id
+        outputs, answer_id = response.outputs, response.id or request.id
+        name, version = response.model_name or model.name, response.model_version or model.version
+        if len(outputs) == 1 and not answer_id:
+            tensor = outputs[0]
+            array = tensor.array
+            if tensor.parameters or tensor.datatype not in _NUMBERS or array.dtype.kind not in "biuf":
+                return None  # BYTES that are no text have a parameter
+            head = _only_output(name, version, tensor.name, tensor.datatype, array.shape)
+            return head + list_text((array if array.ndim == 1 else array.ravel()).tolist()) + b"}]}"
+        parts = [_head(name, version)]
         if answer_id:
             parts += (b',"id":', dumped(answer_id))
         between = b',"outputs":['
-        for tensor in response.outputs:
+        for tensor in outputs:
             array = tensor.array
             if tensor.parameters or tensor.datatype not in _NUMBERS or array.dtype.kind not in "biuf":
                 return None  # BYTES that are no text have a parameter
             parts += (between, _output_head(tensor.name, tensor.datatype, array.shape), b',"data":')
             parts.append(list_text((array if array.ndim == 1 else array.ravel()).tolist()))
             between = b"},"
-        if not response.outputs:
+        if not outputs:
             return None
         parts.append(b"}]}")
-        self.headers = ()
         return b"".join(parts)
 
     def _output(self, tensor: Tensor, asked: dict[str, Any], binary: list[bytes]) -> bytes:
@@ -307,10 +313,20 @@ class JsonForm:
         return b""
 
 
+#: The function of this module that `forms.opened` calls.
+opened = JsonForm
+
+
 @lru_cache(maxsize=HEADS_MAX)
 def _head(model: str, version: str) -> bytes:
     """The beginning of an answer's JSON."""
     return dumped({"model_name": model, "model_version": version})[:-1]
+
+
+@lru_cache(maxsize=HEADS_MAX)
+def _only_output(model: str, version: str, name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    """An answer's JSON up to the elements of its only output."""
+    return b"".join((_head(model, version), b',"outputs":[', _output_head(name, datatype, shape), b',"data":'))
 
 
 @lru_cache(maxsize=HEADS_MAX)
@@ -321,7 +337,7 @@ def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
 
 def _length(pairs: Headers) -> str | None:
     """The value of LENGTH_HEADER; None without it. Most requests' headers needn't be read to know that."""
-    if type(pairs) is PackedPairs and _RAW_LENGTH_HEADER not in pairs.block:
+    if type(pairs) is PackedPairs and pairs.block.find(_RAW_LENGTH_HEADER) < 0:  # `in` costs more
         return None
     return dict(pairs).get(LENGTH_HEADER)
 

@@ -180,6 +180,12 @@ _SEEN, _UNUSUAL = _Layout("", (), ()), _Layout("", (), ())
 def _repeated(data: Buffer, pairs: Headers, model: ModelSpec) -> InferenceRequest | None:
     """A request like earlier ones; None for any other. The first one is only remembered, since most bodies of clients
     that number their requests come once."""
+    if model.latest and type(data) is bytes:
+        before, after, layout = model.latest[0]
+        if data.startswith(before) and data.endswith(after):
+            request = _request(layout, (data[len(before) : len(data) - len(after)],), pairs, model)
+            if request is not None:
+                return request
     parts = _LIST.split(data)
     key = _BETWEEN.join(parts[::2])
     layout = model.layouts.get(key)
@@ -192,22 +198,33 @@ def _repeated(data: Buffer, pairs: Headers, model: ModelSpec) -> InferenceReques
         if layout is None:
             model.layouts[key] = _UNUSUAL
             return None
-    request_id, known, outputs = layout
-    if len(parts) != 2 * len(known) + 1:
+    if len(parts) != 2 * len(layout.inputs) + 1:
         return None
-    try:
-        inputs = [
-            Tensor(one.name, one.kind.name, one.array(text), {}) for one, text in zip(known, parts[1::2], strict=True)
-        ]
-    except (ValueError, OverflowError, struct.error):
+    request = _request(layout, parts[1::2], pairs, model)
+    if request is None:
         return None
-    asked = [RequestedOutput(name) for name in outputs] if outputs else []
-    request = InferenceRequest(inputs, request_id, model.name, model.version, {}, asked, pairs)
     if model.layouts.get(key) is not layout:
         if model.inputs:
             check_declared(request, model)
         _remember(model, key, layout)
+    if len(parts) == 3:
+        _, elements, after = parts
+        model.latest[:] = [(bytes(data[: len(data) - len(after) - len(elements)]), after, layout)]
     return request
+
+
+def _request(layout: _Layout, lists: Sequence[Buffer], pairs: Headers, model: ModelSpec) -> InferenceRequest | None:
+    """The request with these lists of elements, which are read as JSON, so that they may be any text between the known
+    ones. None for other elements than those of the layout."""
+    request_id, known, outputs = layout
+    inputs = []
+    try:
+        for one, text in zip(known, lists, strict=True):
+            inputs.append(Tensor(one.name, one.kind.name, one.array(text), {}))
+    except (ValueError, OverflowError, struct.error):
+        return None
+    asked = [RequestedOutput(name) for name in outputs] if outputs else []
+    return InferenceRequest(inputs, request_id, model.name, model.version, {}, asked, pairs)
 
 
 def _remember(model: ModelSpec, key: bytes, layout: _Layout) -> None:

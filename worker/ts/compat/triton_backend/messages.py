@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -96,6 +97,9 @@ class Tensor:
         return Tensor.wrapping(types.Tensor.of(name, found))
 
 
+_wrapped: Callable[[Tensor], types.Tensor] = attrgetter("_tensor")
+
+
 class InferenceResponse:
     """The outputs for one request, or its error."""
 
@@ -129,7 +133,7 @@ class InferenceResponse:
 
     def neutral(self) -> types.InferenceResponse:
         """The response in the runtime's form."""
-        outputs = [tensor._tensor for tensor in self._output_tensors]
+        outputs = list(map(_wrapped, self._output_tensors))
         return types.InferenceResponse(outputs, "", "", "", dict(self._parameters) if self._parameters else {})
 
 
@@ -203,7 +207,7 @@ class InferenceRequest:
     ) -> R:
         """A request of the server for the model, with its inputs; `outputs`: the declared ones."""
         found = cls.__new__(cls)
-        found._inputs = [Tensor.wrapping(tensor) for tensor in inputs]
+        found._inputs = list(map(Tensor.wrapping, inputs))
         found._request_id, found.model_name = request.id, request.model_name
         found._requested = [output.name for output in request.outputs] if request.outputs else outputs
         if request.parameters:
