@@ -1,13 +1,14 @@
 """Compares `torchserve tune` with an exhaustive grid, on examples: the quality of its configuration, and its cost.
 
 Usage: python benchmarks/tuning.py [--example digits] [--batch-max 8] [--workers-max 2] [--in-flight-max 32]
-       [--seconds 0.4] [--rounds 5] [--write FILE]
+       [--seconds 0.4] [--rounds 9] [--write FILE]
 
 For each example a server is started, `torchserve tune` runs, and then every configuration that it could have tried is
-measured with its own means. Its result and the best of the grid are measured again in turns, for longer, since the
-greatest of many measurements exceeds the true value. Each worker computes with one thread and needs a CPU for itself,
-as do the server and this process: with two CPUs more than workers for each, `taskset` lets several examples be compared
-at once.
+measured with its own means. The greatest of many measurements exceeds the true value, and is often not the best
+configuration's: so the best few of the grid are measured again in turns, for longer, and the best of these is compared
+with the result of `tune` in further rounds, of which each measures both. Each worker computes with one thread and needs
+a CPU for itself, as do the server and this process: with two CPUs more than workers for each, `taskset` lets several
+examples be compared at once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -43,6 +44,8 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     "densenet161": ("", ""),
 }
 SECONDS_AGAIN = 1.0
+#: The best of the grid that are measured again, and in how many rounds.
+FINALISTS, FINAL_ROUNDS = 5, 3
 
 
 def archive_of(example: str, folder: Path) -> Path:
@@ -133,10 +136,11 @@ def compare(example: str, folder: Path, options: argparse.Namespace) -> dict[str
             grid = grid_of(copy, options)
             grid_s = time.monotonic() - begun_s
             copy.remove()
-            best = max(grid, key=lambda trial: grid[trial].answers_per_s)
-            shares = [
-                again.try_out(found).answers_per_s / again.try_out(best).answers_per_s for _ in range(options.rounds)
-            ]
+            finalists = sorted(grid, key=lambda trial: grid[trial].answers_per_s)[-FINALISTS:]
+            final = rates(again, finalists, FINAL_ROUNDS)
+            best = max(finalists, key=lambda trial: statistics.median(final[trial]))
+            both = rates(again, [found, best], options.rounds)
+            shares = [one / other for one, other in zip(both[found], both[best], strict=True)]
         finally:
             copy.remove()
             again.remove()
@@ -150,6 +154,15 @@ def compare(example: str, folder: Path, options: argparse.Namespace) -> dict[str
         "shares": [round(share, 3) for share in shares],
         "share_of_time": round(tune_s / grid_s, 3),
     }
+
+
+def rates(copy: Copy, trials: Sequence[Trial], rounds: int) -> dict[Trial, list[float]]:
+    """The answers a second of each trial in each round; the rounds alternate between both directions."""
+    found: dict[Trial, list[float]] = {trial: [] for trial in trials}
+    for number in range(rounds):
+        for trial in reversed(found) if number % 2 else found:
+            found[trial].append(copy.try_out(trial).answers_per_s)
+    return found
 
 
 def grid_of(copy: Copy, options: argparse.Namespace) -> dict[Trial, Measurement]:
@@ -169,7 +182,7 @@ def main() -> None:
     parser.add_argument("--workers-max", type=int, default=2)
     parser.add_argument("--in-flight-max", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=0.4, help="of one measurement of both")
-    parser.add_argument("--rounds", type=int, default=5, help="in which the two best are measured again")
+    parser.add_argument("--rounds", type=int, default=9, help="in which the two best are measured again")
     parser.add_argument("--write", type=Path, help="a file for the figures, as JSON")
     options = parser.parse_args()
     rows = []

@@ -115,6 +115,15 @@ def test_stop_without_a_server(shell: Shell) -> None:
     assert (stopped.returncode, stopped.stdout) == (0, "TorchServe is not currently running.\n")
 
 
+def test_stop_tells_that_the_temporary_directory_cannot_be_used(shell: Shell) -> None:
+    """The pid file is then looked for elsewhere, where the server may not be, or another may."""
+    stopped = shell.run("--stop", TMPDIR="/no/such", TEMP=str(shell.place / "tmp"))
+    warning = f"TMPDIR = /no/such: no file can be written there; {shell.place / 'tmp'} is used, also for the pid file\n"
+    assert (stopped.returncode, stopped.stdout) == (0, f"{warning}TorchServe is not currently running.\n")
+    elsewhere = shell.run("--stop", "--work-dir", str(shell.place / "tmp"), TMPDIR="/no/such", TEMP=str(shell.place))
+    assert elsewhere.stdout == "TorchServe is not currently running.\n"
+
+
 def test_stop_returns_when_the_server_has_ended_though_nobody_asks_its_exit_code(shell: Shell) -> None:
     process = shell.foreground("ready")
     with process:

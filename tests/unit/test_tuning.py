@@ -106,7 +106,8 @@ def test_a_png_is_drawn_where_matplotlib_is(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / "plot.png"
     assert tune._plot(None, None, file) == file
-    tune.draw(file, "m", [(TRIAL, GOOD), (Trial(1, 0, 1, 1), BAD)], Found(TRIAL, GOOD, True, 2), Bounds(p99_ms=15))
+    looks = [(TRIAL, GOOD), (Trial(1, 0, 1, 1), BAD), (TRIAL, Measurement(90.0, 9.0, 14.0))]
+    tune.draw(file, "m", looks, Found(TRIAL, GOOD, True, 3), Bounds(p99_ms=15))
     assert file.read_bytes().startswith(b"\x89PNG")
 
 

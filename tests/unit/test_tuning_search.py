@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ts_frontend.tuning.load import Length
-from ts_frontend.tuning.search import Bounds, Found, Measurement, Space, Trial, best_within, rank, search
+from ts_frontend.cli.tune import TIME_PART
+from ts_frontend.tuning.load import WARM_UP_PART, Length
+from ts_frontend.tuning.search import (
+    UNTIMED,
+    Bounds,
+    Found,
+    Measurement,
+    Space,
+    Trial,
+    best_within,
+    middle_of,
+    rank,
+    search,
+)
 
 SPACE = Space(
     (1, 2, 4, 8, 16, 32, 64), (0, 1, 2, 5, 10, 20, 50), (1, 2, 3, 4, 6, 8), (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -44,9 +59,15 @@ def server(
     return measure
 
 
-def run(surface: Surface, bounds: Bounds, space: Space = SPACE, start: Trial | None = None) -> tuple[Found, int]:
+def run(
+    surface: Surface,
+    bounds: Bounds,
+    space: Space = SPACE,
+    start: Trial | None = None,
+    in_time: Callable[[], bool] = lambda: True,
+) -> tuple[Found, int]:
     """The result, and the number of measurements."""
-    climb, measured = search(space, bounds, start), 0
+    climb, measured = search(space, bounds, start, in_time), 0
     try:
         candidate = next(climb)
         while True:
@@ -162,6 +183,10 @@ def time_of(length: Length, rate: float, best_per_s: float) -> float:
     return answers[bisect_left(answers, True, key=lambda one: length.reached(one / rate, one, best_per_s))] / rate
 
 
+#: The time of a load of the model, in seconds.
+LOAD_S = 0.3
+
+
 class Clock:
     """The time of trials in a row, in seconds: loads of the model, scale calls, the first tenth, and the rest."""
 
@@ -173,24 +198,32 @@ class Clock:
     def add(self, trial: Trial, rate: float, best_per_s: float = 0.0) -> None:
         before, self._before = self._before, trial
         if before is None or (before.batch_size, before.delay_ms) != (trial.batch_size, trial.delay_ms):
-            self.spent_s += 0.3
+            self.spent_s += LOAD_S
             before = None
         if before is None or before.workers != trial.workers:
             self.spent_s += 0.05
-        self.spent_s += self._length.seconds / 10 + time_of(self._length, rate, best_per_s)
+        self.spent_s += self._length.seconds * WARM_UP_PART + time_of(self._length, rate, best_per_s)
 
 
-def timed(surface: Surface, bounds: Bounds, space: Space, start: Trial, length: Length) -> tuple[Found, float]:
+def timed(
+    surface: Surface, bounds: Bounds, space: Space, start: Trial, length: Length, shared: Shared | None = None
+) -> tuple[Found, float]:
     """The result, and the time of the search in seconds."""
     clock, trials = Clock(length), list[tuple[Trial, Measurement]]()
 
     def measure(trial: Trial) -> Measurement:
-        measured = surface(trial)
-        clock.add(trial, measured.answers_per_s, best_within(trials, bounds))
+        measured, best_per_s = surface(trial), best_within(trials, bounds)
+        if shared is not None:
+            took_s = time_of(length, measured.answers_per_s, best_per_s)
+            speed = shared.speed(clock.spent_s, took_s)
+            measured = replace(measured, answers_per_s=measured.answers_per_s * speed)
+        clock.add(trial, measured.answers_per_s, best_per_s)
         trials.append((trial, measured))
         return measured
 
-    return run(measure, bounds, space, start)[0], clock.spent_s
+    least_s = space.size * length.least_s + LOAD_S * len(space.batch_sizes) * len(space.delays_ms)
+    found, _ = run(measure, bounds, space, start, lambda: clock.spent_s < TIME_PART * least_s)
+    return found, clock.spent_s
 
 
 DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100)
@@ -256,6 +289,73 @@ def test_measurements_that_are_far_from_the_best_end_early_and_lose_nothing(
     assert exact(found).answers_per_s >= (0.9 - noisy) * best.answers_per_s
 
 
+class Shared:
+    """A machine that others use too: its speed varies over seconds, some measurements meet a pause, each differs."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._at_s, self._slower = 0.0, self._random.gauss(0, 0.3)
+
+    def speed(self, now_s: float, took_s: float) -> float:
+        """The factor of a measurement's rate that begins now and takes so long."""
+        stays = math.exp((self._at_s - now_s) / 8)
+        self._at_s = now_s
+        self._slower = self._slower * stays + self._random.gauss(0, 0.3 * math.sqrt(1 - stays * stays))
+        pause = self._random.uniform(0.1, 0.6) if self._random.random() < 0.15 else 1.0
+        luck = max(0.3, self._random.gauss(1, 0.15 * math.sqrt(0.4 / took_s)))
+        return math.exp(-abs(self._slower)) * pause * luck
+
+
+def test_on_a_machine_that_others_disturb_most_searches_come_close() -> None:
+    """72 searches. With one measurement for each configuration, they come to 0.956 of the best on average, and 22 %
+    of them to less than 0.9."""
+    space, length, shares = Space((1, 2, 4, 8), DELAYS_MS, (1, 2), (1, 2, 4, 8, 16, 32)), Length(0.4, 12), []
+    starts = Trial(1, 0, 1, 1), Trial(4, 50, 2, 1)
+    for (fixed, each, cores), start, seed in product(SERVERS, starts, range(2)):
+        exact = server(fixed, each, cores, 0.1, 100, 0.5)
+        grid = Clock(length)
+        for trial in space.trials():
+            grid.add(trial, exact(trial).answers_per_s)
+        found, tune_s = timed(exact, Bounds(), space, start, length, Shared(seed))
+        assert found.best is not None and tune_s <= grid.spent_s / 10, (found, tune_s, grid.spent_s)
+        shares.append(exact(found.best).answers_per_s / best_of_grid(exact, Bounds(), space).answers_per_s)
+    poor = sum(share < 0.9 for share in shares) / len(shares)
+    assert sum(shares) / len(shares) > 0.965 and poor < 0.15, (sum(shares) / len(shares), poor)
+
+
+def lucky(exact: Surface, nth: int) -> Surface:
+    """A surface whose nth measurement is three times the true value."""
+    numbers = itertools.count()
+
+    def measure(at: Trial) -> Measurement:
+        found = exact(at)
+        return replace(found, answers_per_s=3 * found.answers_per_s) if next(numbers) == nth else found
+
+    return measure
+
+
+@pytest.mark.parametrize("nth", [0, 3, 9])
+def test_one_lucky_measurement_does_not_end_a_search(nth: int) -> None:
+    for fixed, each, cores in SERVERS:
+        exact = server(fixed, each, cores, 0.1, 100)
+        found, _ = run(lucky(exact, nth), Bounds())
+        assert found.best is not None
+        assert exact(found.best).answers_per_s >= 0.9 * best_of_grid(exact, Bounds()).answers_per_s, (found, fixed)
+
+
+def test_without_time_few_measurements_are_made() -> None:
+    found, measured = run(server(5, 1, 2, 0.1, 100), Bounds(), in_time=lambda: False)
+    assert found.best is not None
+    assert UNTIMED <= measured <= UNTIMED + len(SPACE.concurrencies)
+
+
+def test_the_middle_of_measurements_is_their_median_and_fails_with_any() -> None:
+    looks = [Measurement(100, 1, 5, 10), Measurement(20, 9, 50, 30), Measurement(90, 2, 6, 20)]
+    assert middle_of(looks) == Measurement(90, 2, 6, 30)
+    failed = Measurement(0, failed=1, error="no memory")
+    assert middle_of([*looks, failed]) == failed
+
+
 #: Milliseconds of a call and of each of its rows, and processors: of 18 servers.
 SERVERS = [(fixed, each, cores) for fixed in (0.5, 5, 40) for each in (0.05, 1, 10) for cores in (2, 8)]
 
@@ -284,7 +384,7 @@ def test_with_bounds_and_from_a_poor_start_it_takes_few_more() -> None:
         (30.0, 1, 0, True),
         (0.75, 25, 100, True),  # 33 a second: far below
         (0.75, 75, 100, False),  # as good
-        (0.75, 200, 100, True),  # far above
+        (0.75, 200, 100, False),  # far above: the rest tells whether it was luck
         (0.7, 25, 100, False),
         (7.5, 1, 100, True),
     ],

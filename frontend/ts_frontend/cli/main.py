@@ -24,7 +24,7 @@ from ts_frontend.cli.flags import SettingsParser, add_actions, add_setting_group
 from ts_frontend.config.checks import who_may
 from ts_frontend.config.display import Explained, explain, settings_table
 from ts_frontend.config.kinds import ConfigError, nearest
-from ts_frontend.config.load import Option, of_terminal
+from ts_frontend.config.load import Option, of_terminal, temp_dir_warnings
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.process import STARTED, AlreadyRunning, claimed, pid_path, prepare, remove_orphan, running_server
@@ -169,7 +169,10 @@ def _launcher(arguments: argparse.Namespace, words: Sequence[str], program: Prog
         print(f"torchrelay {__version__} ({form}), with TorchServe's interfaces of that version", file=sys.stderr)
         return 0
     if arguments.stop:
-        print(launch.stop(120 if arguments.timeout is None else arguments.timeout, _work_dir(arguments)))
+        work_dir = _work_dir(arguments)
+        if work_dir is None:  # the pid file is in the temporary directory
+            launch.warn(temp_dir_warnings())
+        print(launch.stop(120 if arguments.timeout is None else arguments.timeout, work_dir))
         return 0
     if arguments.ready_fd is None and (told := launch.rivals_told(launch.rivals())):
         print(told, file=sys.stderr, flush=True)

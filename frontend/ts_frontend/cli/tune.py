@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import re
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +30,10 @@ from ts_frontend.tuning.search import Bounds, Found, Measurement, Space, Trial, 
 #: The suffix of the copy's name.
 SUFFIX = "-tuning"
 DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100)
+#: The part of a grid's least time after which no further measurement begins.
+TIME_PART = 0.09
+#: Reloads and scale calls take tenths of a second.
+POLL_S = 0.02
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|)", re.IGNORECASE)
@@ -64,6 +69,12 @@ class Copy:
         self._requests = requests
         self._length = length
         self._batching: tuple[int, int] | None = None
+        self._loads_s: list[float] = []
+
+    def grid_s(self, over: Space) -> float:
+        """The least time of a grid: of its measurements, and of the loads of the model at their mean so far."""
+        loads = len(over.batch_sizes) * len(over.delays_ms)
+        return over.size * self._length.least_s + loads * statistics.mean(self._loads_s or [0.0])
 
     def try_out(self, trial: Trial, best_per_s: float = 0.0) -> Measurement:
         """Measures a trial, for a shorter time if it is far below `best_per_s`, the best answers a second so far."""
@@ -79,15 +90,18 @@ class Copy:
         return self._client.describe(self.name)[0]
 
     def _set(self, trial: Trial) -> None:
-        batching = trial.batch_size, trial.delay_ms
-        if self._batching != batching:
+        batching, begun_s = (trial.batch_size, trial.delay_ms), time.monotonic()
+        again = self._batching != batching
+        if again:
             self.remove()
             self._batching = batching  # the copy may exist from now on, also if the call is interrupted
             settings = {"batch_size": trial.batch_size, "max_batch_delay": trial.delay_ms, "initial_workers": 0}
             self._client.register(self._url, model_name=self.name, synchronous=True, **settings)
         if self._describe()["minWorkers"] != trial.workers:
             self._client.scale(self.name, "", trial.workers, trial.workers, None)
-        wait_for_workers(self._describe, trial.workers, None, lambda _: None, time.sleep)
+        wait_for_workers(self._describe, trial.workers, None, lambda _: None, lambda _: time.sleep(POLL_S))
+        if again:
+            self._loads_s.append(time.monotonic() - begun_s)
 
     async def _load(self, concurrency: int, best_per_s: float) -> Measurement:
         async with self._requests(self.name) as send:
@@ -118,7 +132,8 @@ def _climb(
     copy: Copy, over: Space, bounds: Bounds, start: Trial, say: Callable[[str], None]
 ) -> tuple[Found, list[tuple[Trial, Measurement]]]:
     """Measures the trials of the search, and reports each result."""
-    climb = search(over, bounds, start)
+    begun_s = time.monotonic()
+    climb = search(over, bounds, start, lambda: time.monotonic() - begun_s < TIME_PART * copy.grid_s(over))
     trials: list[tuple[Trial, Measurement]] = []
     trial = next(climb)
     while True:

@@ -125,11 +125,17 @@ def load_config(
 
 
 def _temp_dir(environ: Mapping[str, str], found: _Findings) -> None:
-    """Warns of a TMPDIR that Python doesn't use: it tries to write a file there first."""
-    named = environ.get("TMPDIR")
+    for warning in temp_dir_warnings(environ):
+        found.warn(warning)
+
+
+def temp_dir_warnings(environ: Mapping[str, str] | None = None) -> list[str]:
+    """A warning of a TMPDIR that Python doesn't use: it tries to write a file there first."""
+    named = (os.environ if environ is None else environ).get("TMPDIR")
     with contextlib.suppress(FileNotFoundError):  # no directory at all can be written: an error of temp_dir
         if named and os.path.abspath(named) != (used := gettempdir()):
-            found.warn(f"TMPDIR = {named}: no file can be written there; {used} is used, also for the pid file")
+            return [f"TMPDIR = {named}: no file can be written there; {used} is used, also for the pid file"]
+    return []
 
 
 def environment() -> dict[str, str]:

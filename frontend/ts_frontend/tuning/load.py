@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 from ts_frontend.tuning.search import Measurement
 
-#: The part of a measurement after which it ends early if its result is far from the best.
-LOOK_PART, FAR_BELOW, FAR_ABOVE = 0.25, 0.7, 1.4
+#: The part of a measurement after which it ends early if its result is far below the best.
+LOOK_PART, FAR_BELOW = 0.25, 0.7
+#: The part of its seconds that a measurement's warm-up takes at least.
+WARM_UP_PART = 0.1
 #: Sends one request and returns when it is answered. Raises for any failure.
 Send = Callable[[int], Awaitable[None]]
 
@@ -19,16 +21,21 @@ Send = Callable[[int], Awaitable[None]]
 @dataclass(frozen=True, slots=True)
 class Length:
     """The length of a measurement: at least `seconds` and `answers`, at most `seconds_max`; a quarter of that if the
-    result is far from the best by then. A warm-up before it, of a tenth of the seconds and one round of the requests in
-    flight, isn't measured."""
+    result is far below the best by then. A warm-up before it, of a tenth of the seconds and one round of the requests
+    in flight, isn't measured."""
 
     seconds: float = 3.0
     answers: int = 100
     seconds_max: float = 30.0
 
+    @property
+    def least_s(self) -> float:
+        """The least time of a measurement that doesn't end early, with its warm-up."""
+        return self.seconds * (1 + WARM_UP_PART)
+
     def reached(self, spent_s: float, answers: int, best_per_s: float = 0.0) -> bool:
         """Whether `answers` in `spent_s` are enough. `best_per_s`: the best answers a second so far."""
-        far = best_per_s and not FAR_BELOW < answers / max(spent_s, 1e-9) / best_per_s < FAR_ABOVE
+        far = answers / max(spent_s, 1e-9) < FAR_BELOW * best_per_s
         part = LOOK_PART if far else 1.0
         ready = spent_s >= part * self.seconds and answers >= part * self.answers
         return ready or spent_s >= part * self.seconds_max
@@ -68,7 +75,7 @@ async def measure(send: Send, concurrency: int, length: Length, best_per_s: floa
             done += 1
             if taken.started_s:
                 taken.latencies_ms.append((now_s - sent_s) * 1000)
-            elif done >= concurrency and now_s - begun_s >= length.seconds / 10:
+            elif done >= concurrency and now_s - begun_s >= length.seconds * WARM_UP_PART:
                 taken.started_s = now_s
 
     await asyncio.gather(*(client() for _ in range(concurrency)))

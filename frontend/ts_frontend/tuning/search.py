@@ -4,12 +4,17 @@ A new load (requests in flight) costs nothing, a new number of workers a scale c
 of the model. So each setting of the last three is measured at several loads, from a likely one up and down, as long as
 the answers a second rise. The settings are changed one at a time, or batch size and workers together, from the best
 so far.
+
+Measurements are noisy, and the best of many is most often one that was lucky. So the best is measured again, in turns
+with those that it may have beaten by luck: the more measurements of one configuration differ, the more there are of
+them. If another is the best then, the climb goes on from it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 #: Gains below this share don't count: measurements of one configuration differ by as much.
@@ -18,6 +23,14 @@ GAIN_MIN = 0.02
 FAR_BELOW = 0.85
 #: A search ends after a tenth of the grid, but not before this number of measurements.
 EVALUATIONS_MIN = 32
+#: The number of measurements that a search without time makes nonetheless.
+UNTIMED = 16
+#: The measurements of one configuration that are enough to compare it, and of all that are measured again.
+LOOKS, AGAIN_MAX = 3, 16
+#: The rivals of the best that are measured again with it.
+RIVALS_MAX = 4
+#: One whose measurement is below the best by less than this multiple of the spread may be the better one.
+SPREADS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +137,39 @@ class Found:
 Search = Generator[Trial, Measurement, Found]
 
 
-def search(space: Space, bounds: Bounds, start: Trial | None = None) -> Search:
-    """Yields the candidates to measure, each once, is sent their measurements, and returns the best. `start`: the
-    present configuration, whose settings are measured first."""
-    return _Climb(space, bounds).run(start)
+def search(
+    space: Space, bounds: Bounds, start: Trial | None = None, in_time: Callable[[], bool] = lambda: True
+) -> Search:
+    """Yields the candidates to measure, some of them several times, is sent their measurements, and returns the best.
+    `start`: the present configuration, whose settings are measured first. `in_time`: whether there is time for another
+    measurement; the first `UNTIMED` are made in any case."""
+    return _Climb(space, bounds, in_time).run(start)
+
+
+def middle_of(found: Sequence[Measurement]) -> Measurement:
+    """The medians of measurements of one configuration; a failed one if any has failed."""
+    if len(found) == 1:
+        return found[0]
+    for one in found:
+        if one.failed or one.error:
+            return one
+    return Measurement(
+        statistics.median(one.answers_per_s for one in found),
+        statistics.median(one.p50_ms for one in found),
+        statistics.median(one.p99_ms for one in found),
+        max(one.memory_bytes for one in found),
+    )
 
 
 class _Climb:
     """The state of one search: the measurements, and the best load of each setting."""
 
-    def __init__(self, space: Space, bounds: Bounds) -> None:
+    def __init__(self, space: Space, bounds: Bounds, in_time: Callable[[], bool]) -> None:
         self._space = space
         self._bounds = bounds
-        self._seen: dict[Trial, Measurement] = {}
+        self._in_time = in_time
+        self._looks: dict[Trial, list[Measurement]] = {}
+        self._seen: dict[Trial, Measurement] = {}  # the middle of each trial's measurements
         # A load ladder may go over it by its length.
         self._most = max(EVALUATIONS_MIN, space.size // 10 - len(space.concurrencies))
 
@@ -150,7 +183,50 @@ class _Climb:
         yield from self._settle(current)
         if not self._found().within and not self._spent:  # a local best beyond the bounds
             yield from self._settle((yield from self._load(self._least())))
+        yield from self._make_sure()
         return self._found()
+
+    def _make_sure(self) -> Generator[Trial, Measurement, None]:
+        """Measures the best and its rivals again, and climbs on if another is the best then."""
+        left, leader = AGAIN_MAX, self._found().best
+        while leader is not None:
+            while left and self._in_time() and (unsure := self._unsure()) is not None:
+                yield from self._measure(unsure, again=True)
+                left -= 1
+            after = self._found().best
+            if after is None or after == leader or self._spent:
+                return
+            leader = after
+            yield from self._settle(leader)
+
+    def _unsure(self) -> Trial | None:
+        """The best or one of its rivals, if it was measured fewer times than are enough: the one with the fewest
+        measurements, and of these the best or one with its settings. None where measurements hardly differ."""
+        best, apart = self._found().best, SPREADS * self._spread()
+        if best is None or (len(self._looks[best]) > 1 and apart <= GAIN_MIN):
+            return None
+        excess, least = self._bounds.excess(self._seen[best]), (1 - apart) * self._seen[best].answers_per_s
+        near = [
+            one
+            for one, it in self._seen.items()
+            if one != best and self._bounds.excess(it) == excess and it.answers_per_s > least
+        ]
+        rivals = sorted(near, key=lambda one: -self._seen[one].answers_per_s)[:RIVALS_MAX]
+        return min(
+            (one for one in (best, *rivals) if len(self._looks[one]) < LOOKS),
+            key=lambda one: (len(self._looks[one]), one != best, one.settings != best.settings),
+            default=None,
+        )
+
+    def _spread(self) -> float:
+        """The mean distance of a measurement from the middle of its configuration's, as a share of it."""
+        apart = [
+            abs(look.answers_per_s / self._seen[one].answers_per_s - 1)
+            for one, looks in self._looks.items()
+            if len(looks) > 1 and self._seen[one].answers_per_s
+            for look in looks
+        ]
+        return statistics.mean(apart) if apart else 0.0
 
     def _settle(self, current: Trial) -> Generator[Trial, Measurement, None]:
         """Climbs and shrinks until neither finds a better candidate."""
@@ -188,11 +264,18 @@ class _Climb:
 
     @property
     def _spent(self) -> bool:
-        return len(self._seen) >= self._most
+        measured = self._measured
+        return measured >= self._most or (measured >= UNTIMED and not self._in_time())
 
-    def _measure(self, candidate: Trial) -> Generator[Trial, Measurement, Measurement]:
-        if candidate not in self._seen:
-            self._seen[candidate] = yield candidate
+    @property
+    def _measured(self) -> int:
+        return sum(len(looks) for looks in self._looks.values())
+
+    def _measure(self, candidate: Trial, again: bool = False) -> Generator[Trial, Measurement, Measurement]:
+        if again or candidate not in self._seen:
+            looks = self._looks.setdefault(candidate, [])
+            looks.append((yield candidate))
+            self._seen[candidate] = middle_of(looks)
         return self._seen[candidate]
 
     def _load(self, candidate: Trial, beside: Trial | None = None) -> Generator[Trial, Measurement, Trial]:
@@ -278,11 +361,11 @@ class _Climb:
         """The best trial; among equals, the one with the fewest resources."""
         usable = {one: it for one, it in self._seen.items() if not math.isinf(self._bounds.excess(it))}
         if not usable:
-            return Found(None, None, False, len(self._seen))
+            return Found(None, None, False, self._measured)
         top = max(usable, key=lambda one: rank(usable[one], self._bounds))
         as_good = [one for one in usable if not better(usable[top], usable[one], self._bounds)]
         best = min(as_good, key=lambda one: (one.workers, one.concurrency, one.batch_size, one.delay_ms))
-        return Found(best, usable[best], self._bounds.excess(usable[best]) == 0, len(self._seen))
+        return Found(best, usable[best], self._bounds.excess(usable[best]) == 0, self._measured)
 
 
 #: The order of batch size, delay and workers.

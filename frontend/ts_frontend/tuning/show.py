@@ -107,7 +107,7 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 720, 420, 70, 50, 40
 
 
 def svg(title: str, trials: Trials, found: Found, bounds: Bounds) -> str:
-    """Answers a second over p99, a point for each measurement; the best one and the bound are marked."""
+    """Answers a second over p99, a point for each measurement; those of the best and the bound are marked."""
     shown = [(trial, it) for trial, it in trials if it.answers_per_s > 0]
     most = max((it.answers_per_s for _, it in shown), default=1.0) * 1.05
     times = [it.p99_ms for _, it in shown] + ([bounds.p99_ms] if bounds.p99_ms else [])
@@ -172,22 +172,27 @@ def can_draw_png() -> bool:
 
 
 def png(title: str, trials: Trials, found: Found, bounds: Bounds) -> bytes:
-    """Returns the plot: a point for each measurement; the best one and the bound of p99 are marked."""
+    """Returns the plot: a point for each measurement; those of the best and the bound of p99 are marked."""
     from matplotlib.figure import Figure  # type: ignore[import-not-found,unused-ignore]
+    from matplotlib.ticker import LogFormatter  # type: ignore[import-not-found,unused-ignore]
 
     figure = Figure(figsize=(9, 5.25), layout="constrained")
     axes = figure.subplots()
     axes.set(title=title, xlabel="p99 in ms", ylabel="answers a second", xscale="log")
+    for ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        ticks(LogFormatter(minor_thresholds=(2, 0.7)))
     axes.grid(color="#ddd")
     shown = [(trial, it) for trial, it in trials if it.answers_per_s > 0]
     for within, colour in ((True, "#369"), (False, "#bbb")):
         points = [it for _, it in shown if (bounds.excess(it) == 0) is within]
         axes.scatter([it.p99_ms for it in points], [it.answers_per_s for it in points], color=colour)
-    for trial, it in shown:
-        if trial == found.best:
-            words = f"batch {trial.batch_size}, delay {trial.delay_ms} ms, {trial.workers} workers"
-            axes.scatter([it.p99_ms], [it.answers_per_s], s=90, color="#c60", label=words)
-            axes.legend(loc="lower right")
+    best, looks = found.best, [it for trial, it in shown if trial == found.best]
+    if best is not None:
+        words = (
+            f"batch {best.batch_size}, delay {best.delay_ms} ms, {best.workers} workers, {best.concurrency} in flight"
+        )
+        axes.scatter([it.p99_ms for it in looks], [it.answers_per_s for it in looks], s=90, color="#c60", label=words)
+        axes.legend(loc="lower right")
     if bounds.p99_ms is not None:
         axes.axvline(bounds.p99_ms, color="#c00", linestyle="--")
     axes.set_ylim(bottom=0)
