@@ -7,6 +7,7 @@ import asyncio
 import io
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -59,20 +60,19 @@ class WorkerNode:
         return {"id": self.id, "address": self.address, "host": self.host, **gpus}
 
 
-class AgentLine:
-    """The connection to an agent. `on_told` gets its messages; `on_end` is called once, at its end."""
+class _Incoming(ABC):
+    """A connection that is read until it ends. `_reads_max`: of one turn of the event loop. `_rest`: the beginning of
+    a message whose end hasn't come."""
 
-    def __init__(
-        self, sock: SecureSocket, on_told: Callable[[dict[str, Any]], None], on_end: Callable[[], None]
-    ) -> None:
+    def __init__(self, sock: SecureSocket, reads_max: int) -> None:
         self._sock: SecureSocket | None = sock
-        self._on_told, self._on_end = on_told, on_end
+        self._reads_max = reads_max
         self._rest = b""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def _readable(self) -> None:
-        for _ in range(READS_PER_TURN_MAX):
+        for _ in range(self._reads_max):
             if self._sock is None:
                 return
             try:
@@ -85,6 +85,31 @@ class AgentLine:
                 self._end()
                 return
             self._take(data)
+
+    @abstractmethod
+    def _take(self, data: bytes) -> None:
+        """Handles the next bytes."""
+
+    def _end(self) -> None:
+        """Handles the end of the connection."""
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection; nothing is called afterwards."""
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._loop.remove_reader(sock.fileno())
+            sock.close()
+
+
+class AgentLine(_Incoming):
+    """The connection to an agent. `on_told` gets its messages; `on_end` is called once, at its end."""
+
+    def __init__(
+        self, sock: SecureSocket, on_told: Callable[[dict[str, Any]], None], on_end: Callable[[], None]
+    ) -> None:
+        super().__init__(sock, READS_PER_TURN_MAX)
+        self._on_told, self._on_end = on_told, on_end
 
     def _take(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -110,46 +135,24 @@ class AgentLine:
             self.close()
             self._on_end()
 
-    def close(self) -> None:
-        """Closes the connection; nothing is called afterwards."""
-        sock, self._sock = self._sock, None
-        if sock is not None:
-            self._loop.remove_reader(sock.fileno())
-            sock.close()
 
-
-class Notes:
+class Notes(_Incoming):
     """The connection on which a worker sends the ids of the batches that it begins. They are of interest only when the
     worker has died, so they are read many at a time, and the rest at the connection's end."""
 
     def __init__(self, sock: SecureSocket) -> None:
-        self._sock: SecureSocket | None = sock
-        self._rest = b""
+        sock.announce_from(NOTES_BYTES)
+        super().__init__(sock, NOTES_PER_TURN_MAX)
         self._table = bytearray(PROGRESS_BYTES)
         self._progress = Progress(self._table)
-        self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
-        sock.announce_from(NOTES_BYTES)
-        self._loop.add_reader(sock.fileno(), self._readable)
 
-    def _readable(self) -> None:
-        for _ in range(NOTES_PER_TURN_MAX):
-            if self._sock is None:
-                return
-            try:
-                data = self._sock.recv(READ_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self.close()
-                return
-            data = self._rest + data if self._rest else data
-            whole = len(data) - len(data) % NOTE.size
-            self._rest = data[whole:]
-            for (batch_id,) in NOTE.iter_unpack(data[:whole]):
-                self._progress.begin(batch_id)
+    def _take(self, data: bytes) -> None:
+        data = self._rest + data if self._rest else data
+        whole = len(data) - len(data) % NOTE.size
+        self._rest = data[whole:]
+        for (batch_id,) in NOTE.iter_unpack(data[:whole]):
+            self._progress.begin(batch_id)
 
     def table(self) -> bytes:
         """The record of the begun batches, as far as it has been read."""
@@ -157,10 +160,8 @@ class Notes:
 
     def close(self) -> None:
         """Closes the connection; the record stays."""
-        sock, self._sock = self._sock, None
-        if sock is not None:
-            self._loop.remove_reader(sock.fileno())
-            sock.close()
+        super().close()
+        if not self.ended.done():
             self.ended.set_result(None)
 
 
