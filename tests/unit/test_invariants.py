@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import re
 import subprocess
 import sys
@@ -28,15 +29,29 @@ MUTATORS = {"append", "add", "update", "pop", "clear", "extend", "insert", "remo
 def modules(top: str) -> dict[str, ast.Module]:
     """Every module under a folder, by its path from the repository's root; generated ones are left out."""
     files = sorted((ROOT / top).rglob("*.py"))
-    return {str(f.relative_to(ROOT)): ast.parse(f.read_text()) for f in files if "_pb2" not in f.name}
+    return {str(f.relative_to(ROOT)): parsed(f) for f in files if "_pb2" not in f.name}
+
+
+@functools.cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+@functools.cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes of a tree. A walk takes much longer than a loop over its result."""
+    return tuple(ast.walk(tree))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def forgotten() -> Iterator[None]:
-    """Trees of every module are millions of objects, which each collection of later tests would go through."""
+    """The trees of all modules are millions of objects, which each collection would go through, also in later
+    tests."""
+    gc.disable()
     yield
-    for kept in (modules, imports, calls, graph):
+    for kept in (modules, parsed, nodes, imports, calls, graph):
         kept.cache_clear()
+    gc.enable()
 
 
 def worker() -> dict[str, ast.Module]:
@@ -50,7 +65,7 @@ def frontend() -> dict[str, ast.Module]:
 @functools.cache
 def imports(tree: ast.Module) -> frozenset[str]:
     """Dotted names that are imported anywhere in it; `from a.b import c` gives `a.b` and `a.b.c`."""
-    return frozenset(imported(ast.walk(tree)))
+    return frozenset(imported(nodes(tree)))
 
 
 def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -81,7 +96,7 @@ def within(name: str, package: str) -> bool:
 @functools.cache
 def calls(tree: ast.Module) -> frozenset[str]:
     """The called name as it is written: `os.fork`, `Registry`."""
-    return frozenset(ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return frozenset(ast.unparse(node.func) for node in nodes(tree) if isinstance(node, ast.Call))
 
 
 def breaking(found: dict[str, ast.Module], forbidden: tuple[str, ...], but: tuple[str, ...] = ()) -> list[str]:
@@ -115,7 +130,7 @@ def test_imports_are_absolute_but_in_packages_that_stand_for_others() -> None:
         path
         for path, tree in {**worker(), **frontend()}.items()
         if not path.startswith(SHIMS)
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.ImportFrom) and node.level
     ]
 
@@ -171,9 +186,14 @@ def test_only_the_configuration_reads_the_environment() -> None:
         for path, tree in frontend().items()
         if path != "frontend/ts_frontend/config/load.py"
         and any(
-            (isinstance(node, ast.Attribute) and ast.unparse(node) in {"os.environ", "os.getenv", "os.environb"})
+            (
+                isinstance(node, ast.Attribute)
+                and node.attr in {"environ", "getenv", "environb"}
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "os"
+            )
             or (isinstance(node, ast.ImportFrom) and node.module == "os" and {a.name for a in node.names} & {"environ"})
-            for node in ast.walk(tree)
+            for node in nodes(tree)
         )
     ]
     assert not readers
@@ -210,7 +230,7 @@ def is_mutable(value: ast.expr) -> bool:
 
 def mutated(tree: ast.AST) -> Iterator[str]:
     """The names of a module's objects that code in it changes."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Global):
             yield from node.names
         stored = isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del))
@@ -329,7 +349,7 @@ TASK_STARTERS = {"create_task", "ensure_future", "TaskGroup"}
 
 def starting_tasks(tree: ast.AST) -> set[str]:
     """Names of the functions in which a task is begun without `ts_frontend.tasks`."""
-    functions = [one for one in ast.walk(tree) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    functions = [one for one in nodes(tree) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
     return {
         function.name
         for function in functions
@@ -352,18 +372,20 @@ def module_of(path: str) -> str:
 
 def running(tree: ast.AST) -> Iterator[ast.AST]:
     """Everything except the code that only type checkers read."""
-    yield tree
-    for node in ast.iter_child_nodes(tree):
+    left = [tree]
+    while left:
+        node = left.pop()
         if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
-            yield from running(node)
+            yield node
+            left += ast.iter_child_nodes(node)
 
 
 @functools.cache
 def graph() -> dict[str, set[str]]:
     """Which module imports which, when it is imported itself or later."""
     found = {**modules("frontend"), **worker()}
-    nodes = {module_of(path): list(running(tree)) for path, tree in found.items()}
-    return {name: {to for to in imported(inside) if to in nodes and to != name} for name, inside in nodes.items()}
+    names = {module_of(path): set(imported(running(tree))) for path, tree in found.items()}
+    return {name: {to for to in all_of_it if to in names and to != name} for name, all_of_it in names.items()}
 
 
 def test_imports_go_one_way() -> None:
@@ -509,7 +531,7 @@ def test_interfaces_are_few() -> None:
     found = [
         f"{path}: {node.name}"
         for path, tree in frontend().items()
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)
     ]
     assert len(found) <= PROTOCOLS_MAX, found
@@ -575,7 +597,7 @@ def test_the_datatypes_are_listed_once() -> None:
     found = {
         path: names
         for path, tree in {**modules("frontend"), **worker()}.items()
-        for names in map(datatypes_in, ast.walk(tree))
+        for names in map(datatypes_in, nodes(tree))
         if len(names) > 1 and path != own and names != control
     }
     assert not found

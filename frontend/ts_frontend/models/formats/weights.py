@@ -12,9 +12,8 @@ from ts_frontend.models.extraction import refusal
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
 
 ADAPTER = "weights"
-#: The runtime of a file, by its suffix. The last ones have no graph: another file must name the class.
+#: The runtime of a file that has a graph, by its suffix. Of others, another file must name the class.
 GRAPHS = {".onnx": "onnx", ".pt2": "exported", ".pt": "torchscript", ".pth": "torchscript"}
-STATES = (".safetensors", ".bin")
 #: Files that name the class of weights: a Python file with it, or Hugging Face's configuration.
 CLASS_FILE, TRANSFORMERS_FILE = "model.py", "config.json"
 #: The names of weights in several files: model-00002-of-00003.safetensors.

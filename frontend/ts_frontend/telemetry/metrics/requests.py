@@ -351,10 +351,6 @@ class LatencyCounts:
     def add(self, seconds: float) -> None:
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
 
-    def since(self, before: Sequence[int]) -> list[int]:
-        """Returns the counts of the requests after `before`, an earlier copy of `counts`."""
-        return [now - then for now, then in zip(self.counts, before, strict=True)]
-
 
 def quantiles_s(counts: Sequence[int], parts: Sequence[float]) -> list[float] | None:
     """Returns the latency in seconds below which each of `parts` (ascending, in (0, 1]) of the requests lie,
