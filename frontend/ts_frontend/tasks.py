@@ -87,7 +87,7 @@ class Expiry:
         self.passed = False
 
     def expire(self) -> None:
-        if self.task is not None:
+        if self.task is not None and not self.passed:
             self.passed = True
             self.task.cancel()
 

@@ -22,6 +22,8 @@ from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, Stre
 from support import GUARD_S
 
 LIMIT_BYTES = 1_000_000
+#: Two bodies of the size limit may arrive at a time, three may not.
+ARRIVING_BYTES_MAX = 2_200_000
 #: Less than this of a body of 300 MB may have been taken, sockets' buffers included.
 TAKEN_BYTES_MAX = 32_000_000
 MEMORY_BYTES_MAX = 40_000_000
@@ -44,7 +46,12 @@ def server(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
     manifest = {"runtime": "python", "model": {"modelName": "probe", "handler": "handler.py", "modelVersion": "1.0"}}
     (model / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
     (directory / "outside.mar").write_text("not for the server")
-    settings = {"max_request_size": LIMIT_BYTES, "request_body_timeout_s": 1, "request_head_timeout_s": 1}
+    settings = {
+        "max_request_size": LIMIT_BYTES,
+        "arriving_bytes_max": ARRIVING_BYTES_MAX,
+        "request_body_timeout_s": 1,
+        "request_head_timeout_s": 1,
+    }
     server = serving(directory, directory / "store", settings, ["--ncs"])
     try:
         server.wait_started().register("probe")
@@ -553,6 +560,7 @@ class Talk:
         self.h2 = H2Connection(H2Configuration(client_side=True, **checks))  # type: ignore[arg-type]
         self.h2.initiate_connection()
         self.status, self.body, self.reset, self.ended = 0, b"", False, False
+        self.trailers: dict[bytes, bytes] = {}
         self.flush()
 
     def flush(self) -> None:
@@ -579,7 +587,8 @@ class Talk:
         self.ended |= not data
         for event in self.h2.receive_data(data):
             if isinstance(event, ResponseReceived):
-                self.status = int(dict(event.headers)[b":status"])
+                self.trailers = dict(event.headers)  # gRPC's status, in an answer without messages
+                self.status = int(self.trailers[b":status"])
             elif isinstance(event, DataReceived):
                 self.body += event.data
             elif isinstance(event, (StreamReset, ConnectionTerminated)):
@@ -613,6 +622,35 @@ def test_http_2_refuses_a_body_over_the_limit(server: Any, announced: bool) -> N
     found = talk(server, POST2 + more, bytes(100_000_000))
     assert found.status == 413
     assert memory_bytes(server) - before < MEMORY_BYTES_MAX
+
+
+def test_bodies_that_arrive_at_the_same_time_share_a_limit(server: Any) -> None:
+    head = POST + b"Content-Length: %d\r\n\r\n" % LIMIT_BYTES
+    with connected(server) as first, connected(server) as second, connected(server) as third:
+        for one in (first, second, third):
+            one.sendall(head + b"x" * (LIMIT_BYTES - 1))
+        code, headers = head_of(until_closed(first))
+        assert (code, headers["connection"]) == (503, "close")
+        for one in (second, third):
+            one.sendall(b"x")
+            assert one.recv(65_536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_messages_of_grpc_that_arrive_share_the_limit_with_them(server: Any) -> None:
+    path = b"/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
+    names = [*POST2[:3], (b":path", path), (b"content-type", b"application/grpc"), (b"te", b"trailers")]
+    part = b"\0" + LIMIT_BYTES.to_bytes(4, "big") + b"x" * (LIMIT_BYTES - 1)
+    with contextlib.ExitStack() as open_ones:
+        first, *others = [
+            Talk(open_ones.enter_context(connected(server, "grpc_inference"))).send(names, part, end=False)
+            for _ in range(2)
+        ]
+        third = open_ones.enter_context(connected(server))
+        third.sendall(POST + b"Content-Length: %d\r\n\r\n" % LIMIT_BYTES + b"x" * (LIMIT_BYTES - 1))
+        assert first.finish().trailers[b"grpc-status"] == b"8"
+        third.sendall(b"x")
+        assert third.recv(65_536).startswith(b"HTTP/1.1 200 ")
+        assert not others[0].ended
 
 
 def test_http_2_gives_up_a_body_that_does_not_come(server: Any) -> None:

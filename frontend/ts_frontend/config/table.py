@@ -532,6 +532,12 @@ class ServerConfig:
     request_body_timeout_s: float = _own(
         number(0), 120.0, "seconds in which an HTTP client must send a request's body, with pauses of at most 60 s"
     )
+    arriving_bytes_max: int = _own(
+        whole(1),
+        1 << 30,
+        "bytes of all requests together whose bodies or gRPC messages are still arriving; above it, those that began "
+        "first are refused (not by the grpcio engine)",
+    )
     write_timeout_s: float = _own(
         number(),
         120.0,

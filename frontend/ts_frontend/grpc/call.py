@@ -14,13 +14,14 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 from ts.protocol.frames import Pairs
 from ts_frontend.errors import ClientGone, Code, ServeError
 from ts_frontend.grpc.protocol import METADATA_KEY, METADATA_VALUE, ReceivedMetadata
+from ts_frontend.http.arriving import Arriving
 from ts_frontend.telemetry.metrics.families import TIMES_MAX, Histogram
 from ts_frontend.telemetry.timing import ANSWER, ASK, RequestTimes, asking
 
@@ -235,7 +236,8 @@ class Keepalive:
 class ListenerLimits:
     """The limits of a listener. Sizes in bytes, times in seconds; `math.inf` for no limit. `head_pause_s_max`: the
     longest pause while a client sends a request's head; `write_s_max`: the longest time in which a client reads nothing
-    of an answer, 0 for no limit; `connections_max`: of a listener at a time, 0 for its share of the open files."""
+    of an answer, 0 for no limit; `connections_max`: of a listener at a time, 0 for its share of the open files;
+    `arriving`: the requests that are still arriving, with the limit for all of them together (grpcio shows none)."""
 
     request_bytes_max: int = 6_553_500
     response_bytes_max: int = 6_553_500
@@ -245,6 +247,7 @@ class ListenerLimits:
     write_s_max: float = 120.0
     connections_max: int = 0
     keepalive: Keepalive = Keepalive()
+    arriving: Arriving = field(default_factory=Arriving, compare=False)
 
 
 REQUEST_ID_KEY = "x-request-id"

@@ -26,6 +26,7 @@ from ts_frontend.grpc.protocol import (
     status_headers,
     timeout_s,
 )
+from ts_frontend.http.arriving import PIECE_BYTES
 from ts_frontend.http.request import Event, Receive, Scope, Send
 from ts_frontend.tasks import Expiry, current_task, uncancel
 
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 THREAD_BYTES_MIN = 256 * 1024
 #: Larger compressed messages are decompressed in a thread: they may grow a thousandfold.
 THREAD_COMPRESSED_BYTES_MIN = 1024
+#: A larger message counts as arriving until the client ends its stream.
+UNCOUNTED_BYTES_MAX = 1024
 #: The prefix of a larger message is sent separately, to avoid a copy of the message.
 JOIN_BYTES_MAX = 64 * 1024
 
@@ -128,7 +131,7 @@ class Exchange:
         if message is None:
             message = await self._only_message([event])
         elif event.get("more_body"):  # clients often end the stream with a separate empty frame
-            end = await receive()
+            end = await (receive() if len(message) <= UNCOUNTED_BYTES_MAX else self._after(message))
             if end["type"] != "http.request" or end.get("body") or end.get("more_body"):
                 message = await self._only_message([event, end])
         if method.counted is None:
@@ -155,6 +158,15 @@ class Exchange:
             await send({"type": "http.response.trailers", "headers": _TRAILERS_OK, "more_trailers": False})
         except OSError as error:
             raise ClientGone from error
+
+    async def _after(self, message: bytes) -> Event:
+        """Returns the event after a whole message, which counts as arriving until the client ends its stream."""
+        held = self._limits.arriving.body()
+        held.hold(len(message))
+        try:
+            return await held.piece(self._receive())
+        finally:
+            held.end()
 
     def _whole_message(self, event: Event) -> bytes | None:
         """Returns the message if the event is exactly one uncompressed message, else None."""
@@ -196,23 +208,34 @@ class Exchange:
 
     async def _only_message(self, received: Sequence[Event] = ()) -> bytes:
         """Returns the request's only message; `received`: the events read so far. Raises WrongMessageCount."""
-        messages = [message async for message in self._messages(received)]
+        messages = [message async for message in self._messages(received, kept=True)]
         if len(messages) != 1:
             raise protocol.WrongMessageCount(f"{self._call.path} takes one message, not {len(messages)}")
         return messages[0]
 
-    async def _messages(self, received: Sequence[Event] = ()) -> AsyncIterator[bytes]:
-        """Yields the request's messages as they arrive; `received`: the events read so far."""
+    async def _messages(self, received: Sequence[Event] = (), *, kept: bool = False) -> AsyncIterator[bytes]:
+        """Yields the request's messages as they arrive; `received`: the events read so far. `kept`: the caller keeps
+        them until the end of the stream, so that they count as arriving."""
         decoder = protocol.Decoder(self._limits.request_bytes_max)
         waiting = iter(received)
-        while True:
-            event = next(waiting, None) or await self._receive()
-            if event["type"] != "http.request":
-                raise ClientGone
-            for message in decoder.feed(event.get("body", b"")):
-                yield await self._content(message) if message.compressed else message.data
-            if not event.get("more_body"):
-                break
+        held = self._limits.arriving.body()
+        kept_bytes = 0
+        try:
+            while True:
+                event = next(waiting, None)
+                if event is None:
+                    event = await held.piece(self._receive())
+                if event["type"] != "http.request":
+                    raise ClientGone
+                for message in decoder.feed(event.get("body", b"")):
+                    content = await self._content(message) if message.compressed else message.data
+                    kept_bytes += PIECE_BYTES + len(content) if kept else 0
+                    yield content
+                if not event.get("more_body"):
+                    break
+                held.hold(decoder.held_bytes + kept_bytes)
+        finally:
+            held.end()
         decoder.finish()
 
     async def _content(self, message: protocol.Message) -> bytes:

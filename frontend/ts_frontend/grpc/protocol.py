@@ -17,6 +17,7 @@ from urllib.parse import quote
 from google.protobuf.duration_pb2 import Duration
 
 from ts_frontend.errors import Code, HandlerFailed, MessageTooLarge, ServeError, Unimplemented, WorkerDied
+from ts_frontend.http.arriving import PIECE_BYTES
 from ts_frontend.open_inference.heads import varint_of
 from ts_frontend.protos.google_rpc_status_pb2 import Status
 
@@ -67,6 +68,11 @@ class Decoder:
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._needed = PREFIX_BYTES
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory of an incomplete message."""
+        return self._held_bytes + PIECE_BYTES * len(self._held)
 
     def feed(self, data: bytes) -> list[Message]:
         """The messages completed by `data`.

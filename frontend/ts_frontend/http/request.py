@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 from ts.protocol.frames import Pairs
 from ts_frontend.errors import ClientGone, Code, InvalidArgument, MessageTooLarge, ServeError
+from ts_frontend.http.arriving import PIECE_BYTES, Arriving
 from ts_frontend.http.departures import Departures, Watched
 from ts_frontend.job import handlers_headers
 from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, small_members
@@ -42,10 +43,12 @@ class SlowSender(ServeError):
 
 
 class BodyLimits(NamedTuple):
-    """The limits of a request's body: its size in bytes, and the seconds until it has arrived."""
+    """The limits of a request's body: its size in bytes, and the seconds until it has arrived. `arriving`: the bodies
+    with which it shares a limit."""
 
     bytes_max: int
     s_max: float
+    arriving: Arriving = Arriving()
 
 
 class HttpAnswer(NamedTuple):
@@ -133,7 +136,7 @@ class HttpRequest:
         return handlers_headers(self.headers, more)
 
     async def body(self) -> bytes:
-        """Returns the whole body. Raises ClientGone, MessageTooLarge, SlowSender."""
+        """Returns the whole body. Raises BodiesFull, ClientGone, MessageTooLarge, SlowSender."""
         first = self._receive()
         # h2corn returns a future only for an event that hasn't come yet: most bodies need no timeout.
         event = None if _is_future(type(first)) else await first
@@ -160,17 +163,22 @@ class HttpRequest:
         """Returns the body from `event` on; None: it is the result of `following`."""
         pieces: list[bytes] = []
         size = 0
-        while True:
-            event = await following if event is None else event
-            if event["type"] != "http.request":
-                raise ClientGone
-            pieces.append(event.get("body") or b"")
-            size += len(pieces[-1])
-            self._check_size(size)
-            if not event.get("more_body"):
-                self._taken = True
-                return b"".join(pieces)
-            event, following = None, self._receive()
+        held = self.limits.arriving.body()
+        try:
+            while True:
+                event = await held.piece(following) if event is None else event
+                if event["type"] != "http.request":
+                    raise ClientGone
+                pieces.append(event.get("body") or b"")
+                size += len(pieces[-1])
+                self._check_size(size)
+                if not event.get("more_body"):
+                    self._taken = True
+                    return b"".join(pieces)
+                held.hold(size + PIECE_BYTES * len(pieces))
+                event, following = None, self._receive()
+        finally:
+            held.end()
 
     def _announced(self) -> int:
         """Returns the Content-Length, 0 without one: received bytes are counted anyway."""

@@ -32,6 +32,7 @@ from ts_frontend.grpc.repository import RepositoryService
 from ts_frontend.grpc.telemetry import CallMetrics, logged
 from ts_frontend.grpc.triton import SettingsService, SharedMemoryService, StatisticsService
 from ts_frontend.http.app import Cors, HttpApp, request_line
+from ts_frontend.http.arriving import Arriving
 from ts_frontend.http.auth import HttpKeys
 from ts_frontend.http.console import CONSOLE_PATH, HttpConsole, HttpPages
 from ts_frontend.http.custom import HttpCustomHandlers
@@ -216,6 +217,7 @@ class Listeners:
         if self._calls is not None:
             metrics.gather(self._calls.families, always=bool(config.grpc_metrics))
         self._floods: dict[str, int] = {}
+        self._arriving = Arriving(config.arriving_bytes_max)
         metrics.gather(lambda: [flooded_connections(self._floods, metrics.host)], always=True)
         self._regions = Regions(config.shared_memory_keys)
         self._log_settings = LogSettings(logs, manager.check_model_api)
@@ -319,6 +321,7 @@ class Listeners:
             *self._ages(name),
             keepalive=self._keepalive,
             write_s_max=config.write_timeout_s,
+            arriving=self._arriving,
         )
         table = routes(*map(self._counted, (*own, *reflection.methods(own))))
         app = (
@@ -490,7 +493,7 @@ class Listeners:
             of_a_model=custom.find if with_models else None,
             log=self._http_answered,
             cors=Cors(config.cors_allowed_origin, config.cors_allowed_methods, config.cors_allowed_headers),
-            limits=BodyLimits(config.max_request_size, config.request_body_timeout_s),
+            limits=BodyLimits(config.max_request_size, config.request_body_timeout_s, self._arriving),
             times_all=config.times_requests,
             elsewhere=elsewhere,
         )

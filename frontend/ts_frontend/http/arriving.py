@@ -1,0 +1,122 @@
+"""Bodies of requests that are still arriving: one limit for those of all connections together.
+
+A body that arrives in one piece is never counted. Above the limit, the body whose first piece is longest ago is given
+up: clients that send slowly make room for those that send fast. A body that is the only one is never given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from ts_frontend.errors import Code, ServeError
+from ts_frontend.tasks import Expiry, current_task, uncancel
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+#: The bytes that a piece needs beside its data: a peer may send a body in pieces of one byte.
+PIECE_BYTES = 64
+_LOG_EVERY_S = 60.0
+
+
+class BodiesFull(ServeError):
+    """The bodies that are arriving are too large together, and this one has been arriving for the longest time."""
+
+    remedy = "Repeat after a pause, send the body faster, or raise `arriving_bytes_max`."
+    code, http_status, type_name = Code.RESOURCE_EXHAUSTED, 503, "ServiceUnavailableException"
+
+
+class Arriving:
+    """The bodies that are arriving; `bytes`: their size together."""
+
+    def __init__(self, bytes_max: float = math.inf) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self._bodies: dict[ArrivingBody, None] = {}  # in the order of their first pieces
+        self._logged_s = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def body(self) -> ArrivingBody:
+        return ArrivingBody(self)
+
+    def count(self, body: ArrivingBody, change: int) -> None:
+        """Counts more or fewer bytes of a body, and gives bodies up that are too many."""
+        self._bodies[body] = None
+        self.bytes += change
+        while self.bytes > self.bytes_max and len(self._bodies) > 1:
+            self._tell()
+            next(iter(self._bodies)).give_up()
+
+    def remove(self, body: ArrivingBody, size: int) -> None:
+        if body in self._bodies:
+            del self._bodies[body]
+            self.bytes -= size
+
+    def _tell(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= _LOG_EVERY_S:
+            self._logged_s = now_s
+            _log.warning(
+                "%d request bodies that are still arriving have over %d bytes together: those that began first are "
+                "refused. arriving_bytes_max raises the limit",
+                len(self._bodies),
+                self.bytes_max,
+            )
+
+
+class ArrivingBody:
+    """One body. Its owner reads each piece after the first with `piece`, and calls `end` in any case."""
+
+    __slots__ = ("_arriving", "_bytes", "_expiry", "_given_up")
+
+    def __init__(self, arriving: Arriving) -> None:
+        self._arriving = arriving
+        self._bytes = 0
+        self._expiry: Expiry | None = None
+        self._given_up = False
+
+    def hold(self, size: int) -> None:
+        """Sets the number of bytes that are in memory; 0 between two messages of a stream."""
+        if size == 0:
+            self.end()
+        elif not self._given_up:
+            change, self._bytes = size - self._bytes, size
+            self._arriving.count(self, change)
+
+    async def piece(self, following: Awaitable[_T]) -> _T:
+        """Returns the result of `following`. Raises BodiesFull when the body was given up."""
+        if self._given_up:
+            raise self._refusal()
+        expiry = self._expiry = Expiry(current_task())
+        try:
+            return await following
+        except asyncio.CancelledError:
+            if not expiry.passed:
+                raise
+            uncancel()
+            raise self._refusal() from None
+        finally:
+            expiry.task = self._expiry = None
+
+    def give_up(self) -> None:
+        self._given_up = True
+        self.end()
+        if self._expiry is not None:
+            self._expiry.expire()
+
+    def end(self) -> None:
+        """Counts the body no longer: it is complete, or its request has ended."""
+        size, self._bytes = self._bytes, 0
+        self._arriving.remove(self, size)
+
+    def _refusal(self) -> BodiesFull:
+        return BodiesFull(
+            f"The bodies of requests that are arriving are over arriving_bytes_max of {self._arriving.bytes_max} bytes "
+            "together, and this one began first"
+        )

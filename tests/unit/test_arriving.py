@@ -1,0 +1,209 @@
+"""All bodies that are arriving share a limit; the ones that began first make room."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from support import GUARD_S, until_async
+from ts_frontend.errors import Code
+from ts_frontend.grpc.call import Bidi, Call, ListenerLimits, Method, Shape, Unary
+from ts_frontend.grpc.exchange import Exchange
+from ts_frontend.http.arriving import PIECE_BYTES, Arriving, BodiesFull
+from ts_frontend.http.departures import Departures
+from ts_frontend.http.request import BodyLimits, Event, HttpRequest, SlowSender
+
+BODY_BYTES = 4000
+PATH = "/test.Service/Call"
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*arguments: Any, **more: Any) -> None:
+        asyncio.run(test(*arguments, **more))
+
+    return run
+
+
+class Sender:
+    """A client that sends its body piece by piece."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self.sent: list[Event] = []
+
+    def piece(self, data: bytes, *, more: bool = True) -> None:
+        self._events.put_nowait({"type": "http.request", "body": data, "more_body": more})
+
+    def receive(self) -> Awaitable[Event]:
+        return asyncio.ensure_future(self._events.get())
+
+    async def send(self, event: Event) -> None:
+        self.sent.append(event)
+
+    def over_http(self, arriving: Arriving, s_max: float = GUARD_S) -> asyncio.Task[bytes]:
+        scope = {"method": "POST", "path": "/", "headers": [], "query_string": b"", "http_version": "1.1"}
+        limits = BodyLimits(1 << 20, s_max, arriving)
+        return asyncio.create_task(HttpRequest(scope, self.receive, "id", limits, Departures()).body())
+
+    def over_grpc(self, arriving: Arriving, method: Method) -> asyncio.Task[None]:
+        headers = {b"te": b"trailers"}
+        limits = ListenerLimits(arriving=arriving)
+        exchange = Exchange({"path": PATH, "headers": []}, headers, self.receive, self.send, limits)
+        return asyncio.create_task(exchange.run(method))
+
+    @property
+    def grpc_status(self) -> int:
+        """Of an answer that has only a status."""
+        return int(dict(self.sent[0]["headers"])[b"grpc-status"])
+
+
+async def echo(call: Call, message: bytes) -> bytes:
+    return message
+
+
+async def echoes(call: Call, messages: AsyncIterator[bytes]) -> AsyncIterator[Sequence[bytes]]:
+    async for message in messages:
+        yield [message]
+
+
+UNARY: Unary = echo
+BIDI: Bidi = echoes
+METHODS = {"unary": Method(PATH, Shape.UNARY, UNARY), "bidi": Method(PATH, Shape.BIDI, BIDI)}
+
+
+async def until_held(arriving: Arriving, count: int) -> None:
+    await until_async(lambda: len(arriving) == count)
+
+
+@in_loop
+async def test_the_body_that_began_first_makes_room() -> None:
+    arriving = Arriving(2 * BODY_BYTES + 3 * PIECE_BYTES)
+    senders = [Sender() for _ in range(3)]
+    bodies = []
+    for number, sender in enumerate(senders[:2], 1):
+        bodies.append(sender.over_http(arriving))
+        sender.piece(b"x" * BODY_BYTES)
+        await until_held(arriving, number)
+    bodies.append(senders[2].over_http(arriving))
+    senders[2].piece(b"y" * BODY_BYTES)
+    with pytest.raises(BodiesFull, match="arriving_bytes_max") as refused:
+        await bodies[0]
+    assert (refused.value.http_status, refused.value.code) == (503, Code.RESOURCE_EXHAUSTED)
+    for sender in senders[1:]:
+        sender.piece(b"z", more=False)
+    assert [len(await body) for body in bodies[1:]] == [BODY_BYTES + 1] * 2
+    assert (arriving.bytes, len(arriving)) == (0, 0)
+
+
+@in_loop
+async def test_the_only_body_is_never_given_up() -> None:
+    arriving = Arriving(10)
+    sender = Sender()
+    body = sender.over_http(arriving)
+    for number in range(5):
+        sender.piece(b"x" * BODY_BYTES, more=number < 4)
+    assert len(await body) == 5 * BODY_BYTES
+
+
+@in_loop
+async def test_pieces_of_one_byte_count_with_the_memory_that_they_need() -> None:
+    arriving = Arriving()
+    sender = Sender()
+    body = sender.over_http(arriving)
+    for _ in range(100):
+        sender.piece(b"x")
+    await until_async(lambda: arriving.bytes == 100 * (PIECE_BYTES + 1))
+    sender.piece(b"", more=False)
+    assert len(await body) == 100
+
+
+@in_loop
+async def test_a_slow_body_is_counted_no_longer_when_its_time_is_over() -> None:
+    arriving = Arriving()
+    sender = Sender()
+    body = sender.over_http(arriving, s_max=0.01)
+    sender.piece(b"x" * BODY_BYTES)
+    with pytest.raises(SlowSender):
+        await body
+    assert (arriving.bytes, len(arriving)) == (0, 0)
+
+
+#: Parts of a message of BODY_BYTES bytes: one that ends within it, and one that is whole in a stream that isn't ended.
+PREFIX = b"\0" + BODY_BYTES.to_bytes(4, "big")
+PARTS = {"a part": [PREFIX, b"x" * (BODY_BYTES - 1)], "the whole": [PREFIX + b"x" * BODY_BYTES]}
+PIECES = [pytest.param("unary", "a part"), pytest.param("unary", "the whole"), pytest.param("bidi", "a part")]
+
+
+@pytest.mark.parametrize(("shape", "part"), PIECES)
+@in_loop
+async def test_messages_of_grpc_are_bodies_too(shape: str, part: str) -> None:
+    arriving = Arriving(2 * BODY_BYTES)
+    first, second = Sender(), Sender()
+    call = first.over_grpc(arriving, METHODS[shape])
+    for piece in PARTS[part]:
+        first.piece(piece)
+    await until_async(lambda: arriving.bytes >= BODY_BYTES)
+    body = second.over_http(arriving)
+    second.piece(b"x" * BODY_BYTES)
+    second.piece(b"x")
+    await call
+    assert first.grpc_status == Code.RESOURCE_EXHAUSTED
+    second.piece(b"", more=False)
+    assert len(await body) == BODY_BYTES + 1
+    assert (arriving.bytes, len(arriving)) == (0, 0)
+
+
+@in_loop
+async def test_between_the_messages_of_a_stream_nothing_is_counted() -> None:
+    arriving = Arriving(BODY_BYTES)
+    sender = Sender()
+    call = sender.over_grpc(arriving, METHODS["bidi"])
+    for piece in PARTS["the whole"]:
+        sender.piece(piece)
+    await until_async(lambda: len(sender.sent) > 1)
+    assert (arriving.bytes, len(arriving)) == (0, 0)
+    sender.piece(b"", more=False)
+    await call
+
+
+@in_loop
+async def test_a_cancelled_call_is_counted_no_longer() -> None:
+    arriving = Arriving()
+    sender = Sender()
+    call = sender.over_grpc(arriving, METHODS["unary"])
+    for piece in PARTS["a part"]:
+        sender.piece(piece)
+    await until_async(lambda: arriving.bytes >= BODY_BYTES)
+    call.cancel()
+    await asyncio.wait({call})
+    assert (arriving.bytes, len(arriving)) == (0, 0)
+
+
+@in_loop
+async def test_a_refused_body_is_freed_without_garbage_collection() -> None:
+    arriving = Arriving(BODY_BYTES)
+    piece = bytes(bytearray(BODY_BYTES))
+    before = sys.getrefcount(piece)
+    gc.disable()
+    try:
+        first, second = Sender(), Sender()
+        body = first.over_http(arriving)
+        first.piece(piece)
+        await until_held(arriving, 1)
+        other = second.over_http(arriving)
+        second.piece(b"x" * BODY_BYTES)
+        with pytest.raises(BodiesFull):
+            await body
+        del body
+        second.piece(b"", more=False)
+        await other
+        assert sys.getrefcount(piece) == before
+    finally:
+        gc.enable()
