@@ -6,8 +6,9 @@ set -eu
 case "${1-}" in
     "" | serve)
         [ $# -eq 0 ] || shift
-        # With a read-only root, or as a user without write access, the server writes all its files to one directory.
-        [ -w . ] || set -- --work-dir "${TMPDIR:-/tmp}" "$@"
+        # With a read-only root, or as a user without write access, the server writes all its files to one directory. The flag is
+        # stronger than the variable LOG_LOCATION, which therefore gets one, too.
+        [ -w . ] || set -- --work-dir "${TMPDIR:-/tmp}" ${LOG_LOCATION:+--set "log_location=$LOG_LOCATION"} "$@"
         exec torchserve --foreground --ts-config "${TS_CONFIG_FILE:-/home/model-server/config.properties}" "$@"
         ;;
     -*) exec "$0" serve "$@" ;;

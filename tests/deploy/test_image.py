@@ -141,6 +141,16 @@ def test_the_image_serves_read_only_as_any_user(image: Image, containers: list[C
     ended(container, output)
 
 
+def test_log_location_counts_with_a_read_only_root(image: Image, containers: list[Container], tmp_path: Path) -> None:
+    output, place = tmp_path / "output", "/home/model-server/tmp/log files"
+    serve = f"LOG_LOCATION='{place}' exec dockerd-entrypoint.sh serve --disable-token-auth"
+    containers.append(container := started(image, ["sh", "-c", serve], output))
+    until(lambda: "Model server started" in output.read_text(), output.read_text)
+    found = subprocess.run(container.inside("ls", place), capture_output=True, text=True)
+    assert "ts_log.log" in found.stdout.split() and "config" in found.stdout.split(), found
+    ended(container, output)
+
+
 def test_without_serve_the_words_are_flags(image: Image, containers: list[Container], tmp_path: Path) -> None:
     output = tmp_path / "output"
     containers.append(container := started(image, SERVE, output, STORE))

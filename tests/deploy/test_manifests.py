@@ -453,3 +453,19 @@ def test_libraries_can_be_loaded_from_the_writable_folders_of_containers() -> No
     for page in sorted((ROOT / "docs").glob("*.md")):
         given += re.findall(r"--tmpfs (\S+)", page.read_text())
     assert len(given) == 3 and all("exec" in one.partition(":")[2].split(",") for one in given), given
+
+
+def test_the_unit_keeps_logs_and_snapshots_outside_of_the_directory_that_systemd_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = (DEPLOY / "torchrelay.service").read_text().replace("\\\n", " ")
+    lines = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and not line.startswith("#"))
+    given = {"RUNTIME_DIRECTORY": tmp_path / "run", "LOGS_DIRECTORY": tmp_path / "log"}
+    assert lines["RuntimeDirectory"] and lines["LogsDirectory"] and "Environment" not in lines
+    monkeypatch.chdir(tmp_path)
+    words = [re.sub(r"\$\{(\w+)\}", lambda found: str(given[found[1]]), word) for word in lines["ExecStart"].split()]
+    config = settings(_parser().parse_args(words[1:]))
+    assert Path(words[0]).name == "torchserve" and config.work_dir == given["RUNTIME_DIRECTORY"]
+    assert config.log_location == given["LOGS_DIRECTORY"] and config.metrics_location in (None, config.log_location)
+    assert config.temp_dir.is_relative_to(given["RUNTIME_DIRECTORY"])
+    assert config.drain_grace_s + config.drain_timeout_s + 5 <= float(lines["TimeoutStopSec"])

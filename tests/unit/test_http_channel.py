@@ -17,7 +17,9 @@ import pytest
 from support import GUARD_S, free_port, until_async
 from ts.compat.kserve_api.grpc_channel import Unanswered
 from ts.compat.kserve_api.http_channel import OPEN_MAX, BadAnswer, Connections, PostAnswer
+from ts.compat.kserve_api.predictor import Predictor, PredictorConfig
 from ts.protocol.codes import Code
+from ts.utils.util import PredictionException
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
@@ -330,3 +332,31 @@ def test_a_server_that_is_not_there_has_not_seen_the_request() -> None:
         assert (failed.code, failed.unseen) == (Code.UNAVAILABLE, True) and "can't be reached" in failed.message
 
     run(free_port(), scenario)
+
+
+def test_only_calls_that_did_not_reach_the_predictor_are_repeated() -> None:
+    port, requests = free_port(), 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        head = await reader.readuntil(b"\r\n\r\n")
+        requests += 1
+        assert head.startswith(b"POST /v1/models/a%20b:predict HTTP/1.1\r\n")
+        if requests == 1:
+            writer.write(HEAD + b"content-length: 2\r\n\r\n{}")
+        writer.close()
+
+    async def scenario() -> None:
+        asked = Predictor(PredictorConfig(f"127.0.0.1:{port}", predictor_request_retries=1_000_000))
+        early = asyncio.ensure_future(asked.predict("a b", {}, None))
+        await until_async(lambda: asked._connections is not None)
+        assert not early.done()
+        async with await asyncio.start_server(serve, "127.0.0.1", port):
+            assert await early == {}
+            with pytest.raises(PredictionException, match="the connection was lost") as failed:
+                await asked.predict("a b", {}, None)
+        assert failed.value.error_code == 503
+        await asked.close()
+
+    asyncio.run(scenario())
+    assert requests == 2
