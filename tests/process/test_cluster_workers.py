@@ -325,6 +325,28 @@ def test_a_place_that_is_lost_before_the_worker_came_is_no_fault_of_the_model(
     run(scenario())
 
 
+def test_a_worker_that_hangs_before_it_connects_is_placed_again(
+    model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = model / "shlex.py"  # which the worker's process imports instead of Python's own, and its agent doesn't
+    hangs.write_text("import time\nopen('hangs', 'w').close()\ntime.sleep(600)\n")
+    monkeypatch.setattr(launcher, "WORKER_S_MAX", 0.5)
+
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems) as cluster:
+            scaling = asyncio.create_task(cluster.pool.scale(1))
+            await until_async((model / "hangs").exists)
+            hangs.unlink()
+            monkeypatch.setattr(launcher, "WORKER_S_MAX", GUARD_S)
+            await scaling
+            (slot,) = cluster.pool.slots
+            await until_async(lambda: cluster.pool.ready_count)
+            assert await answer(ask(cluster.pool, "hello")) == "HELLO"
+            assert slot.worker is not None and slot.worker.node["id"] != "node1", "another node"
+
+    run(scenario())
+
+
 def test_without_ray_living_workers_serve_and_new_ones_wait(model: Path, pems: dict[str, str]) -> None:
     async def scenario() -> None:
         async with PlayedCluster(model, pems) as cluster:

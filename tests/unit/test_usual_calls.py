@@ -1,4 +1,6 @@
-"""The short path of a usual gRPC call gives the same result as the general path, for any input, and counts the same."""
+"""The short path of a usual gRPC call gives the same result as the general path, for any input, and counts the same.
+The headers of an HTTP request are found as by a walk through them.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,13 @@ from ts_frontend.grpc.call import Call, ListenerLimits, Method, RequestIds, Shap
 from ts_frontend.grpc.exchange import JOIN_BYTES_MAX, Exchange
 from ts_frontend.grpc.protocol import PREFIX, MalformedHeader, ReceivedMetadata, encode
 from ts_frontend.grpc.telemetry import CallMetrics
+from ts_frontend.http.app import ASKS, Cors, HttpApp
+from ts_frontend.http.departures import Departures
+from ts_frontend.http.guard import Guard, Hosts
+from ts_frontend.http.request import BodyLimits, Event, HttpRequest, Receive, Scope, Send
+from ts_frontend.http.routing import RouteTable
+from ts_frontend.listeners import application
+from ts_frontend.listeners.listener import Listener
 from ts_frontend.telemetry.metrics.text import exposition
 
 PATH = "/x.Y/Do"
@@ -177,3 +186,86 @@ def test_the_short_way_is_taken() -> None:
     case = Case([message(b"x")], True, False, [(b"grpc-timeout", b"9S")], 2, "", None)
     asyncio.run(events_of(case, CallMetrics(), Watched))
     assert taken == [PATH]
+
+
+# --- the headers of HTTP requests
+
+header_names = st.sampled_from(
+    [b"host", b"origin", b"x-request-id", b"ts-server-timing", b"content-type", b"authorization"]
+)
+pairs = st.lists(st.tuples(header_names, st.sampled_from([b"", b"1", b"a b", b"\xe9", b"mine"])), max_size=5)
+
+
+def http_request(headers: Sequence[tuple[bytes, bytes]]) -> HttpRequest:
+    scope = {"method": "GET", "path": "/", "headers": list(headers)}
+    return HttpRequest(scope, None, "", BodyLimits(1, 1), Departures())  # type: ignore[arg-type]
+
+
+@given(pairs, header_names)
+def test_headers_are_found_as_by_a_walk_through_them(headers: list[tuple[bytes, bytes]], name: bytes) -> None:
+    request = http_request(headers)
+    for gone in (False, True):
+        if gone:
+            request.drop(name)
+            headers = [pair for pair in headers if pair[0] != name]
+        assert request.headers == headers
+        for one in {name, *dict(headers)}:
+            values = [value for key, value in headers if key == one]
+            assert request.values(one) == values
+            assert request.header(one) == (values[-1].decode("latin-1") if values else "")
+            assert request.by_name.get(one) == (values[-1] if values else None)
+
+
+@given(pairs | pairs.map(lambda found: [*found, (ASKS[0], ASKS[1])]), st.booleans())
+def test_the_id_of_a_request_is_its_first_valid_one(headers: list[tuple[bytes, bytes]], times_all: bool) -> None:
+    app = HttpApp(
+        RouteTable((), ()),
+        lambda: "made",
+        guard=Guard(Hosts("")),
+        log=None,
+        cors=Cors(),
+        limits=BodyLimits(1, 1),
+        times_all=times_all,
+    )
+    valid = [value.decode() for name, value in headers if name == b"x-request-id" and value in (b"1", b"mine")]
+    asked = app._asked(http_request(headers))
+    assert asked == ((valid or ["made"])[0], ASKS if ASKS in headers else times_all)
+
+
+@pytest.mark.parametrize("with_grpc", [False, True])
+@pytest.mark.parametrize("draining", [False, True])
+def test_the_last_http_requests_of_a_drain_stay_open(
+    with_grpc: bool, draining: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At an address of HTTP alone, and at one that it shares with gRPC."""
+    monkeypatch.setattr(application, "LINGER_S", 3600.0)
+
+    async def answers(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def one() -> bool:
+        method = Method(PATH, Shape.UNARY, lambda call, data: asyncio.sleep(0, b""))
+        routes = {PATH: method} if with_grpc else {}
+        app = application.application(Listener("test", "127.0.0.1", 0, routes, http_app=answers))
+        if draining:
+            app.drain()
+        sent: list[Event] = []
+
+        async def send(event: Event) -> None:
+            sent.append(event)
+
+        scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/", "headers": []}
+        task = asyncio.ensure_future(app(scope, never, send))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert sent
+        is_open = not task.done()
+        task.cancel()
+        await asyncio.wait({task})
+        return is_open
+
+    assert asyncio.run(one()) is draining
+
+
+async def never() -> Event:
+    raise AssertionError("the request isn't read")

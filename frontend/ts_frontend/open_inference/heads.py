@@ -31,8 +31,8 @@ _INPUT, _RAW_CONTENTS = 5, 7
 _TENSOR_FIELDS = frozenset((_INPUT, 6, _RAW_CONTENTS))
 _INPUT_NAME, _INPUT_DATATYPE, _INPUT_CONTENTS = 1, 2, 5
 _INPUT_TAG, _RAW_TAG, _EMPTY_CONTENTS = b"\x2a", b"\x3a", b"\x2a\x00"
-#: The most beginnings of requests that are remembered, and the longest.
-BEGINNINGS_MAX, BEGINNING_BYTES_MAX = 256, 2048
+#: The most beginnings of requests that are remembered, the longest, and the bytes of them by which they are found.
+BEGINNINGS_MAX, BEGINNING_BYTES_MAX, FIRST_BYTES = 256, 2048, 16
 _FIXED_BYTES = {1: 8, 5: 4}
 _VARINT, _SIZED, _GROUP, _GROUP_END = 0, 2, 3, 4
 _VARINT_SHIFT_MAX, _TAG_MAX = 63, (1 << 32) - 1
@@ -71,15 +71,15 @@ class UsualHead(NamedTuple):
 
 class HeadReader:
     """Reads heads as `head_of_message`, faster for requests like earlier ones: clients repeat a request with other
-    elements. A request without id and parameters, whose last field is its only raw content, is remembered by its size
-    and the bytes before the elements."""
+    elements. A request without id and parameters, whose last field is its only raw content, is remembered with the
+    bytes before the elements, by its size and its first bytes, which have its model's name."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[bytes, UsualHead]] = {}
+        self._known: dict[tuple[int, bytes], tuple[bytes, UsualHead]] = {}
 
     def read(self, data: bytes) -> pb.ModelInferRequest | UsualHead:
         """Raises InvalidArgument."""
-        known = self._known.get(len(data))
+        known = self._known.get((len(data), data[:FIRST_BYTES]))
         if known is not None and data.startswith(known[0]):
             return known[1]
         message = head_of_message(data)
@@ -101,7 +101,7 @@ class HeadReader:
             return
         if len(self._known) >= BEGINNINGS_MAX:
             self._known.clear()
-        self._known[len(data)] = before + tag, UsualHead(message.model_name, message.model_version)
+        self._known[len(data), data[:FIRST_BYTES]] = before + tag, UsualHead(message.model_name, message.model_version)
 
 
 def check_fields(data: bytes, name: str) -> None:

@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ts.protocol.frames import (
@@ -271,6 +271,31 @@ class Ledger:
             job.answered = True
             job.over = last
 
+    def give_whole(self, jobs: Sequence[Job], values: Sequence[Outcome]) -> Sequence[int]:
+        """`give` of the usual answers among these whole ones without status and headers: small bytes, which go as they
+        are. Returns the places of the others, which are left to `give`."""
+        if self.on_given is not None:
+            return range(len(jobs))
+        left: list[int] = []
+        with self.lock:
+            for place, job in enumerate(jobs):
+                value = values[place]
+                if (
+                    type(value) is not bytes
+                    or job.over
+                    or job.answered
+                    or job.cancelled
+                    or job.credit_bytes <= 0
+                    or len(value) > self._small_bytes_max
+                ):
+                    left.append(place)
+                    continue
+                self.outbox.push_frame(answer_frame(job.job_id, value))
+                job.answered = job.over = job.done = True
+                self.jobs.pop(job.job_id, None)
+                self.unsent += 1
+        return left
+
     def add_piece(self, job: Job, data: bytes) -> bool:
         """The usual case of `give`: a piece between the first and the last, whose reader has credit. False for any
         other, which is left to `give`."""
@@ -365,6 +390,9 @@ class SilentLedger(Ledger):
     ) -> None:
         if last or type(value) is Failure:
             super().give(job, value if type(value) is Failure else b"", last)
+
+    def give_whole(self, jobs: Sequence[Job], values: Sequence[Outcome]) -> Sequence[int]:
+        return range(len(jobs))
 
     def add_piece(self, job: Job, data: bytes) -> bool:
         return False

@@ -556,8 +556,13 @@ class Running:
         if isinstance(pieces, Failure):
             self.fail(pieces)
             return
-        for index, piece in enumerate(pieces):
-            self._piece(index, piece, True)
+        places = self.ledger.give_whole(self.jobs, pieces) if self._is_plain() else range(len(pieces))
+        for index in places:
+            self._piece(index, pieces[index], True)
+
+    def _is_plain(self) -> bool:
+        """Whether no answer has a status or headers of its own."""
+        return self.context.is_plain
 
     def finish_stream(self, result: Any) -> None:
         """Ends the answers of a generator; `result` is its return value, None for no last piece."""

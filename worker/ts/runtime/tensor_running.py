@@ -249,12 +249,13 @@ class TensorRunning(Running):
                     self.ledger.give(job, failure._replace(code=INTERNAL), last=True)
         super().fail(failure)
 
-    def _put(self, index: int, value: Outcome, last: bool) -> None:
-        form = self._forms[index]
-        if last and self.context.is_plain and (form is None or not form.headers):
-            self.ledger.give(self.jobs[index], value, True)  # the usual answer
-        else:
-            super()._put(index, value, last)
+    def _is_plain(self) -> bool:
+        if not self.context.is_plain:
+            return False
+        for form in self._forms:  # noqa: SIM110  # a generator costs more than this loop
+            if form is not None and form.headers:
+                return False
+        return True
 
     def _head(self, index: int) -> Head:
         form = self._forms[index]

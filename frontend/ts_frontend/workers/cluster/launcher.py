@@ -124,7 +124,8 @@ class ClusterLauncher:
                 avoiding = self._order(launch, self._gate.port)
                 await launch.turn(AVOID_S if avoiding else None)
                 if launch.line is not None:
-                    await launch.turn(None)
+                    await launch.turn(WORKER_S_MAX)
+                    self._give_up_hanging(launch)
                 if launch.arrived.done():
                     return launch.arrived.result()
                 if launch.lost.done():
@@ -137,6 +138,13 @@ class ClusterLauncher:
             raise
         finally:
             self._gate.forget(launch.token)
+
+    def _give_up_hanging(self, launch: _Launch) -> None:
+        """Loses a worker whose process has started on its node and didn't connect: it hangs before it could load its
+        model, for which there is another limit."""
+        if not launch.arrived.done() and not launch.lost.done():
+            self._suspect(launch.node)
+            launch.lose(f"the worker on node {launch.node.name} started, but didn't connect within {WORKER_S_MAX:g} s")
 
     def _renumber(self, launch: _Launch) -> None:
         """Withdraws an order that will be given again."""
