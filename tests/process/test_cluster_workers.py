@@ -59,6 +59,15 @@ def handle(data, context):
         time.sleep(600)
     return [str(child)]
 """
+#: A module that hangs as long as its process has the parent that it began with.
+HANGS = """
+import os, time
+open("hangs", "w").close()
+parent = os.getppid()
+while os.getppid() == parent:
+    time.sleep(0.01)
+os._exit(0)
+"""
 #: More than the buffers of a connection hold.
 NOTES_MANY = 5000
 
@@ -329,7 +338,7 @@ def test_a_worker_that_hangs_before_it_connects_is_placed_again(
     model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hangs = model / "shlex.py"  # which the worker's process imports instead of Python's own, and its agent doesn't
-    hangs.write_text("import time\nopen('hangs', 'w').close()\ntime.sleep(600)\n")
+    hangs.write_text(HANGS)
     monkeypatch.setattr(launcher, "WORKER_S_MAX", 0.5)
 
     async def scenario() -> None:

@@ -124,8 +124,7 @@ class ClusterLauncher:
                 avoiding = self._order(launch, self._gate.port)
                 await launch.turn(AVOID_S if avoiding else None)
                 if launch.line is not None:
-                    await launch.turn(WORKER_S_MAX)
-                    self._give_up_hanging(launch)
+                    await launch.turn(None)
                 if launch.arrived.done():
                     return launch.arrived.result()
                 if launch.lost.done():
@@ -138,13 +137,6 @@ class ClusterLauncher:
             raise
         finally:
             self._gate.forget(launch.token)
-
-    def _give_up_hanging(self, launch: _Launch) -> None:
-        """Loses a worker whose process has started on its node and didn't connect: it hangs before it could load its
-        model, for which there is another limit."""
-        if not launch.arrived.done() and not launch.lost.done():
-            self._suspect(launch.node)
-            launch.lose(f"the worker on node {launch.node.name} started, but didn't connect within {WORKER_S_MAX:g} s")
 
     def _renumber(self, launch: _Launch) -> None:
         """Withdraws an order that will be given again."""
@@ -198,7 +190,8 @@ class ClusterLauncher:
         first."""
         if role == "agent" and launch.line is None:
             launch.node = WorkerNode.of(hello.get("node"))
-            launch.line = AgentLine(sock, lambda what: self._told(launch, what), lambda: self._silent(launch))
+            line = launch.line = AgentLine(sock, lambda what: self._told(launch, what), lambda: self._silent(launch))
+            asyncio.get_running_loop().call_later(WORKER_S_MAX, self._give_up_hanging, launch, line)
         elif role == "notes" and launch.line is not None and launch.notes is None:
             launch.notes = Notes(sock)
         elif role == "worker" and launch.line is not None and launch.notes is not None and not launch.arrived.done():
@@ -237,6 +230,13 @@ class ClusterLauncher:
         else:
             self._suspect(launch.node)
             launch.lose(f"the connection to node {launch.node.name} ended before the worker connected")
+
+    def _give_up_hanging(self, launch: _Launch, line: AgentLine) -> None:
+        """Loses a worker that doesn't connect, although its agent has: its process hangs before it can load the model,
+        for which there is another limit."""
+        if launch.line is line and not launch.arrived.done():
+            self._suspect(launch.node)
+            launch.lose(f"the worker on node {launch.node.name} started, but didn't connect within {WORKER_S_MAX:g} s")
 
     # --- ends
 
