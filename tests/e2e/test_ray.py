@@ -60,6 +60,12 @@ REQUESTS = 600
 STARTUP_S = 5
 
 
+@pytest.fixture(autouse=True)
+def _without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's commands ask for a token as soon as the user has one."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+
+
 @contextmanager
 def clusters(**env: str) -> Iterator[Any]:
     made = ray_cluster.RayCluster(env={"RAY_DEDUP_LOGS": "0", **env})
@@ -445,7 +451,7 @@ def test_packages_of_a_model_are_there_on_a_node(tmp_path: Path) -> None:
 
 
 @contextmanager
-def autoscaled(directory: Path) -> Iterator[str]:
+def autoscaled(directory: Path, **env: str) -> Iterator[str]:
     """A head with an autoscaler, which may start no node; its address."""
     port = free_port()
     address = f"{ray_host()}:{port}"
@@ -471,7 +477,7 @@ def autoscaled(directory: Path) -> Iterator[str]:
     words += [f"--autoscaling-config={directory / 'autoscaler.json'}", "--disable-usage-stats"]
     head = subprocess.Popen(
         [sys.executable, "-m", "ray.scripts.scripts", *words],
-        env={**os.environ, "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"},
+        env={**os.environ, "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1", **env},
         start_new_session=True,
     )
     try:
@@ -490,6 +496,18 @@ def ray_host() -> str:
     import ray.util
 
     return str(ray.util.get_node_ip_address())
+
+
+def test_a_cluster_that_wants_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"one": "minWorkers: 1\nray: {num_cpus: 1}\n"}
+    keyed = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+    with autoscaled(tmp_path, **keyed) as address:
+        with pytest.raises(AssertionError, match="set RAY_AUTH_MODE=token"), serving(tmp_path, address, config):
+            pass
+        for name, value in keyed.items():
+            monkeypatch.setenv(name, value)
+        with serving(tmp_path, address, {}, names=["one"]) as server:
+            until(lambda: all("waitsFor" in one for one in workers(server, "one")))
 
 
 def test_rays_autoscaler_sees_the_workers_that_wait(tmp_path: Path) -> None:

@@ -34,6 +34,12 @@ READ_BYTES = 256 * 1024
 #: The most seconds until the first connection, with the imports.
 CONNECT_S_MAX = 60.0
 RESTART_S, RESTART_S_MAX = 1.0, 30.0
+#: The part of Ray's messages about a missing or wrong token.
+TOKEN_REFUSED = "InvalidAuthToken"
+WANTS_TOKEN = (
+    ". The cluster accepts only clients with its token: "
+    "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+)
 
 
 class ClusterUnreachable(ServeError):
@@ -62,6 +68,7 @@ class BridgeLink:
         self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
+        self._wants_token = False
         self._unsent = bytearray()
 
     async def start(self) -> None:
@@ -82,7 +89,10 @@ class BridgeLink:
             if self._closing:
                 return
             if not self._connected.done():
-                self._connected.set_exception(ClusterUnreachable(f"Ray at {self._address} can't be used: {reason}"))
+                hint = WANTS_TOKEN if self._wants_token else ""
+                self._connected.set_exception(
+                    ClusterUnreachable(f"Ray at {self._address} can't be used: {reason}{hint}")
+                )
                 return
             log.error("Ray is away: %s. Workers that live go on; new ones wait", reason)
             self.state.lost(reason)
@@ -100,6 +110,7 @@ class BridgeLink:
         def heard(_: str, line: str) -> None:
             log.info("Ray's bridge: %s", line)
             last[0] = line or last[0]
+            self._wants_token = self._wants_token or TOKEN_REFUSED in line
 
         reader = LineReader(errors, "stderr", heard)
         argv = [sys.executable, "-m", "ts_frontend.workers.cluster.bridge"]
