@@ -9,6 +9,7 @@ import contextlib
 import logging
 import math
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,10 +31,10 @@ from ts_frontend.listeners.sockets import (
     QUIET_S,
     REST_FACTOR,
     ListenFailed,
+    all_closed,
     cut,
     deafen,
     finish,
-    hold,
     limit_writes,
     listening,
     path_claimed,
@@ -101,6 +102,7 @@ class GrpcioServer:
         self._running = RunningCalls()
         self._server: grpc.aio.Server | None = None
         self._following: asyncio.Task[None] | None = None
+        self._finished: dict[int, socket.socket] = {}
 
     async def start(self) -> None:
         listener = self._listener
@@ -139,7 +141,9 @@ class GrpcioServer:
 
     async def _stop(self, server: grpc.aio.Server, latest_s: float, grace_s: float) -> None:
         """grpcio's own drain, with a time limit."""
-        held = hold(self._ports, self._paths)
+        finish(self._ports, self._paths, None, self._finished)
+        if self._listener.tls:
+            await all_closed([*self._finished.values()], min(LINGER_S_MAX, latest_s - time.monotonic()))
         linger_s = 0.0
         try:
             # At the end of its grace grpcio would answer CANCELLED; the calls are ended UNAVAILABLE before.
@@ -156,6 +160,8 @@ class GrpcioServer:
                 logger.warning("%s: connections whose clients don't read were shut down", self._name)
                 await asyncio.wait([stopping], timeout=SETTLE_S)
         finally:
+            held = [*self._finished.values()]
+            self._finished.clear()
             await release(held, linger_s)
 
     def _abort(self, grace_s: float) -> None:
@@ -181,7 +187,6 @@ class GrpcioServer:
             await quiet(self._ports, (), 0.0, quiet_s_max)
         deafen(self._paths)
         await self._all_ended(time.monotonic() + quiet_s_max, refused=True)
-        finish(self._ports, self._paths, None)
 
     async def _all_ended(self, latest_s: float, *, refused: bool = False) -> bool:
         """Returns whether all calls have ended, and their answers been sent, by `latest_s` (`time.monotonic()`).
@@ -195,7 +200,7 @@ class GrpcioServer:
             if begun_s >= latest_s:
                 return False
             if not self._takes_goaway:
-                finish(self._ports, self._paths, running.peers(refused=True))
+                finish(self._ports, self._paths, running.peers(refused=True), self._finished)
             await asyncio.sleep(max(CONNECTIONS_LOOK_EVERY_S, REST_FACTOR * (time.monotonic() - begun_s)))
         return True
 

@@ -305,6 +305,8 @@ _STATE_ESTABLISHED = 1
 _STATE_CLOSED = 7  # TCP_CLOSE of linux/tcp_states.h: the other side has closed, too
 _BYTES_ACKED = 120  # tcp_info.tcpi_bytes_acked
 _SETTINGS_BYTES_MIN = 10
+#: More than a client sends without an answer; the system lowers it to half of its largest buffer.
+_UNTOLD_BYTES = 1 << 30
 #: HTTP/2's GOAWAY (RFC 9113, 6.8) with the highest stream id and no error: a warning before the last one.
 _GOAWAY = bytes([0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7F, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0])
 _LAST_DATA_SENT, _LAST_DATA_RECV = 44, 52  # of tcp_info: ms since then
@@ -346,19 +348,36 @@ def cut(ports: Collection[int], paths: Collection[str] = ()) -> None:
             one.shutdown(socket.SHUT_RDWR)
 
 
-def finish(ports: Collection[int], paths: Collection[str], busy: Collection[str] | None) -> None:
+def finish(
+    ports: Collection[int], paths: Collection[str], busy: Collection[str] | None, finished: dict[int, socket.socket]
+) -> None:
     """Shuts down the sending half of the connections, except those of clients at the `busy` addresses (None: of none;
     clients of a Unix socket all have the address "unix") and of Unix sockets with unread data. Sent data is still
-    delivered, and received data still read."""
+    delivered, and received data still read. `finished` gets duplicates, by inode: they keep a connection open whose
+    engine closes it when it can't write, before its client has read everything.
+
+    The engine isn't told of further data over TCP: it would answer, fail, and shut down both halves, after which the
+    system answers any data of the client with a reset. The client may have answers that it hasn't read."""
     remote = {address.rpartition(":")[2] for address in busy or ()}
     for one in hold(ports, paths):
-        with one, contextlib.suppress(OSError):
-            if one.family == socket.AF_UNIX:
-                spared = busy is not None and (bool(busy) or _unsent(one))
-            else:
-                spared = str(_remote_port(one)) in remote
-            if not spared:
-                one.shutdown(socket.SHUT_WR)
+        inode = os.fstat(one.fileno()).st_ino
+        if inode in finished or _is_spared(one, busy, remote):
+            one.close()
+            continue
+        finished[inode] = one
+        with contextlib.suppress(OSError):
+            if one.family != socket.AF_UNIX:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _UNTOLD_BYTES)
+            one.shutdown(socket.SHUT_WR)
+
+
+def _is_spared(one: socket.socket, busy: Collection[str] | None, remote: Collection[str]) -> bool:
+    if one.family == socket.AF_UNIX:
+        return busy is not None and (bool(busy) or _unsent(one))
+    try:
+        return str(_remote_port(one)) in remote
+    except OSError:  # the connection has just ended
+        return True
 
 
 def unread(paths: Collection[str]) -> bool:
@@ -494,12 +513,17 @@ def _listens(one: socket.socket) -> bool:
     return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
+async def all_closed(held: Sequence[socket.socket], limit_s: float) -> None:
+    """Returns when the clients have closed their ends, or after `limit_s` seconds."""
+    latest_s = time.monotonic() + limit_s
+    while not all(_closed(one) for one in held) and time.monotonic() < latest_s:  # noqa: ASYNC110 - the kernel tells nobody
+        await asyncio.sleep(CONNECTIONS_LOOK_EVERY_S)
+
+
 async def release(held: Sequence[socket.socket], limit_s: float) -> None:
     """Closes connections when the clients have closed their ends, or after `limit_s` seconds."""
-    latest_s = time.monotonic() + limit_s
     try:
-        while not all(_closed(one) for one in held) and time.monotonic() < latest_s:  # noqa: ASYNC110 - the kernel tells nobody
-            await asyncio.sleep(CONNECTIONS_LOOK_EVERY_S)
+        await all_closed(held, limit_s)
     finally:
         for one in held:
             one.close()
