@@ -142,7 +142,7 @@ class GrpcioServer:
     async def _stop(self, server: grpc.aio.Server, latest_s: float, grace_s: float) -> None:
         """grpcio's own drain, with a time limit."""
         finish(self._ports, self._paths, None, self._finished)
-        if self._listener.tls:
+        if self._ports:
             await all_closed([*self._finished.values()], min(LINGER_S_MAX, latest_s - time.monotonic()))
         linger_s = 0.0
         try:
@@ -151,7 +151,7 @@ class GrpcioServer:
             stopping.add_done_callback(_retrieved)
             await asyncio.wait([stopping], timeout=latest_s - time.monotonic())
             if stopping.done():
-                linger_s = min(LINGER_S_MAX, grace_s)
+                linger_s = min(LINGER_S_MAX, grace_s) if self._paths else 0.0
                 return
             self._abort(grace_s)
             await asyncio.wait([stopping], timeout=SETTLE_S)
