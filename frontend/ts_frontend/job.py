@@ -494,13 +494,8 @@ class Job:
     async def pieces(self) -> list[Buffer]:
         """The whole answer in the handler's pieces, without empty ones, of a job that isn't a stream; raises as
         `result`."""
-        if self.state not in FINAL:  # as `_wait`, without its coroutine
-            waiter = self._waiter = self.ledger.future()
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                self.cancel()
-                raise
+        if self.state not in FINAL:
+            await self._wait()
         if self._ending is not None:
             raise self._ending.error()
         chunks = self._chunks
@@ -509,13 +504,8 @@ class Job:
     async def whole(self) -> list[Buffer] | None:
         """All pieces of the answer if it has ended when its first piece arrives; None if more will come, which `chunks`
         yields. Raises the job's ServeError, also after some pieces."""
-        if not self._chunks and self.state not in FINAL:  # as `_wait`, without its coroutine
-            waiter = self._waiter = self.ledger.future()
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                self.cancel()
-                raise
+        if not self._chunks and self.state not in FINAL:
+            await self._wait()
         if self.state not in FINAL:
             return None
         if self._ending is not None:
