@@ -122,7 +122,7 @@ def parse_spec(tree: Mapping[str, Any], *, has_handler: bool) -> WorkflowSpec:
     """The specification in the YAML's mapping. Raises InvalidWorkflow, InvalidGraph, naming the node and its error."""
     models, dag = tree.get("models"), tree.get("dag")
     if not isinstance(models, dict) and models is not None:
-        raise InvalidWorkflow(f"models must be settings and models, not {models!r:.80}")
+        raise InvalidWorkflow(f"models must be a mapping of settings and of models by their names, not {models!r:.80}")
     if not isinstance(dag, dict):
         raise InvalidWorkflow("dag is missing: a list of children for each node")
     models = models or {}
