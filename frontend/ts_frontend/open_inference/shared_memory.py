@@ -138,5 +138,7 @@ def region_given(name: str, body: Mapping[str, Any]) -> tuple[str, str, int, int
     """Returns the arguments of `Regions.register` from a body in JSON. Raises InvalidArgument."""
     key, offset, byte_size = body.get("key"), body.get("offset", 0), body.get("byte_size")
     if not isinstance(key, str) or type(offset) is not int or type(byte_size) is not int:
-        raise InvalidArgument("a region needs `key`, a text, and `byte_size`, a number; `offset` is a number, 0 by default")
+        raise InvalidArgument(
+            "a region needs a text `key` and a number `byte_size`; the number `offset` is 0 by default"
+        )
     return name, key, offset, byte_size

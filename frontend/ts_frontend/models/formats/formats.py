@@ -134,7 +134,7 @@ class Formats:
         """The versions of a model repository's directory, in ascending order. Raises InvalidArgument, OSError."""
         known = [one for one in self._all if one.versioned]
         if not known:
-            raise InvalidArchive(f"{files.path}: none of the formats that this server knows has directories of versions")
+            raise InvalidArchive(f"{files.path}: no format of this server has directories of versions")
         return next((one for one in known if one.matches(files.directory)), known[0]).open(files)
 
     # --- stores
