@@ -282,8 +282,6 @@ def request_headers(metadata: Metadata) -> tuple[Pairs, str | None]:
     client's request id."""
     headers: list[tuple[str, str]] = []
     request_id = None
-    if isinstance(metadata, ReceivedMetadata) and metadata.all_named(_TRANSPORT_NAMES):
-        return headers, request_id
     for key, value in metadata:
         if key in _TRANSPORT or not isinstance(value, str) or key.startswith(("grpc-", ":")):
             continue
@@ -296,7 +294,12 @@ def request_headers(metadata: Metadata) -> tuple[Pairs, str | None]:
 def identified(call: Call, ids: RequestIds) -> tuple[Pairs, str]:
     """Returns the headers of `request_headers` and the request's id: the client's, which is sent back, or a new one.
     The first request's id becomes the call's."""
-    headers, own = request_headers(call.metadata)
+    metadata = call.metadata
+    if type(metadata) is ReceivedMetadata and _TRANSPORT_NAMES.issuperset(metadata.by_name):
+        request_id = ids.next()  # the usual call, without metadata
+        call.request_id = call.request_id or request_id
+        return (), request_id
+    headers, own = request_headers(metadata)
     if headers and (ASK, "1") in headers:
         call.time_jobs(told=True)
     request_id = own or ids.next()

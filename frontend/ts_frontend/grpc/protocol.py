@@ -381,16 +381,12 @@ class ReceivedMetadata(Sequence[Entry]):
     """The metadata of a request, decoded on first use, which most calls never need. `by_name`: the last value of each
     header."""
 
-    __slots__ = ("_by_name", "_entries", "_headers")
+    __slots__ = ("_entries", "_headers", "by_name")
 
     def __init__(self, headers: Sequence[Header], by_name: Mapping[bytes, bytes] | None = None) -> None:
         self._headers = headers
-        self._by_name = dict(headers) if by_name is None else by_name
+        self.by_name = dict(headers) if by_name is None else by_name
         self._entries: list[Entry] | None = None
-
-    def all_named(self, names: frozenset[bytes]) -> bool:
-        """Whether all headers have one of these names, so that there is no metadata to decode."""
-        return names.issuperset(self._by_name)
 
     def _decoded(self) -> list[Entry]:
         if self._entries is None:
