@@ -20,7 +20,6 @@ from ts_frontend.grpc.protocol import (
     STATUS_OK,
     Header,
     MalformedHeader,
-    ReceivedMetadata,
     answering_s,
     encode_metadata,
     status_details,
@@ -66,8 +65,7 @@ class Exchange:
     def __init__(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, limits: ListenerLimits
     ) -> None:
-        metadata = ReceivedMetadata(scope["headers"], headers)
-        self._call = Call(scope["path"], metadata, math.inf, None, scope.get("client"))
+        self._call = Call(scope["path"], None, math.inf, None, scope.get("client"), (scope["headers"], headers))
         self._request = headers
         self._receive = receive
         self._send = send

@@ -381,11 +381,11 @@ class ReceivedMetadata(Sequence[Entry]):
     """The metadata of a request, decoded on first use, which most calls never need. `by_name`: the last value of each
     header."""
 
-    __slots__ = ("_entries", "_headers", "by_name")
+    __slots__ = ("_by_name", "_entries", "_headers")
 
     def __init__(self, headers: Sequence[Header], by_name: Mapping[bytes, bytes] | None = None) -> None:
         self._headers = headers
-        self.by_name = dict(headers) if by_name is None else by_name
+        self._by_name = dict(headers) if by_name is None else by_name
         self._entries: list[Entry] | None = None
 
     def _decoded(self) -> list[Entry]:

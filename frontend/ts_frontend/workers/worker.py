@@ -423,9 +423,10 @@ class Worker:
         if not running.finish(job_id, batch):
             return False
         waited_s, worked_s = running.measure(batch, now_s)
-        self.answered += len(batch.jobs)
-        if self._recorder is not None and batch.jobs:
-            self._recorder.answered(batch.jobs, waited_s, worked_s, now_s)
+        jobs, recorder = batch.jobs, self._recorder
+        self.answered += len(jobs)
+        if recorder is not None and jobs:
+            recorder.answered(jobs, waited_s, worked_s, now_s)
         if not running.batches:
             self._became_idle()
         return True

@@ -333,7 +333,7 @@ def request_frame(
     if data_size >= JOINED_BYTES_MAX:
         return None
     raw_id, raw_name, raw_type = request_id.encode(), name.encode(), content_type.encode()
-    raw_pairs = packed(headers)
+    raw_pairs = packed(headers) if headers else b""
     id_size, pairs_size, name_size, type_size = len(raw_id), len(raw_pairs), len(raw_name), len(raw_type)
     size = _SINGLE_BYTES + id_size + pairs_size + name_size + type_size + data_size
     if size >= JOINED_BYTES_MAX:
