@@ -61,10 +61,9 @@ def _log_end(task: asyncio.Task[Any], what: str) -> None:
         log.error("%s failed", what, exc_info=error)
 
 
-def current_task(loop: asyncio.AbstractEventLoop | None = None) -> asyncio.Task[None]:
-    """The task of this request: ASGI servers run each in one. Without `loop`, looking up the running loop costs a
-    system call."""
-    task: asyncio.Task[None] | None = asyncio.current_task(loop)
+def current_task() -> asyncio.Task[None]:
+    """The task of this request: ASGI servers run each in one. Looking up the running loop costs a system call."""
+    task: asyncio.Task[None] | None = asyncio.current_task()
     assert task is not None
     return task
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ts_frontend.errors import ClientGone, ModelNotFound
-from ts_frontend.grpc.call import Call, ListenerLimits, Method, RequestIds, Shape, identified, request_headers
+from ts_frontend.grpc.call import Call, ListenerLimits, Method, RequestIds, Shape, identified
 from ts_frontend.grpc.exchange import JOIN_BYTES_MAX, Exchange
 from ts_frontend.grpc.protocol import PREFIX, MalformedHeader, ReceivedMetadata, encode
 from ts_frontend.grpc.telemetry import CallMetrics
@@ -89,8 +89,8 @@ class AnyWay(Exchange):
 
     __slots__ = ()
 
-    def _way(self, method: Method | None) -> Any:
-        return self._perform(method)
+    def _is_usual(self, method: Method) -> bool:
+        return False
 
 
 async def events_of(case: Case, metrics: CallMetrics, kind: type[Exchange]) -> list[Any]:
@@ -155,21 +155,21 @@ names = st.sampled_from(
 @settings(deadline=None)
 @given(st.lists(st.tuples(names, st.sampled_from([b"trailers", b"%", b"", b"YQ"])), max_size=4))
 def test_metadata_that_nobody_asked_for_is_not_decoded_and_nothing_is_lost(headers: list[tuple[bytes, bytes]]) -> None:
-    def found(metadata: Any) -> Any:
+    def found(call: Call) -> Any:
         try:
-            return request_headers(metadata)
+            passed_on, request_id = identified(call, RequestIds())
         except MalformedHeader:
             return "malformed"
+        assert request_id == call.request_id
+        return list(passed_on), call.initial, list(call.metadata)
 
-    class Decoded(list):  # type: ignore[type-arg]
-        """Not `ReceivedMetadata`: the general way."""
-
+    unread = found(Call(PATH, None, headers=(headers, dict(headers))))
     try:
-        decoded: Any = Decoded(ReceivedMetadata(headers))
+        decoded = list(ReceivedMetadata(headers))
     except MalformedHeader:
-        assert found(ReceivedMetadata(headers)) == "malformed"
-        return
-    assert found(ReceivedMetadata(headers)) == found(decoded)
+        assert unread == "malformed"
+    else:
+        assert unread == found(Call(PATH, decoded))
 
 
 def test_the_short_way_is_taken() -> None:
@@ -183,9 +183,10 @@ def test_the_short_way_is_taken() -> None:
             taken.append(method.path)
             await super()._perform_usual(method)
 
-    case = Case([message(b"x")], True, False, [(b"grpc-timeout", b"9S")], 2, "", None)
-    asyncio.run(events_of(case, CallMetrics(), Watched))
-    assert taken == [PATH]
+    for headers in ([], [(b"grpc-timeout", b"9S")]):
+        case = Case([message(b"x")], True, False, headers, 2, "", None)
+        asyncio.run(events_of(case, CallMetrics(), Watched))
+    assert taken == [PATH, PATH]
 
 
 # --- the headers of HTTP requests

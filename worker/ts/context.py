@@ -126,6 +126,9 @@ class Context:
         }
         self.request_ids: dict[int, str] | None = None
         self._processors: list[RequestProcessor] | None = []  # None: not asked for yet
+        #: No request processor was accessed, so that nothing can have been set for any answer. The runtime asks for
+        #: each batch, and an attribute costs it less than a property.
+        self.is_plain = False
         self._metrics = metrics
         self._metrics_source: Callable[[], Any] | None = None
         self.stopping_criteria: Any = None
@@ -141,6 +144,7 @@ class Context:
         self._batch = batch
         self.request_ids = request_ids
         self._processors = None
+        self.is_plain = True
 
     def fork(self) -> Context:
         """A separate context for a batch that runs concurrently with others; attributes set so far are shared."""
@@ -183,21 +187,18 @@ class Context:
         if self._processors is None:
             with _MAKING:
                 if self._processors is None:
+                    self.is_plain = False
                     self._processors = [RequestProcessor(header) for header in self._running().headers()]
         return self._processors
 
     @request_processor.setter
     def request_processor(self, processors: Sequence[RequestProcessor | Mapping[str, Any]]) -> None:
         """Accepts processors, or (as TorchServe does) a list of header dicts, from which it makes them."""
+        self.is_plain = False
         self._processors = [one if isinstance(one, RequestProcessor) else RequestProcessor(one) for one in processors]
 
     #: TorchServe's own name for them, which handlers use.
     _request_processor = request_processor
-
-    @property
-    def is_plain(self) -> bool:
-        """True if no request processor was accessed, so that nothing can have been set for any answer."""
-        return self._processors is None
 
     # --- requests
 

@@ -20,32 +20,50 @@ from typing import NamedTuple, TypeAlias
 
 from ts.protocol.frames import Pairs
 from ts_frontend.errors import ClientGone, Code, ServeError
-from ts_frontend.grpc.protocol import METADATA_KEY, METADATA_VALUE, ReceivedMetadata
+from ts_frontend.grpc.protocol import METADATA_KEY, METADATA_VALUE, Header, ReceivedMetadata
 from ts_frontend.http.arriving import Arriving
 from ts_frontend.telemetry.metrics.families import TIMES_MAX, Histogram
 from ts_frontend.telemetry.timing import ANSWER, ASK, RequestTimes, asking
 
 Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
 Entries: TypeAlias = "list[tuple[str, str | bytes]]"
+#: The headers of a request, and their last values by name.
+ReceivedHeaders: TypeAlias = "tuple[Sequence[Header], Mapping[bytes, bytes]]"
 
 
 class Call:
     """One RPC. `deadline_s`: `time.monotonic()` seconds, `math.inf` for none. Keys of metadata are lower case; values
-    of `-bin` keys are bytes. `request_id`: "" until the service sets it. `peer` None: computed on first use from
-    `client`, the host and port (None: a Unix socket)."""
+    of `-bin` keys are bytes. `request_id`: "" until the service sets it. Computed on first use: the metadata if it is
+    None, from `headers`, the request's and the last values of each name; `peer` if it is None, from `client`, the host
+    and port (None: a Unix socket)."""
 
-    __slots__ = ("_client", "_initial", "_peer", "_trailing", "deadline_s", "metadata", "path", "request_id", "times")
+    __slots__ = (
+        "_client",
+        "_headers",
+        "_initial",
+        "_metadata",
+        "_peer",
+        "_trailing",
+        "adds_nothing",
+        "deadline_s",
+        "path",
+        "request_id",
+        "times",
+    )
 
     def __init__(
         self,
         path: str,
-        metadata: Metadata = (),
+        metadata: Metadata | None = (),
         deadline_s: float = math.inf,
         peer: str | None = "",
         client: tuple[str, int] | None = None,
+        headers: ReceivedHeaders = ((), {}),
     ) -> None:
         self.path = path
-        self.metadata = metadata
+        self._metadata, self._headers = metadata, headers
+        #: Nobody has asked for metadata to add to the answer.
+        self.adds_nothing = True
         self.deadline_s = deadline_s
         self.request_id = ""
         self._peer, self._client = peer, client
@@ -62,31 +80,46 @@ class Call:
         return self._peer
 
     @property
+    def metadata(self) -> Metadata:
+        """The client's metadata."""
+        if self._metadata is None:
+            self._metadata = ReceivedMetadata(*self._headers)
+        return self._metadata
+
+    @metadata.setter
+    def metadata(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    @property
+    def without_metadata(self) -> bool:
+        """Whether the headers tell that there is no metadata of the client's own, so that nobody need look at it."""
+        return self._metadata is None and _TRANSPORT_NAMES.issuperset(self._headers[1])
+
+    @property
     def initial(self) -> Entries:
         """The initial metadata; append to it before the first message."""
         if self._initial is None:
             self._initial = []
+            self.adds_nothing = False
         return self._initial
 
     @initial.setter
     def initial(self, entries: Entries) -> None:
         self._initial = entries
+        self.adds_nothing = False
 
     @property
     def trailing(self) -> Entries:
         """The trailing metadata; append to it before the method ends."""
         if self._trailing is None:
             self._trailing = []
+            self.adds_nothing = False
         return self._trailing
 
     @trailing.setter
     def trailing(self, entries: Entries) -> None:
         self._trailing = entries
-
-    @property
-    def adds_nothing(self) -> bool:
-        """Returns whether the answer has neither initial nor trailing metadata."""
-        return not self._initial and not self._trailing and self.times is None
+        self.adds_nothing = False
 
     def last_metadata(self) -> Entries:
         """Returns the trailing metadata to send: `trailing`, and the times if the client asked for them."""
@@ -98,6 +131,7 @@ class Call:
         """Times the jobs that this call submits from now on. `told`: the client gets the times."""
         if self.times is None:
             self.times = RequestTimes(told=told)
+            self.adds_nothing = False
         self.times.told |= told
         asking.begin(self.times)
 
@@ -282,8 +316,6 @@ def request_headers(metadata: Metadata) -> tuple[Pairs, str | None]:
     client's request id."""
     headers: list[tuple[str, str]] = []
     request_id = None
-    if isinstance(metadata, ReceivedMetadata) and metadata.all_named(_TRANSPORT_NAMES):
-        return headers, request_id
     for key, value in metadata:
         if key in _TRANSPORT or not isinstance(value, str) or key.startswith(("grpc-", ":")):
             continue
@@ -296,6 +328,10 @@ def request_headers(metadata: Metadata) -> tuple[Pairs, str | None]:
 def identified(call: Call, ids: RequestIds) -> tuple[Pairs, str]:
     """Returns the headers of `request_headers` and the request's id: the client's, which is sent back, or a new one.
     The first request's id becomes the call's."""
+    if call.without_metadata:  # the usual call
+        request_id = ids.next()
+        call.request_id = call.request_id or request_id
+        return (), request_id
     headers, own = request_headers(call.metadata)
     if headers and (ASK, "1") in headers:
         call.time_jobs(told=True)

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any
 
 from ts_frontend.errors import ClientGone, Code, Draining, ServeError, Unimplemented
 from ts_frontend.grpc import protocol
@@ -19,7 +20,6 @@ from ts_frontend.grpc.protocol import (
     STATUS_OK,
     Header,
     MalformedHeader,
-    ReceivedMetadata,
     answering_s,
     encode_metadata,
     status_details,
@@ -65,8 +65,7 @@ class Exchange:
     def __init__(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, limits: ListenerLimits
     ) -> None:
-        metadata = ReceivedMetadata(scope["headers"], headers)
-        self._call = Call(scope["path"], metadata, math.inf, None, scope.get("client"))
+        self._call = Call(scope["path"], None, math.inf, None, scope.get("client"), (scope["headers"], headers))
         self._request = headers
         self._receive = receive
         self._send = send
@@ -74,20 +73,30 @@ class Exchange:
         self._answer_encoding: str | None = None
         self._started = self._body_ended = self._ended = False
 
-    async def run(self, method: Method | None) -> None:
+    def run(self, method: Method | None) -> Coroutine[Any, Any, None]:
         """Runs `method` (None: unknown path) within the client's deadline."""
+        if b"grpc-timeout" not in self._request and method is not None and self._is_usual(method):
+            return self._perform_usual(method)
+        return self._run(method)
+
+    async def _run(self, method: Method | None) -> None:
         try:
             if b"grpc-timeout" in self._request:
                 await self._run_in_time(method)
             else:
-                await self._way(method)
-        except ServeError as error:
-            self._call.trailing += status_details(error, self._call.request_id)
-            await self._finish(error.code, error.message)
+                await self._perform(method)
         except ClientGone:
             raise
-        except Exception:
-            logger.exception("%s failed", self._call.path)
+        except Exception as error:
+            await self._fail(error)
+
+    async def _fail(self, error: Exception) -> None:
+        """Ends the call with the status of an error."""
+        if isinstance(error, ServeError):
+            self._call.trailing += status_details(error, self._call.request_id)
+            await self._finish(error.code, error.message)
+        else:
+            logger.error("%s failed", self._call.path, exc_info=error)
             await self._finish(Code.INTERNAL, UNEXPECTED)
 
     async def refuse_draining(self) -> None:
@@ -100,7 +109,10 @@ class Exchange:
         expiry = Expiry(current_task())
         timer = asyncio.get_running_loop().call_later(answering_s(seconds), expiry.expire)
         try:
-            await self._way(method)
+            if method is not None and self._is_usual(method):
+                await self._perform_usual(method)
+            else:
+                await self._perform(method)
         except asyncio.CancelledError:
             if not expiry.passed:
                 raise
@@ -110,54 +122,54 @@ class Exchange:
             timer.cancel()
             expiry.task = None
 
-    def _way(self, method: Method | None) -> Awaitable[None]:
-        """Performs the call, by the fast path for a unary method with uncompressed messages."""
+    def _is_usual(self, method: Method) -> bool:
+        """Whether `_perform_usual` can perform the call: a unary method and uncompressed messages."""
         request = self._request
-        if (
-            method is not None
-            and method.shape is Shape.UNARY
-            and b"grpc-encoding" not in request
-            and request.get(b"te") == b"trailers"
-        ):
-            return self._perform_usual(method)
-        return self._perform(method)
+        return method.shape is Shape.UNARY and b"grpc-encoding" not in request and request.get(b"te") == b"trailers"
 
     async def _perform_usual(self, method: Method) -> None:
-        """The fast path of `_perform` in one coroutine, for a request in one piece and a small answer without metadata;
-        it hands other calls on."""
+        """The fast path of `_run` and `_perform` in one coroutine, for a request in one piece and a small answer
+        without metadata; it hands other calls on. With a deadline it runs within `_run`, which ends failed calls."""
         call, limits, receive, send = self._call, self._limits, self._receive, self._send
-        event = await receive()
-        message = self._whole_message(event)
-        if message is None:
-            message = await self._only_message([event])
-        elif event.get("more_body"):  # clients often end the stream with a separate empty frame
-            end = await (receive() if len(message) <= UNCOUNTED_BYTES_MAX else self._after(message))
-            if end["type"] != "http.request" or end.get("body") or end.get("more_body"):
-                message = await self._only_message([event, end])
-        if method.counted is None:
-            unary: Unary = method.run  # type: ignore[assignment]  # a method of this shape
-            answer = await unary(call, message)
-        else:
-            unary, counts = method.counted
-            begun_s = counts.begin()
-            try:
-                answer = await unary(call, message)
-            except BaseException as error:
-                counts.failed(call, error, begun_s)
-                raise
-            counts.answered(begun_s)
-        size = len(answer)
-        if size > JOIN_BYTES_MAX or size > limits.response_bytes_max or not call.adds_nothing:
-            await self._answer(answer)
-            return
-        self._started = self._body_ended = self._ended = True
-        body = PREFIX.pack(0, size) + answer
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS, "trailers": True})
-            await send({"type": "http.response.body", "body": body, "more_body": False})
-            await send({"type": "http.response.trailers", "headers": _TRAILERS_OK, "more_trailers": False})
-        except OSError as error:
-            raise ClientGone from error
+            event = await receive()
+            message = self._whole_message(event)
+            if message is None:
+                message = await self._only_message([event])
+            elif event.get("more_body"):  # clients often end the stream with a separate empty frame
+                end = await (receive() if len(message) <= UNCOUNTED_BYTES_MAX else self._after(message))
+                if end["type"] != "http.request" or end.get("body") or end.get("more_body"):
+                    message = await self._only_message([event, end])
+            if method.counted is None:
+                unary: Unary = method.run  # type: ignore[assignment]  # a method of this shape
+                answer = await unary(call, message)
+            else:
+                unary, counts = method.counted
+                begun_s = counts.begin()
+                try:
+                    answer = await unary(call, message)
+                except BaseException as error:
+                    counts.failed(call, error, begun_s)
+                    raise
+                counts.answered(begun_s)
+            size = len(answer)
+            if size > JOIN_BYTES_MAX or size > limits.response_bytes_max or not call.adds_nothing:
+                await self._answer(answer)
+                return
+            self._started = self._body_ended = self._ended = True
+            body = PREFIX.pack(0, size) + answer
+            try:
+                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS, "trailers": True})
+                await send({"type": "http.response.body", "body": body, "more_body": False})
+                await send({"type": "http.response.trailers", "headers": _TRAILERS_OK, "more_trailers": False})
+            except OSError as error:
+                raise ClientGone from error
+        except ClientGone:
+            raise
+        except Exception as error:
+            if b"grpc-timeout" in self._request:
+                raise
+            await self._fail(error)
 
     async def _after(self, message: bytes) -> Event:
         """Returns the event after a whole message, which counts as arriving until the client ends its stream."""

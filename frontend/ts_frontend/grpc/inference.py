@@ -133,7 +133,7 @@ class PredictionReader:
         if (
             start > size
             or data[at] != size - at - 1
-            or data[at + 1 : start - 1] != key
+            or not data.startswith(key, at + 1)
             or data[start - 1] != size - start
         ):
             return None

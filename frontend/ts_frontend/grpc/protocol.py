@@ -388,10 +388,6 @@ class ReceivedMetadata(Sequence[Entry]):
         self._by_name = dict(headers) if by_name is None else by_name
         self._entries: list[Entry] | None = None
 
-    def all_named(self, names: frozenset[bytes]) -> bool:
-        """Whether all headers have one of these names, so that there is no metadata to decode."""
-        return names.issuperset(self._by_name)
-
     def _decoded(self) -> list[Entry]:
         if self._entries is None:
             self._entries = decode_metadata(self._headers)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from ts_frontend.errors import ClientGone, Draining
@@ -13,7 +14,7 @@ from ts_frontend.grpc.protocol import is_grpc
 from ts_frontend.http.request import CLOSE, AsgiApp, Event, Receive, Scope, Send, answer_error, not_found
 from ts_frontend.listeners.floods import Floods
 from ts_frontend.listeners.listener import Listener
-from ts_frontend.tasks import current_task, uncancel
+from ts_frontend.tasks import uncancel
 
 #: Seconds that the last requests of a drain stay open after their answers. h2corn 2.0.0 closes a drained connection at
 #: the end of its last request without reading what the client has just sent; the kernel then resets the connection, and
@@ -34,7 +35,8 @@ class Application:
         #: The tasks of calls whose answers aren't complete.
         self._running: set[asyncio.Task[None]] = set()
         self._floods = Floods(listener.name, listener.flooded)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        #: Returns the task of the present request.
+        self._task: Callable[[], asyncio.Task[None] | None] = self._first_task
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -47,6 +49,7 @@ class Application:
             return
         exchange = Exchange(scope, headers, receive, send, self._limits)
         task = self._task()
+        assert task is not None
         self._running.add(task)
         try:
             await exchange.run(self._routes.get(scope["path"]))
@@ -63,11 +66,10 @@ class Application:
         if self._draining:
             await asyncio.sleep(LINGER_S)
 
-    def _task(self) -> asyncio.Task[None]:
-        """Returns the task of this request; all of them are in one loop."""
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-        return current_task(self._loop)
+    def _first_task(self) -> asyncio.Task[None] | None:
+        """The task of the first request. All of them are in one loop, whose lookup would cost each a system call."""
+        self._task = partial(asyncio.current_task, asyncio.get_running_loop())
+        return self._task()
 
     def _closing(self, scope: Scope, send: Send) -> Send:
         """Wraps `send` so that HTTP/1.1 answers ask the client to close the connection once the server drains: h2corn
@@ -112,6 +114,7 @@ class Application:
         """Lets `app` answer, and keeps the request open for LINGER_S if the server drains."""
         send = self._closing(scope, send)
         task = self._task()
+        assert task is not None
         self._running.add(task)
         try:
             await app(scope, receive, send)

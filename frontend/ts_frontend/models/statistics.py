@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ts_frontend.job import Job, JobState, Ledger
+from ts_frontend.telemetry.metrics.families import TIMES_MAX
 from ts_frontend.workers.in_flight import BatchRecorder, Spent
 
 _ANSWERED = JobState.ANSWERED
@@ -103,6 +104,7 @@ class CountedBatches:
 
     __slots__ = (
         "_handler_s",
+        "_lone",
         "_read_s",
         "_recorder",
         "_seen",
@@ -118,6 +120,9 @@ class CountedBatches:
         self._recorder = recorder
         #: For each size: calls, their seconds, and the answered requests.
         self._sizes: dict[int, list[float]] = {}
+        #: The seconds of batches of one answered request, which are added up together, at the latest when there are
+        #: TIMES_MAX.
+        self._lone: list[float] = []
         self._spent: dict[int, tuple[float, float]] = {}
         self._waited_s = self._handler_s = 0.0
         self._seen: dict[int, _Seen] = {}
@@ -125,15 +130,30 @@ class CountedBatches:
         self._read_s = self._written_s = 0.0
 
     def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
-        size = len(jobs)
-        answered = 1 if size == 1 and jobs[0].state is _ANSWERED else sum([job.state is _ANSWERED for job in jobs])
+        if len(jobs) == 1 and jobs[0].state is _ANSWERED:
+            lone = self._lone
+            lone.append(worked_s)
+            self._waited_s += waited_s
+            if len(lone) >= TIMES_MAX:
+                self._sum_up()
+        else:
+            self._add(len(jobs), 1, sum([job.state is _ANSWERED for job in jobs]), waited_s, worked_s)
+        self._recorder.answered(jobs, waited_s, worked_s, now_s)
+
+    def _add(self, size: int, calls: int, answered: int, waited_s: float, worked_s: float) -> None:
+        """Adds batches of one size, each with the same part of answered requests."""
         entry = self._sizes.get(size) or self._sizes.setdefault(size, [0, 0.0, 0])
-        entry[0] += 1
+        entry[0] += calls
         entry[1] += worked_s
         entry[2] += answered
-        self._waited_s += waited_s * answered
-        self._handler_s += worked_s * answered
-        self._recorder.answered(jobs, waited_s, worked_s, now_s)
+        self._waited_s += waited_s * answered / calls
+        self._handler_s += worked_s * answered / calls
+
+    def _sum_up(self) -> None:
+        """Adds the kept times of single requests."""
+        lone, self._lone = self._lone, []
+        if lone:
+            self._add(1, len(lone), len(lone), 0.0, sum(lone))
 
     def loaded(self, worker_id: int, seconds: float) -> None:
         self._recorder.loaded(worker_id, seconds)
@@ -146,6 +166,7 @@ class CountedBatches:
         """The sums, with those of the model version's ledger and of its running workers. The parts never exceed the
         whole, since clients subtract them: the handler's time is measured after its answers were sent, and is reduced
         where necessary, as are the times of reading and writing."""
+        self._sum_up()
         queue_s = ledger.queued_s + self._waited_s
         last_at_s = time.time() - (time.monotonic() - ledger.last_s) if ledger.last_s else 0.0
         spent = _added([self._spent, *working])

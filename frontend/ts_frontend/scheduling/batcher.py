@@ -36,36 +36,37 @@ class Batcher(Generic[JobT]):
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.size_bytes = 0
-        self._jobs: OrderedDict[int, JobT] = OrderedDict()
+        #: The waiting jobs by id, in arrival order.
+        self.jobs: OrderedDict[int, JobT] = OrderedDict()
         self._company = False
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self.jobs)
 
     def add(self, job: JobT, now_s: float) -> None:
         """Queues a job. Raises Full if it exceeds the limit of jobs or bytes."""
         policy = self.policy
-        if len(self._jobs) >= policy.jobs_max:
-            raise Full(f"{len(self._jobs)} requests are waiting and the queue takes {policy.jobs_max} (job_queue_size)")
-        if self._jobs and self.size_bytes + job.size_bytes > policy.bytes_max:
+        if len(self.jobs) >= policy.jobs_max:
+            raise Full(f"{len(self.jobs)} requests are waiting and the queue takes {policy.jobs_max} (job_queue_size)")
+        if self.jobs and self.size_bytes + job.size_bytes > policy.bytes_max:
             raise Full(
                 f"{self.size_bytes} bytes are waiting; {job.size_bytes} more are over the queue's "
                 f"{policy.bytes_max} (job_queue_bytes_max)"
             )
         job.queued_at_s = now_s
-        self._jobs[job.id] = job
+        self.jobs[job.id] = job
         self.size_bytes += job.size_bytes
 
     def restore(self, jobs: list[JobT]) -> None:
         """Puts jobs back at the head in their order. Limits don't apply to jobs that were accepted before."""
         for job in reversed(jobs):
-            self._jobs[job.id] = job
-            self._jobs.move_to_end(job.id, last=False)
+            self.jobs[job.id] = job
+            self.jobs.move_to_end(job.id, last=False)
             self.size_bytes += job.size_bytes
 
     def remove(self, job: JobT) -> bool:
         """Forgets a job; returns False when it isn't here."""
-        if self._jobs.pop(job.id, None) is None:
+        if self.jobs.pop(job.id, None) is None:
             return False
         self.size_bytes -= job.size_bytes
         return True
@@ -75,14 +76,14 @@ class Batcher(Generic[JobT]):
 
         An `idle` worker takes a lone request at once if the previous one was alone too, because waiting would only
         cost time. After a batch of several, requests wait for the delay again."""
-        if not self._jobs:
+        if not self.jobs:
             return math.inf
         policy = self.policy
-        if not policy.delay_s or len(self._jobs) >= policy.batch_size:
+        if not policy.delay_s or len(self.jobs) >= policy.batch_size:
             return 0.0
-        if idle and len(self._jobs) == 1 and not self._company and not policy.lone_waits:
+        if idle and len(self.jobs) == 1 and not self._company and not policy.lone_waits:
             return 0.0
-        first = next(iter(self._jobs.values()))
+        first = next(iter(self.jobs.values()))
         return 0.0 if first.alone else max(0.0, first.queued_at_s + policy.delay_s - now_s)
 
     def take(self) -> list[JobT]:
@@ -92,7 +93,7 @@ class Batcher(Generic[JobT]):
         return batch
 
     def _next(self) -> list[JobT]:
-        jobs = self._jobs
+        jobs = self.jobs
         if self.policy.batch_size == 1 and jobs:
             _, job = jobs.popitem(last=False)
             self.size_bytes -= job.size_bytes
@@ -110,7 +111,7 @@ class Batcher(Generic[JobT]):
 
     def waiting(self) -> list[JobT]:
         """Returns all waiting jobs, in order."""
-        return list(self._jobs.values())
+        return list(self.jobs.values())
 
 
 @dataclass(frozen=True, slots=True)

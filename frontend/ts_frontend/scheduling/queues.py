@@ -240,18 +240,20 @@ class JobQueue(WorkQueue):
     def _dispatch(self) -> None:
         self._scheduled = False
         batcher = self._batcher
+        waiting, policy = batcher.jobs, batcher.policy
         touched: list[QueueWorker] = []
         now_s = time.monotonic()
         if self._again:
             self._dispatch_again(touched, now_s)
-        while len(batcher):
-            worker = self._pick(self._ahead_s())
+        while waiting:
+            worker = self._pick(self._ahead_s() if len(waiting) >= policy.batch_size else PART_AHEAD_S)
             if worker is None:
                 break
-            due_s = batcher.due_s(now_s, worker.capacity() == IDLE) if batcher.policy.delay_s else 0.0
-            if due_s > 0:
-                self._wake_in(due_s)
-                break
+            if policy.delay_s:
+                due_s = batcher.due_s(now_s, worker.capacity() == IDLE)
+                if due_s > 0:
+                    self._wake_in(due_s)
+                    break
             jobs = batcher.take()
             if len(jobs) != 1 or jobs[0].deadline_s <= now_s:
                 jobs = without_expired(jobs, now_s)
@@ -284,9 +286,7 @@ class JobQueue(WorkQueue):
             self._reserved.reserve()
 
     def _ahead_s(self) -> float:
-        """Returns the longest time of a batch behind which the next is sent."""
-        if len(self._batcher) < self._batcher.policy.batch_size:
-            return PART_AHEAD_S
+        """Returns the longest time of a batch behind which a full one is sent."""
         return self.sole_ahead_s if len(self._workers) == 1 else AHEAD_S
 
     def _pick(self, ahead_s: float = AHEAD_S) -> QueueWorker | None:

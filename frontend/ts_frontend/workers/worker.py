@@ -31,7 +31,7 @@ from ts.protocol.frames import (
 )
 from ts_frontend.errors import DeadlineExceeded, Draining, InvalidArgument, Quarantined, WorkerDied
 from ts_frontend.job import Job, Whereabouts
-from ts_frontend.scheduling.queues import AHEAD_S, WorkQueue
+from ts_frontend.scheduling.queues import AHEAD_S, IDLE, WorkQueue
 from ts_frontend.scheduling.repeats import halves, one_by_one
 from ts_frontend.tasks import watched
 from ts_frontend.workers.calls import HandlerCalls
@@ -299,7 +299,8 @@ class Worker:
         `QueueWorker`."""
         if self.state is not WorkerState.READY or self._hung_at_s is not None:
             return 0
-        return self._running.capacity(ahead_s)
+        running = self._running
+        return running.concurrency.capacity(running, ahead_s) if running.batches else IDLE
 
     def holds(self, job: Job) -> bool:
         """Returns True while the process computes the job, even if no caller waits for it."""
@@ -422,9 +423,10 @@ class Worker:
         if not running.finish(job_id, batch):
             return False
         waited_s, worked_s = running.measure(batch, now_s)
-        self.answered += len(batch.jobs)
-        if self._recorder is not None and batch.jobs:
-            self._recorder.answered(batch.jobs, waited_s, worked_s, now_s)
+        jobs, recorder = batch.jobs, self._recorder
+        self.answered += len(jobs)
+        if recorder is not None and jobs:
+            recorder.answered(jobs, waited_s, worked_s, now_s)
         if not running.batches:
             self._became_idle()
         return True

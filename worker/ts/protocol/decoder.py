@@ -13,6 +13,7 @@ from ts.protocol.frames import (
     CANCEL,
     CHUNK,
     CHUNK_HEAD,
+    CHUNK_HEAD_SIZE,
     CONTINUED,
     COUNT,
     CREDIT,
@@ -22,8 +23,11 @@ from ts.protocol.frames import (
     FEED_HEAD,
     FRAME_BYTES_MAX,
     HEADER,
+    HEADER_SIZE,
     INPUT_HEAD,
+    INPUT_HEAD_SIZE,
     ITEM_HEAD,
+    ITEM_HEAD_SIZE,
     JOINED_BYTES_MAX,
     LOAD,
     LOAD_FAILED,
@@ -38,12 +42,14 @@ from ts.protocol.frames import (
     PREDICT,
     READY,
     SINGLE,
+    SINGLE_SIZE,
     STOP,
     TIMED,
     TIMES,
     U64,
     WHOLE,
     WHOLE_HEAD,
+    WHOLE_HEAD_SIZE,
     Call,
     Cancel,
     Chunk,
@@ -115,7 +121,7 @@ def _decode_item(body: Body, at: int, end: int | None = None) -> tuple[Item, int
     job_id, deadline_s, id_size, headers_size, input_count = ITEM_HEAD.unpack_from(body, at)
     if deadline_s != deadline_s:
         raise FrameError("deadline is not a number")
-    at += ITEM_HEAD.size
+    at += ITEM_HEAD_SIZE
     id_end = at + id_size
     request_id = str(body[at:id_end], "utf-8")
     at = id_end + headers_size
@@ -123,7 +129,7 @@ def _decode_item(body: Body, at: int, end: int | None = None) -> tuple[Item, int
     inputs = []
     for _ in range(input_count):
         name_size, type_size, size = INPUT_HEAD.unpack_from(body, at)
-        at += INPUT_HEAD.size
+        at += INPUT_HEAD_SIZE
         name_end = at + name_size
         start = name_end + type_size
         name = str(body[at:name_end], "utf-8") if name_size else ""
@@ -139,9 +145,9 @@ def _decode_single(key: int, body: bytes) -> Message | None:
     """Decodes the usual batch, one small request with one input, by its two heads. None for any other batch, and for
     invalid bytes, which `_decode_any` reports."""
     count, job_id, deadline_s, id_size, headers_size, input_count = SINGLE.unpack_from(body)
-    id_end = SINGLE.size + id_size
+    id_end = SINGLE_SIZE + id_size
     headers_end = id_end + headers_size
-    name = headers_end + INPUT_HEAD.size
+    name = headers_end + INPUT_HEAD_SIZE
     if count != 1 or input_count != 1 or len(body) < name or deadline_s != deadline_s:
         return None
     name_size, type_size, size = INPUT_HEAD.unpack_from(body, headers_end)
@@ -154,9 +160,7 @@ def _decode_single(key: int, body: bytes) -> Message | None:
         (body[name:content_type].decode(), body[content_type:data].decode() if type_size else "", body[data:]),
     )
     headers = PackedPairs(body[id_end:headers_end]) if headers_size else ()
-    return new(
-        Predict, (key, (new(Item, (job_id, body[SINGLE.size : id_end].decode(), deadline_s, headers, (part,))),))
-    )
+    return new(Predict, (key, (new(Item, (job_id, body[SINGLE_SIZE:id_end].decode(), deadline_s, headers, (part,))),)))
 
 
 def _decode_any(key: int, body: Body) -> Message:
@@ -170,7 +174,7 @@ def _decode_any(key: int, body: Body) -> Message:
 
 def _decode_predict(key: int, body: Body) -> Message:
     try:
-        single = _decode_single(key, body) if type(body) is bytes and len(body) >= SINGLE.size else None
+        single = _decode_single(key, body) if type(body) is bytes and len(body) >= SINGLE_SIZE else None
         return single or _decode_any(key, body)
     except (struct.error, UnicodeDecodeError, OverflowError) as error:  # a length may be no index at all
         raise FrameError(f"a request of {len(body)} bytes: {error}") from error
@@ -182,9 +186,9 @@ def _decode_chunk(key: int, body: Body) -> Message:
     except struct.error as error:
         raise FrameError(f"a chunk of {len(body)} bytes") from error
     if not phrase_size and not header_count:
-        return new(Chunk, (key, body[CHUNK_HEAD.size :], bool(last), status, "", ()))
+        return new(Chunk, (key, body[CHUNK_HEAD_SIZE:], bool(last), status, "", ()))
     reader = _Reader(body)
-    reader.at = CHUNK_HEAD.size
+    reader.at = CHUNK_HEAD_SIZE
     phrase = reader.text(phrase_size)
     headers = [reader.pair() for _ in range(header_count)]
     return Chunk(key, body[reader.at :], bool(last), status, phrase, headers)
@@ -300,24 +304,24 @@ def _decode_owned(kind: int, key: int, whole: bytearray) -> Message:
     which are cut off without a copy."""
     if kind == PREDICT:
         return _decode_owned_single(key, whole) or _decode_predict(key, memoryview(whole))
-    if kind == CHUNK and len(whole) >= CHUNK_HEAD.size:
+    if kind == CHUNK and len(whole) >= CHUNK_HEAD_SIZE:
         last, status, phrase_size, header_count = CHUNK_HEAD.unpack_from(whole)
         if not phrase_size and not header_count:
-            del whole[: CHUNK_HEAD.size]
+            del whole[:CHUNK_HEAD_SIZE]
             return Chunk(key, whole, bool(last), status)
     return _DECODERS[kind](key, memoryview(whole))
 
 
 def _decode_owned_single(key: int, whole: bytearray) -> Message | None:
     """Decodes a batch of one request with one input; None for any other batch, and for invalid bytes."""
-    if len(whole) < SINGLE.size:
+    if len(whole) < SINGLE_SIZE:
         return None
     count, _, _, id_size, headers_size, input_count = SINGLE.unpack_from(whole)
-    at = SINGLE.size + id_size + headers_size
-    if count != 1 or input_count != 1 or at + INPUT_HEAD.size > len(whole):
+    at = SINGLE_SIZE + id_size + headers_size
+    if count != 1 or input_count != 1 or at + INPUT_HEAD_SIZE > len(whole):
         return None
     name_size, type_size, size = INPUT_HEAD.unpack_from(whole, at)
-    start = at + INPUT_HEAD.size + name_size + type_size
+    start = at + INPUT_HEAD_SIZE + name_size + type_size
     if start + size != len(whole):
         return None
     try:
@@ -331,16 +335,16 @@ def _decode_owned_single(key: int, whole: bytearray) -> Message | None:
 def _take_chunks(data: bytes, messages: list[Message]) -> int:
     """Decodes the small chunks without phrase and headers that the bytes begin with, which most answers are, each by
     its two heads at once. Returns where they end."""
-    at, last_at, size = 0, len(data) - WHOLE_HEAD.size, WHOLE_HEAD.size
+    at, last_at, size = 0, len(data) - WHOLE_HEAD_SIZE, WHOLE_HEAD_SIZE
     while at <= last_at:
         length, kind, flags, _, key, last, status, phrase_size, header_count = WHOLE_HEAD.unpack_from(data, at)
-        stop = at + HEADER.size + length
+        stop = at + HEADER_SIZE + length
         if (
             kind != CHUNK
             or flags
             or phrase_size
             or header_count
-            or not CHUNK_HEAD.size <= length < JOINED_BYTES_MAX
+            or not CHUNK_HEAD_SIZE <= length < JOINED_BYTES_MAX
             or stop > len(data)
         ):
             break
@@ -426,7 +430,7 @@ class Decoder:
         view = memoryview(data)
         messages: list[Message] = []
         at, end = _take_chunks(data, messages), len(data)
-        need = head_size = HEADER.size
+        need = head_size = HEADER_SIZE
         while end - at >= head_size:
             length, kind, flags, _, key = HEADER.unpack_from(data, at)
             decode = _DECODERS.get(kind)

@@ -43,6 +43,9 @@ INPUT_HEAD = struct.Struct("<HHQ")
 _SINGLE_BYTES = SINGLE.size + INPUT_HEAD.size
 CHUNK_HEAD = struct.Struct("<BHHH")
 WHOLE_HEAD = struct.Struct("<IBBHQBHHH")  # HEADER and CHUNK_HEAD
+#: Their sizes: Python looks an attribute of a C object up each time.
+HEADER_SIZE, SINGLE_SIZE, ITEM_HEAD_SIZE = HEADER.size, SINGLE.size, ITEM_HEAD.size
+INPUT_HEAD_SIZE, CHUNK_HEAD_SIZE, WHOLE_HEAD_SIZE = INPUT_HEAD.size, CHUNK_HEAD.size, WHOLE_HEAD.size
 FAILED_HEAD = struct.Struct("<HBI")
 #: The flags in FAILED_HEAD.
 BY_HANDLER, WHOLE, NOT_BEGUN = 1, 2, 4
@@ -330,7 +333,7 @@ def request_frame(
     if data_size >= JOINED_BYTES_MAX:
         return None
     raw_id, raw_name, raw_type = request_id.encode(), name.encode(), content_type.encode()
-    raw_pairs = packed(headers)
+    raw_pairs = packed(headers) if headers else b""
     id_size, pairs_size, name_size, type_size = len(raw_id), len(raw_pairs), len(raw_name), len(raw_type)
     size = _SINGLE_BYTES + id_size + pairs_size + name_size + type_size + data_size
     if size >= JOINED_BYTES_MAX:
@@ -504,12 +507,12 @@ def small_frame(kind: int, key: int, body: Sequence[Buffer]) -> bytes | None:
 
 
 #: The most bytes of a whole answer that is a small frame.
-ANSWER_BYTES_MAX = JOINED_BYTES_MAX - CHUNK_HEAD.size - 1
+ANSWER_BYTES_MAX = JOINED_BYTES_MAX - CHUNK_HEAD_SIZE - 1
 
 
 def answer_frame(job_id: int, data: bytes) -> bytes:
     """The frame of `Chunk(job_id, data)`, a whole answer without headers, of at most ANSWER_BYTES_MAX."""
-    return WHOLE_HEAD.pack(CHUNK_HEAD.size + len(data), CHUNK, 0, 0, job_id, 1, 200, 0, 0) + data
+    return WHOLE_HEAD.pack(CHUNK_HEAD_SIZE + len(data), CHUNK, 0, 0, job_id, 1, 200, 0, 0) + data
 
 
 def encode_bytes(message: Message) -> bytes:

@@ -69,9 +69,9 @@ class BlockingRunner:
             if rows:
                 if self._begins_later:
                     self._unbegun.add(running)
-                    result = self._call(self.entry, rows, context)
+                    result = self._call(self.entry, (rows, context))
                 else:
-                    result = self._call(self.entry, rows, context, begins=batch.batch_id)
+                    result = self._call(self.entry, (rows, context), batch.batch_id)
                 if type(result) is list:  # the usual result
                     running.finish(result)
                 else:
@@ -92,7 +92,7 @@ class BlockingRunner:
         else:
             running.finish(result)
 
-    def _call(self, function: Any, *arguments: Any, begins: int = 0) -> Any:
+    def _call(self, function: Any, arguments: tuple[Any, ...] = (), begins: int = 0) -> Any:
         """Runs a piece of the user's code, timed and watched by the other thread. `begins`: the batch that begins
         with it, which is recorded immediately before the call."""
         link = self._link
@@ -153,7 +153,7 @@ class BlockingRunner:
             self._unbegun.discard(running)
             begins = running.batch.batch_id
         try:
-            if running.step(self._call(next, generator, begins=begins)):
+            if running.step(self._call(next, (generator,), begins)):
                 return True
         except StopIteration as end:
             return self._finish(running, end.value)

@@ -69,7 +69,7 @@ class Job:
     )
 
     def __init__(self, item: Item, batch: Batch, credit_bytes: int) -> None:
-        self.job_id, self.request_id, self.deadline_s = item.job_id, item.request_id, item.deadline_s
+        self.job_id, self.request_id, self.deadline_s, _, _ = item
         self.item: Item | None = item  # until its inputs have been handed over
         self.batch = batch
         self.credit_bytes = credit_bytes
@@ -156,8 +156,9 @@ class Ledger:
             self.on_measure(message.job_id)
 
     def _admit(self, predict: Predict) -> None:
-        batch = Batch(predict.batch_id)
-        for item in predict.items:
+        batch_id, items = predict
+        batch = Batch(batch_id)
+        for item in items:
             job = Job(item, batch, self.credit_bytes)
             batch.jobs.append(job)
             self.jobs[job.job_id] = job
@@ -212,6 +213,9 @@ class Ledger:
         """Drops cancelled and expired requests; returns False if none is left."""
         with self.lock:
             batch.started = True
+            jobs = batch.jobs
+            if len(jobs) == 1 and jobs[0].deadline_s == math.inf and not jobs[0].done:  # the usual batch
+                return True
             now_s, whole = 0.0, True
             for job in batch.jobs:
                 if not job.done and job.deadline_s != math.inf:

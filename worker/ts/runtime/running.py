@@ -79,10 +79,8 @@ class Headers(dict[str, Any]):
 
 def is_tensor_request(item: Item | None) -> bool:
     """Whether its one input is marked as a tensor protocol's request (ts/tensors/forms.py)."""
-    if item is None or not item.inputs:
-        return False
-    _, content_type, _ = item.inputs[0]
-    return content_type[:1] == "\0"
+    inputs = item.inputs if item is not None else ()
+    return bool(inputs) and inputs[0][1][:1] == "\0"
 
 
 def fields_of(item: Item) -> Sequence[Input]:
@@ -398,15 +396,17 @@ class Running:
     def _only_row(self) -> list[Any] | None:
         """The row of the usual batch, one request with one input of bytes; None for any other batch."""
         job = self.jobs[0]
-        item = job.item
-        if len(self.jobs) != 1 or item is None or len(item.inputs) != 1:
+        if len(self.jobs) != 1 or job.item is None:
             return None
-        name, content_type, data = item.inputs[0]
+        _, request_id, _, headers, inputs = job.item
+        if len(inputs) != 1:
+            return None
+        name, content_type, data = inputs[0]
         if content_type and _kind(content_type) is not BYTES:
             return None
         job.item = None
-        self._asked.append((item.headers, ((name, content_type),)))
-        self.context.begin(self, {0: job.request_id})
+        self._asked.append((headers, ((name, content_type),)))
+        self.context.begin(self, {0: request_id})
         return [{name: data if type(data) is bytearray else bytearray(data)}]
 
     def _rows(self, decode: bool) -> list[Any]:

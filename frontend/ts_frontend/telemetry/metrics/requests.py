@@ -282,19 +282,18 @@ class CountedRequests:
 
     def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
         """Counts a request that was queued, sent to a worker, and answered; `time.monotonic()` seconds."""
-        queue_s = sent_at_s - queued_at_s
-        self._queue_time.add(int(queue_s * 1e3))
         took = self._took
         if not took:
             self._unsummed.add(self)
         took.append(now_s - queued_at_s)
-        self._queued.append(queue_s)
+        self._queued.append(sent_at_s - queued_at_s)
         if len(took) >= TIMES_MAX:
             self.sum_up()
 
     def sum_up(self) -> None:
         """Adds the kept times to the series."""
         took, queued, self._took, self._queued = self._took, self._queued, [], []
+        self._queue_time.add_all([int(seconds * 1e3) for seconds in queued])
         self._latency.add_all([seconds * 1e6 for seconds in took])
         self._queue.add_all([seconds * 1e6 for seconds in queued])
         self._latency_s.add_all(took)
