@@ -7,6 +7,7 @@ imported before.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -214,7 +215,22 @@ def main() -> int:
     gc.freeze()  # a collection would copy every shared page in the programs
     with socket.socket(fileno=asked["control"]) as control:
         forked = serve(control)
-    return (run() or 0) if forked else 0
+    if not forked:
+        return 0
+    status = run() or 0
+    if not sys.warnoptions:  # with them, what is still open as its modules end is told
+        _leave(status)
+    return status
+
+
+def _leave(status: int) -> None:
+    """Ends the program as the interpreter does: its threads, its exit functions, its output. The memory of its modules
+    ends with the process: to free them one by one takes longer than all else that it does at its end."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -76,8 +76,8 @@ def authorities_are_read_once() -> Iterator[None]:
 
 class Serving:
     """A running server. `log`: its output so far. `settings` may have `env`, further variables, and `command`, which
-    replaces `torchserve` and finds a config.properties. A server with neither is forked with its modules imported
-    (warm_start.py), unless it is `executed`."""
+    replaces `torchserve` and finds a config.properties. A server without a command or variables of the interpreter is
+    forked with its modules imported (warm_start.py), unless it is `executed`."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Serving:
         }
         env |= more_env
         self.process: Program | subprocess.Popen[str]
-        if executed or more_env or instead:
+        if executed or instead or any(name.startswith("PYTHON") for name in more_env):
             command = instead or [*COMMAND, *words]
             self.process = subprocess.Popen(
                 command, cwd=directory, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -285,6 +285,21 @@ def write_to() -> Callable[..., str]:
 def serving() -> type[Serving]:
     """For tests that start a server of their own: `serving(directory, store, settings, arguments)`."""
     return Serving
+
+
+@pytest.fixture(scope="session")
+def client_command() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`client_command(directory, *words, **variables)`: `torchserve` with these words, which start no server, forked
+    like a server; standard error is in its output."""
+
+    def run(directory: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("TS_", "TORCHSERVE_"))}
+        asked = server_template().start(words, cwd=directory, env=env | variables, stderr=subprocess.STDOUT)
+        with asked as program:
+            printed = program.stdout.read()
+            return subprocess.CompletedProcess(words, program.wait(), printed)
+
+    return run
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import json
 import re
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -37,21 +38,16 @@ def handle(data, context):
 """
 
 
-@pytest.fixture(scope="module")
-def server(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    directory = tmp_path_factory.mktemp("requests")
+@contextlib.contextmanager
+def probed(serving: Any, directory: Path, **settings: object) -> Iterator[Any]:
+    """A server with the model `probe` and small limits."""
     model = directory / "store" / "probe"
     (model / "MAR-INF").mkdir(parents=True)
     (model / "handler.py").write_text(HANDLER)
     manifest = {"runtime": "python", "model": {"modelName": "probe", "handler": "handler.py", "modelVersion": "1.0"}}
     (model / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
     (directory / "outside.mar").write_text("not for the server")
-    settings = {
-        "max_request_size": LIMIT_BYTES,
-        "arriving_bytes_max": ARRIVING_BYTES_MAX,
-        "request_body_timeout_s": 1,
-        "request_head_timeout_s": 1,
-    }
+    settings |= {"max_request_size": LIMIT_BYTES, "arriving_bytes_max": ARRIVING_BYTES_MAX}
     server = serving(directory, directory / "store", settings, ["--ncs"])
     try:
         server.wait_started().register("probe")
@@ -60,9 +56,30 @@ def server(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
         server.terminate()
 
 
+@pytest.fixture(scope="module")
+def server(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """It waits a second for the rest of a request."""
+    waits = {"request_body_timeout_s": 1, "request_head_timeout_s": 1}
+    with probed(serving, tmp_path_factory.mktemp("requests"), **waits) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def patient(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """It waits as long for the rest of a request as the slowest machine takes for it."""
+    waits = {"request_body_timeout_s": GUARD_S, "request_head_timeout_s": GUARD_S}
+    with probed(serving, tmp_path_factory.mktemp("patient"), **waits) as found:
+        yield found
+        assert_healthy(found)
+
+
 @pytest.fixture(autouse=True)
 def still_healthy(server: Any) -> Iterator[None]:
     yield
+    assert_healthy(server)
+
+
+def assert_healthy(server: Any) -> None:
     assert good(server)
     assert "failed unexpectedly" not in server.log
     assert "Traceback" not in server.log
@@ -624,9 +641,9 @@ def test_http_2_refuses_a_body_over_the_limit(server: Any, announced: bool) -> N
     assert memory_bytes(server) - before < MEMORY_BYTES_MAX
 
 
-def test_bodies_that_arrive_at_the_same_time_share_a_limit(server: Any) -> None:
+def test_bodies_that_arrive_at_the_same_time_share_a_limit(patient: Any) -> None:
     head = POST + b"Content-Length: %d\r\n\r\n" % LIMIT_BYTES
-    with connected(server) as first, connected(server) as second, connected(server) as third:
+    with connected(patient) as first, connected(patient) as second, connected(patient) as third:
         for one in (first, second, third):
             one.sendall(head + b"x" * (LIMIT_BYTES - 1))
         code, headers = head_of(until_closed(first))
@@ -636,16 +653,16 @@ def test_bodies_that_arrive_at_the_same_time_share_a_limit(server: Any) -> None:
             assert one.recv(65_536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_messages_of_grpc_that_arrive_share_the_limit_with_them(server: Any) -> None:
+def test_messages_of_grpc_that_arrive_share_the_limit_with_them(patient: Any) -> None:
     path = b"/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
     names = [*POST2[:3], (b":path", path), (b"content-type", b"application/grpc"), (b"te", b"trailers")]
     part = b"\0" + LIMIT_BYTES.to_bytes(4, "big") + b"x" * (LIMIT_BYTES - 1)
     with contextlib.ExitStack() as open_ones:
         first, *others = [
-            Talk(open_ones.enter_context(connected(server, "grpc_inference"))).send(names, part, end=False)
+            Talk(open_ones.enter_context(connected(patient, "grpc_inference"))).send(names, part, end=False)
             for _ in range(2)
         ]
-        third = open_ones.enter_context(connected(server))
+        third = open_ones.enter_context(connected(patient))
         third.sendall(POST + b"Content-Length: %d\r\n\r\n" % LIMIT_BYTES + b"x" * (LIMIT_BYTES - 1))
         assert first.finish().trailers[b"grpc-status"] == b"8"
         third.sendall(b"x")

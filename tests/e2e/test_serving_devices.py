@@ -166,24 +166,29 @@ WAYS = {
 }
 
 
+@pytest.fixture(scope="module")
+def computing(server_of):
+    """A server with a model for each way, whose six processes import torch once."""
+    with server_of({way: (f"{FAILING_GPU}\n{code}", "") for way, code in WAYS.items()}, preload_torch="true") as server:
+        yield server
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_a_worker_whose_gpu_failed_answers_and_is_replaced(start, write, way):
+def test_a_worker_whose_gpu_failed_answers_and_is_replaced(computing, way):
     """A GPU's failure stays until its process ends: a worker that went on would fail each of its requests."""
-    write("computing", f"{FAILING_GPU}\n{WAYS[way]}")
-    server = start()
-    server.register("computing")
 
     def refusal(word: str) -> str:
         with pytest.raises(grpc.RpcError) as failure:
-            server.predict("computing", word)
+            computing.predict(way, word)
         return str(failure.value.details())
 
-    before = server.predict("computing", "ok")
+    seen = len(computing.lines)
+    before = computing.predict(way, "ok")
     assert "CUDA out of memory" in refusal("too large")
-    assert server.predict("computing", "ok") == before
+    assert computing.predict(way, "ok") == before
     assert "device-side assert triggered" in refusal("bad index")
-    after = server.predict("computing", "ok")
+    after = computing.predict(way, "ok")
     assert after != before
-    reason = server.describe("computing")["lastWorkerFailure"]["reason"]
+    reason = computing.describe(way)["lastWorkerFailure"]["reason"]
     assert reason == "Its GPU failed, and can't be used by its process any more (exit code 71)"
-    assert any("the worker ends and is replaced" in line for line in server.lines)
+    assert any("the worker ends and is replaced" in line for line in computing.lines[seen:])

@@ -286,7 +286,7 @@ def torchserve(directory: Path, *words: str, **environ: str) -> subprocess.Compl
         return subprocess.CompletedProcess(done.args, done.returncode, file.read())
 
 
-def test_the_commands_find_and_send_the_key(start: Any, tmp_path: Path) -> None:
+def test_the_commands_find_and_send_the_key(start: Any, tmp_path: Path, client_command: Any) -> None:
     server = start(disable_token_authorization="false", load_models="probe", default_workers_per_model=1)
     here = {
         "TORCHSERVE_INFERENCE_PORT": str(server.port("grpc_inference")),
@@ -295,17 +295,17 @@ def test_the_commands_find_and_send_the_key(start: Any, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     keys = keys_of(tmp_path)
-    assert "probe" in torchserve(tmp_path, "list", **here).stdout
+    assert "probe" in client_command(tmp_path, "list", **here).stdout
     until(lambda: status(server, "inference", "/v2/models/probe/ready") == 200)
-    assert torchserve(tmp_path, "predict", "probe", "--input", "data={}", **here).stdout.strip() == "ok"
-    assert "probe" in torchserve(elsewhere, "list", "--token", keys["management"], **here).stdout
-    assert "probe" in torchserve(elsewhere, "list", **here, TORCHSERVE_TOKEN=keys["management"]).stdout
-    assert "probe" in torchserve(elsewhere, "list", "--key-file", str(tmp_path / "key_file.json"), **here).stdout
-    assert torchserve(elsewhere, "ping", **here).returncode == 0
-    refused = torchserve(elsewhere, "list", **here)
+    assert client_command(tmp_path, "predict", "probe", "--input", "data={}", **here).stdout.strip() == "ok"
+    assert "probe" in client_command(elsewhere, "list", "--token", keys["management"], **here).stdout
+    assert "probe" in client_command(elsewhere, "list", **here, TORCHSERVE_TOKEN=keys["management"]).stdout
+    assert "probe" in client_command(elsewhere, "list", "--key-file", str(tmp_path / "key_file.json"), **here).stdout
+    assert client_command(elsewhere, "ping", **here).returncode == 0
+    refused = client_command(elsewhere, "list", **here)
     assert refused.returncode == 1
     assert "The server requires its management key; none was sent." in refused.stdout
-    refused = torchserve(elsewhere, "predict", "probe", "--input", "data={}", "--token", keys["management"], **here)
+    refused = client_command(elsewhere, "predict", "probe", "--input", "data={}", "--token", keys["management"], **here)
     assert "The server requires its inference key; the one of --token" in refused.stdout
 
 
