@@ -113,8 +113,8 @@ class AsyncRunner:
             running.failed(error)
         finally:
             batch.on_change = None
-            running.fail(PREDICTION_FAILED)
-            _end_feeds(batch)
+            _end(batch, running)
+            self._flush_soon()
 
     async def _handle(self, running: Running) -> None:
         if self._link.on_turn is not None:
@@ -163,11 +163,15 @@ class AsyncRunner:
         return True
 
 
-def _end_feeds(batch: Batch) -> None:
-    """Ends the wait for further inputs of the batch's requests."""
+def _end(batch: Batch, running: Running) -> None:
+    """Fails the requests that the handler has left unanswered, and ends their wait for further inputs."""
+    unanswered = False
     for job in batch.jobs:
+        unanswered |= not job.over
         if job.on_feed is not None:
             job.on_feed(Feed(job.job_id, (), last=True))
+    if unanswered:
+        running.fail(PREDICTION_FAILED)
 
 
 async def _stepwise(generator: Any) -> Any:

@@ -20,7 +20,7 @@ from ts.compat.kserve_api.http_channel import Connections
 from ts.compat.kserve_api.messages import InferOutput, InferResponse, array_of
 from ts.protocol.codes import Code
 from ts.tensors.grpc_form import request_bytes, response_from
-from ts.tensors.types import InferenceRequest, Tensor
+from ts.tensors.types import BadTensor, InferenceRequest, Tensor
 from ts.utils.util import PredictionException
 
 T = TypeVar("T")
@@ -45,6 +45,8 @@ WAITED_FOR_UNTIL_S: ContextVar[float] = ContextVar("waited_for_until_s", default
 #: The pause between two attempts that reached no server.
 RETRY_PAUSE_S = 0.1
 BAD_GATEWAY, UNAVAILABLE, TIMED_OUT = 502, 503, 504
+#: The HTTP statuses that a client may get for a predictor's failure.
+_FAILURES = range(400, 600)
 _STATUS = {
     Code.INVALID_ARGUMENT: 400,
     Code.UNAUTHENTICATED: 401,
@@ -92,7 +94,9 @@ class PredictorConfig:
 
 def forwarded(headers: Mapping[str, Any] | None) -> dict[str, str]:
     """The headers that are forwarded to the predictor."""
-    given = {name.lower(): value for name, value in (headers or {}).items() if isinstance(value, str)}
+    if not headers:
+        return {}
+    given = {name.lower(): value for name, value in headers.items() if isinstance(value, str)}
     return {name: given[name] for name in FORWARDED if name in given}
 
 
@@ -133,15 +137,17 @@ class Predictor:
             host = self._config.predictor_host
             target = host if host.rpartition("]")[2].count(":") == 1 else f"{host}:{port}"
             self._channel = Channel(target, self._tls() if self._config.use_ssl else None)
-        request_id = payload.id or headers.get("x-request-id") or os.urandom(16).hex()
-        inputs = [Tensor(one.name, *array_of(one, f"input {one.name!r}")) for one in payload.inputs]
+        # Without an id that its client hasn't given: the predictor would have to read it, and to send it back.
+        request_id = payload.id or headers.get("x-request-id") or ""
+        inputs = [Tensor(one.name, *array_of(one)) for one in payload.inputs]
         message = request_bytes(InferenceRequest(inputs, request_id, model, parameters=payload.parameters))
-        metadata = [*{**headers, "x-request-id": request_id}.items()]
-        channel = self._channel
-        answer = response_from(
-            await self._called(lambda left_s: channel.call(MODEL_INFER, message, metadata, left_s), _is_unavailable)
-        )
-        outputs = [_output_of(one) for one in answer.outputs]
+        channel, metadata = self._channel, tuple(headers.items())
+        said = await self._called(lambda left_s: channel.call(MODEL_INFER, message, metadata, left_s), _is_unavailable)
+        try:
+            answer = response_from(said)
+        except BadTensor as error:
+            raise PredictionException(str(error), BAD_GATEWAY) from None
+        outputs = [InferOutput.of(one) for one in answer.outputs]
         return InferResponse(answer.id, answer.model_name, outputs, answer.model_version, parameters=answer.parameters)
 
     async def _called(self, call: Callable[[float], Awaitable[T]], again: Callable[[Unanswered], bool]) -> T:
@@ -178,11 +184,12 @@ class Predictor:
         status, said = await self._called(lambda left_s: connections.post(path, body, sent, left_s), _is_unseen)
         try:
             found = json.loads(said)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = said.decode("utf-8", "replace")
         if status != HTTPStatus.OK:
             text = found.get("error") or found.get("message") if isinstance(found, dict) else found
-            raise PredictionException(str(text or f"the predictor answered with HTTP status {status}"), status)
+            failed = status if status in _FAILURES else BAD_GATEWAY
+            raise PredictionException(str(text or f"the predictor answered with HTTP status {status}"), failed)
         return found
 
 
@@ -196,19 +203,17 @@ def _is_unseen(error: Unanswered) -> bool:
     return error.unseen
 
 
-def _output_of(tensor: Tensor) -> InferOutput:
-    made = InferOutput(tensor.name, list(tensor.shape), tensor.datatype, None, tensor.parameters)
-    made.set_data_from_numpy(tensor.numbers())
-    return made
-
-
 def _response(found: Any) -> InferResponse:
     if not isinstance(found, dict) or not isinstance(found.get("outputs"), list):
         raise PredictionException("the predictor's answer has no outputs", BAD_GATEWAY)
-    outputs = [
-        InferOutput(one["name"], one["shape"], one["datatype"], one["data"], one.get("parameters"))
-        for one in found["outputs"]
-    ]
+    try:
+        outputs = [
+            InferOutput(one["name"], one["shape"], one["datatype"], one["data"], one.get("parameters"))
+            for one in found["outputs"]
+        ]
+    except (AttributeError, KeyError, TypeError) as error:
+        text = f"an output of the predictor's answer has no name, shape, datatype or data: {error!r}"
+        raise PredictionException(text, BAD_GATEWAY) from None
     return InferResponse(
         found.get("id"),
         found.get("model_name", ""),
