@@ -81,7 +81,7 @@ class PostAnswer:
     def _head(self, data: bytes, at: int) -> int | None:
         end = data.find(_HEAD_END, at, at + HEAD_BYTES_MAX + len(_HEAD_END))
         if end < 0:
-            return self._wait(data, at, HEAD_BYTES_MAX)
+            return self._wait(data, at, HEAD_BYTES_MAX, len(_HEAD_END))
         first, *lines = data[at:end].lower().split(_LINE_END)
         version, _, said = first.partition(b" ")
         if version not in _VERSIONS or not said[:3].isdigit() or len(said) < 3:
@@ -155,7 +155,7 @@ class PostAnswer:
     def _line(self, data: bytes, at: int) -> int | None:
         """The end of the line at this position."""
         end = data.find(_LINE_END, at, at + LINE_BYTES_MAX + len(_LINE_END))
-        return end if end >= 0 else self._wait(data, at, LINE_BYTES_MAX)
+        return end if end >= 0 else self._wait(data, at, LINE_BYTES_MAX, len(_LINE_END))
 
     def _chunk_size(self, data: bytes, at: int) -> int | None:
         end = self._line(data, at)
@@ -178,7 +178,7 @@ class PostAnswer:
     def _chunk_end(self, data: bytes, at: int) -> int | None:
         end = at + len(_LINE_END)
         if len(data) < end:
-            return self._wait(data, at, LINE_BYTES_MAX)
+            return self._wait(data, at, LINE_BYTES_MAX, len(_LINE_END))
         if data[at:end] != _LINE_END:
             raise BadAnswer("a chunk is longer than its size")
         self._stage = self._chunk_size
@@ -196,9 +196,9 @@ class PostAnswer:
     def _end(self, data: bytes, at: int) -> NoReturn:
         raise AssertionError("nothing is read after the end")
 
-    def _wait(self, data: bytes, at: int, most: int) -> int | None:
-        """Keeps the bytes of an incomplete part until more come."""
-        if len(data) - at > most:
+    def _wait(self, data: bytes, at: int, most: int, end_bytes: int) -> int | None:
+        """Keeps the bytes of an incomplete part until more come. `most`: without the end of the part."""
+        if len(data) - at >= most + end_bytes:
             raise BadAnswer(f"a part of its head is over {most} bytes")
         self._left = data[at:]
         return None
