@@ -89,15 +89,18 @@ class AsyncRunner:
     async def _run(self, batch: Batch) -> None:
         context = self._context.fork()
         running = self._opened(batch, context)
-        changed = asyncio.Event()
+        changed: asyncio.Event | None = None
         task = asyncio.current_task()
 
         def on_change() -> None:
-            changed.set()
+            if changed is not None:
+                changed.set()
             if batch.cancelled and task is not None:
                 task.cancel()
 
         async def waiter() -> None:
+            nonlocal changed
+            changed = changed or asyncio.Event()  # few handlers wait
             changed.clear()
             self._flush_soon()
             if batch.stalled and not batch.cancelled:

@@ -8,11 +8,11 @@ import math
 import os
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 from ts.compat.kserve_api.grpc_channel import Channel, Unanswered
@@ -22,8 +22,6 @@ from ts.protocol.codes import Code
 from ts.tensors.grpc_form import request_bytes, response_from
 from ts.tensors.types import BadTensor, InferenceRequest, Tensor
 from ts.utils.util import PredictionException
-
-T = TypeVar("T")
 
 V1, V2, GRPC_V2 = "v1", "v2", "grpc-v2"
 #: The request's headers that go on to the predictor: the caller, the request and the trace.
@@ -141,8 +139,14 @@ class Predictor:
         request_id = payload.id or headers.get("x-request-id") or ""
         inputs = [Tensor(one.name, *array_of(one)) for one in payload.inputs]
         message = request_bytes(InferenceRequest(inputs, request_id, model, parameters=payload.parameters))
-        channel, metadata = self._channel, tuple(headers.items())
-        said = await self._called(lambda left_s: channel.call(MODEL_INFER, message, metadata, left_s), _is_unavailable)
+        metadata, end_s, attempts = tuple(headers.items()), time.monotonic() + self._left_s(), 0
+        while True:
+            try:
+                said = await self._channel.call(MODEL_INFER, message, metadata, end_s - time.monotonic())
+                break
+            except Unanswered as error:
+                attempts += 1  # KServe's rule for gRPC
+                await self._failed(error, attempts, error.code == Code.UNAVAILABLE, end_s)
         try:
             answer = response_from(said)
         except BadTensor as error:
@@ -150,19 +154,12 @@ class Predictor:
         outputs = [InferOutput.of(one) for one in answer.outputs]
         return InferResponse(answer.id, answer.model_name, outputs, answer.model_version, parameters=answer.parameters)
 
-    async def _called(self, call: Callable[[float], Awaitable[T]], again: Callable[[Unanswered], bool]) -> T:
-        """The answer to a call, which gets the seconds left. A failed attempt is repeated as often as configured where
-        `again` says so."""
-        end_s, attempts = time.monotonic() + self._left_s(), 0
-        while True:
-            try:
-                return await call(end_s - time.monotonic())
-            except Unanswered as error:
-                attempts += 1
-                left_s = end_s - time.monotonic()
-                if not again(error) or attempts > self._config.retries or left_s < RETRY_PAUSE_S:
-                    raise PredictionException(error.message, _STATUS.get(error.code, BAD_GATEWAY)) from error
-                await asyncio.sleep(RETRY_PAUSE_S)
+    def _failed(self, error: Unanswered, attempts: int, again: bool, end_s: float) -> Awaitable[None]:
+        """The pause before another attempt of a call that failed, if it may be repeated `again` and there is time.
+        Raises PredictionException."""
+        if not again or attempts > self._config.retries or end_s - time.monotonic() < RETRY_PAUSE_S:
+            raise PredictionException(error.message, _STATUS.get(error.code, BAD_GATEWAY)) from error
+        return asyncio.sleep(RETRY_PAUSE_S)
 
     @staticmethod
     def _tls() -> ssl.SSLContext:
@@ -181,7 +178,14 @@ class Predictor:
             self._connections = Connections(self._config.predictor_host, self._tls() if self._config.use_ssl else None)
         connections, body = self._connections, json.dumps(payload).encode()
         sent = {"content-type": "application/json", **forwarded(headers)}
-        status, said = await self._called(lambda left_s: connections.post(path, body, sent, left_s), _is_unseen)
+        end_s, attempts = time.monotonic() + self._left_s(), 0
+        while True:
+            try:
+                status, said = await connections.post(path, body, sent, end_s - time.monotonic())
+                break
+            except Unanswered as error:
+                attempts += 1  # KServe's rule for HTTP: only connections that couldn't be made are tried again
+                await self._failed(error, attempts, error.unseen, end_s)
         try:
             found = json.loads(said)
         except (ValueError, RecursionError):
@@ -191,16 +195,6 @@ class Predictor:
             failed = status if status in _FAILURES else BAD_GATEWAY
             raise PredictionException(str(text or f"the predictor answered with HTTP status {status}"), failed)
         return found
-
-
-def _is_unavailable(error: Unanswered) -> bool:
-    """KServe's rule for gRPC."""
-    return error.code == Code.UNAVAILABLE
-
-
-def _is_unseen(error: Unanswered) -> bool:
-    """KServe's rule for HTTP: only connections that couldn't be made are tried again."""
-    return error.unseen
 
 
 def _response(found: Any) -> InferResponse:
