@@ -1,4 +1,4 @@
-"""Fuzzes the targets of targets.py, each with its corpus.
+"""Fuzzes the targets of targets.py and predictors.py, each with its corpus.
 
 Usage: python tests/fuzz/run.py [TARGET …] [--runs N] [--seconds S] [--seed N] [--jobs N] [--coverage]
 
@@ -38,8 +38,10 @@ elif "--coverage" in sys.argv:  # before anything of ours is imported: that is w
     import atheris
 
     with atheris.instrument_imports(include=["ts", "ts_frontend"]):
+        import predictors  # adds its targets
         import targets
 else:
+    import predictors  # noqa: F401
     import targets
 
 TARGETS = targets.TARGETS

@@ -16,7 +16,7 @@ import pytest
 
 from support import GUARD_S, free_port, until_async
 from ts.compat.kserve_api.grpc_channel import Unanswered
-from ts.compat.kserve_api.http_channel import OPEN_MAX, BadAnswer, Connections, PostAnswer
+from ts.compat.kserve_api.http_channel import BODY_BYTES_MAX, OPEN_MAX, BadAnswer, Connections, PostAnswer
 from ts.compat.kserve_api.predictor import Predictor, PredictorConfig
 from ts.protocol.codes import Code
 from ts.utils.util import PredictionException
@@ -360,3 +360,50 @@ def test_only_calls_that_did_not_reach_the_predictor_are_repeated() -> None:
 
     asyncio.run(scenario())
     assert requests == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "says"),
+    [
+        (HEAD + b"content-length: 2\r\n\r\n[]", 502, "has no outputs"),
+        (HEAD + b"content-length: 14\r\n\r\n" + b'{"outputs":[' + b"1]", 502, "has no outputs"),
+        (HEAD + b"content-length: 15\r\n\r\n" + b'{"outputs":[1]}', 502, "no name, shape, datatype or data"),
+        (HEAD + b"content-length: 16\r\n\r\n" + b'{"outputs":[{}]}', 502, "no name, shape, datatype or data"),
+        (HEAD + b"content-length: 90000\r\n\r\n" + b"[" * 90_000, 502, "has no outputs"),
+        (b"HTTP/1.1 204\r\n\r\n", 502, "HTTP status 204"),
+        (b"HTTP/1.1 302 Found\r\ncontent-length: 0\r\n\r\n", 502, "HTTP status 302"),
+        (b"HTTP/1.1 999 .\r\ncontent-length: 2\r\n\r\nno", 502, "no"),
+        (b"HTTP/1.1 422 .\r\ncontent-length: 14\r\n\r\n" + b'{"error":"no"}', 422, "no"),
+    ],
+)
+def test_answers_of_a_predictor_that_are_none(answer: bytes, status: int, says: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async def scenario() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            asked = Predictor(PredictorConfig(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "v2"))
+            with pytest.raises(PredictionException, match=says) as failed:
+                await asked.predict("m", {}, None)
+            assert failed.value.error_code == status
+            await asked.close()
+
+    asyncio.run(scenario())
+
+
+def test_tiny_chunks_are_read_without_copies_of_what_follows() -> None:
+    """Chunks of a byte, in one piece: copies of the rest for each would have 14 GB."""
+    answer = PostAnswer()
+    chunks = b"1\r\n.\r\n" * 40_000
+    assert answer.feed(HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+    assert (len(answer.body), answer.keeps_open) == (40_000, True)
+
+
+@pytest.mark.parametrize(
+    "size", [b"content-length: 2147483648\r\n\r\n", b"transfer-encoding: chunked\r\n\r\n80000000\r\n"]
+)
+def test_a_body_has_a_limit(size: bytes) -> None:
+    with pytest.raises(BadAnswer, match=f"over {BODY_BYTES_MAX} bytes"):
+        PostAnswer().feed(HEAD + size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import ssl
 import struct
 import subprocess
@@ -18,9 +19,13 @@ import grpc
 import pytest
 
 from support import GUARD_S, free_port, until, until_async
-from ts.compat.kserve_api.grpc_channel import Channel, Unanswered
+from ts.compat.kserve_api.grpc_channel import HEAD_BYTES_MAX, REPLIES_BYTES_MAX, Channel, Unanswered
 from ts.compat.kserve_api.header_fields import BadBlock, decoded, encoded
+from ts.compat.kserve_api.messages import InferInput, InferRequest, InferResponse
+from ts.compat.kserve_api.predictor import Predictor, PredictorConfig
+from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.codes import Code
+from ts.utils.util import PredictionException
 
 PATH = "/a.Service/Method"
 FIELDS = frozenset((":status", "grpc-status", "grpc-message", "custom-key", "location", "www-authenticate"))
@@ -86,7 +91,9 @@ class Server:
         sizes = {"grpc.max_receive_message_length": -1, "grpc.max_send_message_length": -1, "grpc.so_reuseport": 0}
         self._server = grpc.server(self._pool, options=[*{**sizes, **options}.items()])
         methods = {"Method": grpc.unary_unary_rpc_method_handler(answer)}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.Service", methods),))
+        methods["ModelInfer"] = methods["Method"]
+        for service in ("a.Service", "inference.GRPCInferenceService"):
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
         if pair is None:
             self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
         else:
@@ -157,6 +164,35 @@ def test_metadata_arrive_and_statuses_come_back(serve: Callable[..., Server]) ->
         assert failed.code == Code.UNIMPLEMENTED
 
     run(serve(answer).port, scenario)
+
+
+def test_a_predictor_gets_the_id_that_the_client_gave_and_no_other(serve: Callable[..., Server]) -> None:
+    """An id of the transformer's own would go back in the answer, and keep the predictor from its usual path."""
+    seen: list[tuple[str | None, str]] = []
+
+    def answer(message: bytes, context: Any) -> bytes:
+        given = dict(context.invocation_metadata())
+        seen.append((given.get("x-request-id"), pb.ModelInferRequest.FromString(message).id))
+        return b"\xff" if len(seen) == 4 else b""
+
+    async def ask(predictor: Predictor, request_id: str | None, headers: dict[str, str] | None) -> InferResponse:
+        tensor = InferInput("x", [2], "FP32", data=[1.0, 2.0])
+        found = await predictor.predict("m", InferRequest("m", [tensor], request_id), headers)
+        assert isinstance(found, InferResponse)
+        return found
+
+    async def scenario() -> None:
+        predictor = Predictor(PredictorConfig(f"127.0.0.1:{serve(answer).port}", "grpc-v2"))
+        await ask(predictor, None, None)
+        await ask(predictor, None, {"X-Request-Id": "7", "te": "trailers"})
+        assert (await ask(predictor, "8", {"x-request-id": "9"})).outputs == []
+        assert seen == [(None, ""), ("7", "7"), ("9", "8")]
+        with pytest.raises(PredictionException, match="1 bytes of the answer are not a ModelInferResponse") as failed:
+            await ask(predictor, None, None)
+        assert failed.value.error_code == 502
+        await predictor.close()
+
+    asyncio.run(scenario())
 
 
 def test_a_server_that_was_restarted_is_asked_again(serve: Callable[..., Server]) -> None:
@@ -236,7 +272,9 @@ def answered(number: int, message: bytes = b"yes") -> bytes:
     return frame(HEADERS, 4, number, b"\x88") + frame(DATA, 0, number, body) + frame(HEADERS, 5, number, OK)
 
 
-def scripted(*connections: Callable[[int], bytes], then: Callable[[Channel], Awaitable[None]]) -> None:
+def scripted(
+    *connections: Callable[[int], bytes], then: Callable[[Channel], Awaitable[None]], greeting: bytes = b""
+) -> None:
     """A server whose n-th connection answers the call `number` with the bytes that the n-th function gives."""
 
     async def scenario() -> None:
@@ -247,7 +285,7 @@ def scripted(*connections: Callable[[int], bytes], then: Callable[[Channel], Awa
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             served.append(asyncio.current_task())
             answer = waiting.pop(0)
-            writer.write(frame(SETTINGS, 0, 0))
+            writer.write(greeting or frame(SETTINGS, 0, 0))
             try:
                 await reader.readexactly(24)
                 while True:
@@ -267,6 +305,10 @@ def scripted(*connections: Callable[[int], bytes], then: Callable[[Channel], Awa
             await asyncio.gather(*served)
 
     asyncio.run(scenario())
+
+
+def setting(key: int, value: int) -> bytes:
+    return frame(SETTINGS, 0, 0, struct.pack(">HI", key, value))
 
 
 def going(last: int) -> bytes:
@@ -322,6 +364,14 @@ def test_answers_in_other_frames() -> None:
         (lambda number: frame(PUSH_PROMISE, 4, number, bytes(4)), Code.UNAVAILABLE, "kind 5 out of its turn"),
         (lambda number: frame(HEADERS, 0, number) + frame(PING, 0, 0, bytes(8)), Code.UNAVAILABLE, "out of its turn"),
         (lambda number: frame(DATA, 8, number, b"\xff"), Code.UNAVAILABLE, "padded by more"),
+        (lambda number: frame(HEADERS, 5, number, encoded(((":status", "²"),))), Code.UNKNOWN, "HTTP status ²"),
+        (lambda number: frame(HEADERS, 5, number, encoded(((":status", "9" * 5000),))), Code.UNKNOWN, "status 999,"),
+        (lambda number: frame(PING, 0, 0, bytes(9)), Code.UNAVAILABLE, "a PING has 9 bytes"),
+        (lambda number: setting(5, 0), Code.UNAVAILABLE, "announces frames of 0 bytes"),
+        (lambda number: setting(4, 1 << 31), Code.UNAVAILABLE, "announces windows of 2147483648 bytes"),
+        (lambda number: frame(HEADERS, 4, number, bytes(HEAD_BYTES_MAX + 1)), Code.UNAVAILABLE, "over 65536 bytes"),
+        (lambda number: frame(HEADERS, 0, number) + frame(CONTINUATION, 0, number, b"\x88") * 70_000, Code.UNAVAILABLE,
+         "over 65536 bytes"),
     ],
 )  # fmt: skip
 def test_answers_that_are_none(answer: Callable[[int], bytes], code: Code, says: str) -> None:
@@ -330,6 +380,76 @@ def test_answers_that_are_none(answer: Callable[[int], bytes], code: Code, says:
         assert failed.code == code and says in failed.message, (failed.code, failed.message)
 
     scripted(answer, then=then)
+
+
+CALLS_MAX = 3
+
+
+def test_a_turn_whose_call_is_cancelled_goes_to_the_next_one() -> None:
+    """The cancel comes between the end of the call before, which gives the turn, and the next step of the task."""
+
+    async def then(channel: Channel) -> None:
+        first, second, third = (asyncio.ensure_future(channel.call(PATH, b"", (), GUARD_S)) for _ in range(3))
+        connection = await until_sent(channel, 1)
+        await until_async(lambda: len(connection._waiting) == 2)
+        connection.data_received(answered(1))
+        second.cancel()
+        assert await first == b"yes"
+        assert await third == b"third"
+        with pytest.raises(asyncio.CancelledError):
+            await second
+
+    scripted(lambda number: setting(CALLS_MAX, 1) if number == 1 else answered(number, b"third"),
+             then=then, greeting=setting(CALLS_MAX, 1))  # fmt: skip
+
+
+async def until_sent(channel: Channel, calls: int) -> Any:
+    """The connection, once so many calls are on it."""
+    await until_async(lambda: channel._connection is not None and len(channel._connection._calls) == calls)
+    return channel._connection
+
+
+def test_waiting_calls_begin_when_the_server_accepts_more() -> None:
+    async def then(channel: Channel) -> None:
+        call = asyncio.ensure_future(channel.call(PATH, b"", (), GUARD_S))
+        late = asyncio.ensure_future(failure(channel.call(PATH, b"", (), 0.1)))
+        connection = await until_sent(channel, 0)
+        assert (await late).code == Code.DEADLINE_EXCEEDED
+        assert len(connection._waiting) == 1
+        connection.data_received(setting(CALLS_MAX, 100))
+        assert await call == b"yes"
+
+    scripted(answered, then=then, greeting=setting(CALLS_MAX, 0))
+
+
+def test_a_server_that_asks_for_replies_without_reading_them_loses_its_connection() -> None:
+    async def then(channel: Channel) -> None:
+        call = asyncio.ensure_future(failure(channel.call(PATH, b"", (), GUARD_S)))
+        connection = await until_sent(channel, 1)
+        connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        sent = 0
+        while connection.usable:
+            connection.data_received(frame(PING, 0, 0, bytes(8)) * 1000)
+            sent += 17_000
+            assert sent < 32 << 20
+        assert "doesn't read the replies" in (await call).message
+        assert sent > REPLIES_BYTES_MAX
+
+    scripted(lambda number: b"", then=then)
+
+
+def test_a_frame_in_many_pieces_is_joined_once() -> None:
+    """A frame of 1 MiB, one byte at a time: a copy of the rest for each would take minutes."""
+
+    async def then(channel: Channel) -> None:
+        call = asyncio.ensure_future(channel.call(PATH, b"", (), GUARD_S))
+        connection = await until_sent(channel, 1)
+        answer = answered(1, bytes((1 << 20) - 5))
+        for at in range(len(answer)):
+            connection.data_received(answer[at : at + 1])
+        assert len(await call) == (1 << 20) - 5
+
+    scripted(lambda number: b"", then=then)
 
 
 def test_a_silent_connection_is_not_used_again() -> None:

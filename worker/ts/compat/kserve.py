@@ -110,7 +110,7 @@ class KServeAdapter:
         found = payload
         for name in _EXPLAINING if explain else _PREDICTING:
             found = self._called(name, found, headers, more)
-            if inspect.isawaitable(found):
+            if hasattr(found, "__await__"):  # inspect.isawaitable takes 2 µs for most results
                 found = await found
             if latency is not None:
                 latency.step(name)
@@ -133,12 +133,10 @@ class KServeAdapter:
         )
 
     def _input(self, tensor: types.Tensor) -> Any:
-        made = self._messages.InferInput(tensor.name, list(tensor.shape), tensor.datatype, None, tensor.parameters)
+        kind = self._messages.InferInput
         if tensor.datatype == "BYTES":
-            made.data = tensor.array.ravel().tolist()
-        else:
-            made.set_data_from_numpy(tensor.array, binary_data=False)
-        return made
+            return kind(tensor.name, tensor.shape, tensor.datatype, tensor.array.ravel().tolist(), tensor.parameters)
+        return kind.of(tensor)
 
     def _response(self, found: Any, request: types.InferenceRequest) -> Any:
         if isinstance(found, tuple):  # with headers, of models made with return_response_headers
@@ -154,7 +152,7 @@ class KServeAdapter:
     def _output(self, output: Any) -> types.Tensor:
         if isinstance(output, dict):
             output = self._messages.InferOutput(output["name"], output["shape"], output["datatype"], output["data"])
-        return types.Tensor(output.name, *array_of(output, f"output {output.name!r}"))
+        return types.Tensor(output.name, *array_of(output))
 
 
 def _taken(kind: type, name: str) -> int:

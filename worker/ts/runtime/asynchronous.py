@@ -89,15 +89,18 @@ class AsyncRunner:
     async def _run(self, batch: Batch) -> None:
         context = self._context.fork()
         running = self._opened(batch, context)
-        changed = asyncio.Event()
+        changed: asyncio.Event | None = None
         task = asyncio.current_task()
 
         def on_change() -> None:
-            changed.set()
+            if changed is not None:
+                changed.set()
             if batch.cancelled and task is not None:
                 task.cancel()
 
         async def waiter() -> None:
+            nonlocal changed
+            changed = changed or asyncio.Event()  # few handlers wait
             changed.clear()
             self._flush_soon()
             if batch.stalled and not batch.cancelled:
@@ -113,8 +116,8 @@ class AsyncRunner:
             running.failed(error)
         finally:
             batch.on_change = None
-            running.fail(PREDICTION_FAILED)
-            _end_feeds(batch)
+            _end(batch, running)
+            self._flush_soon()
 
     async def _handle(self, running: Running) -> None:
         if self._link.on_turn is not None:
@@ -163,11 +166,15 @@ class AsyncRunner:
         return True
 
 
-def _end_feeds(batch: Batch) -> None:
-    """Ends the wait for further inputs of the batch's requests."""
+def _end(batch: Batch, running: Running) -> None:
+    """Fails the requests that the handler has left unanswered, and ends their wait for further inputs."""
+    unanswered = False
     for job in batch.jobs:
+        unanswered |= not job.over
         if job.on_feed is not None:
             job.on_feed(Feed(job.job_id, (), last=True))
+    if unanswered:
+        running.fail(PREDICTION_FAILED)
 
 
 async def _stepwise(generator: Any) -> Any:

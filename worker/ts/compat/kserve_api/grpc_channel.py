@@ -10,8 +10,10 @@ import asyncio
 import math
 import socket
 import ssl
+import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import cast
 from urllib.parse import unquote
 
@@ -31,10 +33,21 @@ _REFUSED, _CANCEL, _CALM = 7, 8, 11
 _MOST = (1 << 31) - 1
 _GIVE_BACK = 1 << 30
 _USUAL_WINDOW, _USUAL_FRAME = 65_535, 16_384
-_FRAME_BYTES_MAX = 1 << 20
+_FRAME_BYTES_MAX, _FRAME_BYTES_MOST = 1 << 20, (1 << 24) - 1
+#: The longest block of header fields, and the most bytes of replies that wait for a server which asks for more of them
+#: (PING, SETTINGS).
+HEAD_BYTES_MAX, REPLIES_BYTES_MAX = 1 << 16, 1 << 16
+#: The largest message of protobuf.
+MESSAGE_BYTES_MAX = _MOST
 _FRAME_HEAD, _MESSAGE_HEAD = 9, 5
+#: The head of a frame: its size and kind in one number, flags, stream; and of the only DATA frame of a request, with
+#: the head of its message: not compressed, its size.
+_HEAD_OF_FRAME, _HEAD_OF_BODY = struct.Struct(">IBI"), struct.Struct(">IBIBI")
+#: The most timeouts whose fields are kept: most calls have the configured one.
+_TIMEOUTS_MAX = 64
 #: The most attempts of a call that failed before the server can have seen it.
 _ATTEMPTS_MAX = 10
+_PING_BYTES = 8
 #: Before the third attempt, doubled with each further one: a server that takes few calls at a time counts one for a
 #: moment after its answer.
 _PAUSE_S_FIRST = 0.002
@@ -45,14 +58,14 @@ _BY_NUMBER = {str(code.value): code for code in Code}
 _FIELDS = frozenset((":status", "grpc-status", "grpc-message"))
 #: gRPC's statuses for HTTP statuses that don't come from a gRPC server.
 _CODES = {
-    400: Code.INTERNAL,
-    401: Code.UNAUTHENTICATED,
-    403: Code.PERMISSION_DENIED,
-    404: Code.UNIMPLEMENTED,
-    429: Code.UNAVAILABLE,
-    502: Code.UNAVAILABLE,
-    503: Code.UNAVAILABLE,
-    504: Code.UNAVAILABLE,
+    "400": Code.INTERNAL,
+    "401": Code.UNAUTHENTICATED,
+    "403": Code.PERMISSION_DENIED,
+    "404": Code.UNIMPLEMENTED,
+    "429": Code.UNAVAILABLE,
+    "502": Code.UNAVAILABLE,
+    "503": Code.UNAVAILABLE,
+    "504": Code.UNAVAILABLE,
 }
 
 
@@ -89,7 +102,9 @@ class Channel:
             if connection is None or not connection.usable:
                 connection = await self._connected(end_s - loop.time())
             left_s = max(end_s - loop.time(), 0.001)
-            fields = self._head(path) + encoded((("grpc-timeout", _timeout(left_s)), *metadata))
+            fields = self._head(path) + _timeout_field(math.ceil(left_s * 1000))
+            if metadata:
+                fields += encoded(metadata)
             try:
                 return await connection.ask(fields, message, left_s)
             except Unanswered as error:
@@ -156,12 +171,13 @@ class _Call:
     """One request and its answer. `unsent`: the rest of its body, which waits for the server's window; `end_s`: of
     its time, by the loop's clock."""
 
-    __slots__ = ("done", "end_s", "fields", "heard", "pieces", "unsent", "window")
+    __slots__ = ("done", "end_s", "fields", "heard", "pieces", "size", "unsent", "window")
 
     def __init__(self, done: asyncio.Future[bytes], window: int, heard: int, end_s: float) -> None:
         self.done, self.window, self.heard, self.end_s = done, window, heard, end_s
         self.fields: Mapping[str, str] = {}
         self.pieces: list[bytes] = []
+        self.size = 0
         self.unsent = memoryview(b"")
 
 
@@ -174,12 +190,15 @@ class _Connection(asyncio.Protocol):
         self._calls: dict[int, _Call] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._next = 1
-        self._left = b""
+        self._left = bytearray()
+        #: The bytes that the first frame in `_left` takes, once they are known.
+        self._wanted = 0
         self._block: tuple[int, int, bytearray] | None = None
         self._window, self._call_window, self._frame_max = _USUAL_WINDOW, _USUAL_WINDOW, _USUAL_FRAME
         self._streams_max = _MOST
         self._given = 0
         self._heard = 0
+        self._replies_bytes = 0
         #: Rings when the first call runs out of time, or earlier: most calls are answered before, and a timer of its
         #: own would cost each of them more than it is worth.
         self._alarm: asyncio.TimerHandle | None = None
@@ -227,8 +246,7 @@ class _Connection(asyncio.Protocol):
             self.greeted.set_exception(OSError(reason))
         for number in list(self._calls):
             self._fail(number, Unanswered(Code.UNAVAILABLE, reason))
-        while self._waiting:
-            _resolve(self._waiting.popleft())
+        self._let_fail()
 
     def _close_if_done(self) -> None:
         if not self.usable and not self._calls:
@@ -251,8 +269,7 @@ class _Connection(asyncio.Protocol):
         call = self._calls[number] = _Call(done, self._call_window, self._heard, end_s)
         if self._alarm is None or end_s < self._alarm.when():
             self._set_alarm(end_s)
-        call.unsent = memoryview(b"\0" + len(message).to_bytes(4, "big") + message)
-        self._transport.write(b"".join((*self._head_frames(number, fields), *self._body_frames(number, call))))
+        self._transport.write(self._small(number, call, fields, message) or self._large(number, call, fields, message))
         try:
             return await done
         except asyncio.CancelledError:
@@ -260,14 +277,44 @@ class _Connection(asyncio.Protocol):
             raise
 
     async def _turn(self, end_s: float) -> None:
-        """Waits until the server accepts another call."""
+        """Waits until the server accepts another call. A turn that comes while its call is cancelled goes to the next
+        one; asyncio.wait_for would keep it, or the cancel, depending on Python's version."""
         turn = self._loop.create_future()
         self._waiting.append(turn)
+        alarm = self._loop.call_at(end_s, self._miss, turn)
         try:
-            await asyncio.wait_for(turn, end_s - self._loop.time())
-        except asyncio.TimeoutError:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self._let_begin(1)
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
+            raise
+        finally:
+            alarm.cancel()
+
+    def _miss(self, turn: asyncio.Future[None]) -> None:
+        """Ends the wait for a turn that hasn't come in time."""
+        if not turn.done():
             text = f"the server answers no more than {self._streams_max} calls at a time, and didn't take it in time"
-            raise Unanswered(Code.DEADLINE_EXCEEDED, text) from None
+            self._waiting.remove(turn)
+            turn.set_exception(Unanswered(Code.DEADLINE_EXCEEDED, text))
+
+    def _let_begin(self, most: int) -> None:
+        """Lets up to `most` waiting calls begin, if the server accepts more."""
+        free = min(most, self._streams_max - len(self._calls))
+        while free > 0 and self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                free -= 1
+
+    def _let_fail(self) -> None:
+        """Lets all waiting calls find out that the connection is unusable."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
 
     def _set_alarm(self, at_s: float) -> None:
         if self._alarm is not None:
@@ -299,10 +346,10 @@ class _Connection(asyncio.Protocol):
     def _ended(self, number: int) -> _Call:
         """Forgets a call and lets a waiting one begin."""
         call = self._calls.pop(number)
-        while self._waiting and len(self._calls) < self._streams_max:
-            if _resolve(self._waiting.popleft()):
-                break
-        self._close_if_done()
+        if self._waiting:
+            self._let_begin(1)
+        if not self.usable:
+            self._close_if_done()
         return call
 
     def _fail(self, number: int, error: Unanswered) -> None:
@@ -315,6 +362,31 @@ class _Connection(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         if not self._transport.is_closing():
             self._transport.write(data)
+
+    def _reply(self, data: bytes) -> None:
+        """Sends what the server asks for, unless it asks without reading."""
+        if not self._transport.get_write_buffer_size():
+            self._replies_bytes = 0
+        self._replies_bytes += len(data)
+        if self._replies_bytes > REPLIES_BYTES_MAX:
+            raise BadBlock("it doesn't read the replies that it asks for")
+        self._write(data)
+
+    def _small(self, number: int, call: _Call, fields: bytes, message: bytes) -> bytes:
+        """A request in two frames, the usual case; b"" if it takes more, or more than the server's windows allow."""
+        size = _MESSAGE_HEAD + len(message)
+        if len(fields) > self._frame_max or size > min(self._window, call.window, self._frame_max):
+            return b""
+        self._window -= size
+        call.window -= size
+        head = _HEAD_OF_FRAME.pack(len(fields) << 8 | _HEADERS, _END_HEADERS, number)
+        body = _HEAD_OF_BODY.pack(size << 8 | _DATA, _END_STREAM, number, 0, len(message))
+        return b"".join((head, fields, body, message))
+
+    def _large(self, number: int, call: _Call, fields: bytes, message: bytes) -> bytes:
+        """As much of any request as the server's windows allow."""
+        call.unsent = memoryview(b"\0" + len(message).to_bytes(4, "big") + message)
+        return b"".join((*self._head_frames(number, fields), *self._body_frames(number, call)))
 
     def _head_frames(self, number: int, fields: bytes) -> list[bytes]:
         most = self._frame_max
@@ -347,23 +419,33 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._heard += 1
         if self._left:
-            data = self._left + data
-        at = 0
+            self._left += data
+            if len(self._left) < self._wanted:
+                return
+            data = bytes(self._left)
+        at, there = 0, len(data)
         try:
-            while len(data) - at >= _FRAME_HEAD:
-                size = int.from_bytes(data[at : at + 3], "big")
+            while there - at >= _FRAME_HEAD:
+                size, flags, number = _HEAD_OF_FRAME.unpack_from(data, at)
+                kind, size = size & 255, size >> 8
                 if size > _FRAME_BYTES_MAX:
                     raise BadBlock("it speaks no HTTP/2")
-                end = at + _FRAME_HEAD + size
-                if end > len(data):
+                start = at + _FRAME_HEAD
+                end = start + size
+                if end > there:
+                    self._wanted = end - at
                     break
-                number = int.from_bytes(data[at + 5 : at + _FRAME_HEAD], "big") & _MOST
-                self._take(data[at + 3], data[at + 4], number, data[at + _FRAME_HEAD : end])
+                self._take(kind, flags, number & _MOST, data[start:end])
                 at = end
         except (BadBlock, IndexError) as error:
             self._break(f"its answer can't be read: {error}")
             return
-        self._left = data[at:]
+        if at == there:
+            self._left.clear()
+            return
+        self._left = bytearray(memoryview(data)[at:])
+        if there - at < _FRAME_HEAD:
+            self._wanted = _FRAME_HEAD
 
     def _take(self, kind: int, flags: int, number: int, content: bytes) -> None:
         if (self._block is None) == (kind == _CONTINUATION) or kind == _PUSH_PROMISE:
@@ -371,19 +453,24 @@ class _Connection(asyncio.Protocol):
         if kind == _DATA:
             self._data(number, flags, content)
         elif kind == _HEADERS:
-            content = _unpadded(content, flags)
-            self._headers(number, flags, bytearray(content[5:] if flags & _PRIORITY else content))
+            if flags & (_PADDED | _PRIORITY):
+                content = _unpadded(content, flags)
+                content = content[5:] if flags & _PRIORITY else content
+            self._headers(number, flags, content)
         elif kind == _CONTINUATION and self._block is not None:
             begun, begun_flags, block = self._block
             if begun != number:
                 raise BadBlock("the header fields of two streams are mixed")
-            self._headers(number, begun_flags | flags & _END_HEADERS, block + content)
+            block += content
+            self._headers(number, begun_flags | flags & _END_HEADERS, block)
         elif kind == _RST_STREAM:
             self._reset(number, int.from_bytes(content, "big"))
         elif kind == _SETTINGS and not flags & _ACK:
             self._settings(content)
         elif kind == _PING and not flags & _ACK:
-            self._write(_frame(_PING, _ACK, 0, content))
+            if len(content) != _PING_BYTES:
+                raise BadBlock(f"a PING has {len(content)} bytes")
+            self._reply(_frame(_PING, _ACK, 0, content))
         elif kind == _GOAWAY:
             self._going(int.from_bytes(content[:4], "big") & _MOST)
         elif kind == _WINDOW_UPDATE:
@@ -397,15 +484,19 @@ class _Connection(asyncio.Protocol):
         call = self._calls.get(number)
         if call is None:
             return
-        call.pieces.append(_unpadded(content, flags))
-        if flags & _END_STREAM:
+        call.pieces.append(_unpadded(content, flags) if flags & _PADDED else content)
+        call.size += len(call.pieces[-1])
+        if call.size > MESSAGE_BYTES_MAX:
+            self._write(_frame(_RST_STREAM, 0, number, _CANCEL.to_bytes(4, "big")))
+            self._fail(number, Unanswered(Code.RESOURCE_EXHAUSTED, f"its answer has over {MESSAGE_BYTES_MAX} bytes"))
+        elif flags & _END_STREAM:
             self._complete(number)
 
-    def _headers(self, number: int, flags: int, block: bytearray) -> None:
+    def _headers(self, number: int, flags: int, block: bytes | bytearray) -> None:
+        if len(block) > HEAD_BYTES_MAX:
+            raise BadBlock(f"a block of header fields has over {HEAD_BYTES_MAX} bytes")
         if not flags & _END_HEADERS:
-            if len(block) > _FRAME_BYTES_MAX:
-                raise BadBlock("its header fields don't end")
-            self._block = number, flags, block
+            self._block = number, flags, block if isinstance(block, bytearray) else bytearray(block)
             return
         self._block = None
         call = self._calls.get(number)
@@ -431,13 +522,19 @@ class _Connection(asyncio.Protocol):
             if key == _STREAMS_MAX:
                 self._streams_max = value
             elif key == _FRAME_MAX:
+                if not _USUAL_FRAME <= value <= _FRAME_BYTES_MOST:
+                    raise BadBlock(f"it announces frames of {value} bytes")
                 self._frame_max = value
             elif key == _WINDOW:
+                if value > _MOST:
+                    raise BadBlock(f"it announces windows of {value} bytes")
                 for call in self._calls.values():
                     call.window += value - self._call_window
                 self._call_window = value
-        self._write(_frame(_SETTINGS, _ACK, 0, b""))
-        _resolve(self.greeted)
+        self._reply(_frame(_SETTINGS, _ACK, 0, b""))
+        if not self.greeted.done():
+            self.greeted.set_result(None)
+        self._let_begin(len(self._waiting))
         self._send_rest()
 
     def _going(self, last: int) -> None:
@@ -445,8 +542,7 @@ class _Connection(asyncio.Protocol):
         self.usable = False
         for number in [one for one in self._calls if one > last]:
             self._fail(number, Unanswered(Code.UNAVAILABLE, self._reason, unseen=True))
-        while self._waiting:
-            _resolve(self._waiting.popleft())
+        self._let_fail()
         self._close_if_done()
 
     def _widened(self, number: int, more: int) -> None:
@@ -477,8 +573,8 @@ def _message(call: _Call) -> bytes:
     if status != "0":
         http = fields.get(":status", "")
         if status is None and http != "200":
-            code = _CODES.get(int(http) if http.isdigit() else 0, Code.UNKNOWN)
-            raise Unanswered(code, f"the answer has HTTP status {http or 'none'}, and none of gRPC")
+            code = _CODES.get(http, Code.UNKNOWN)
+            raise Unanswered(code, f"the answer has HTTP status {http[:3] or 'none'}, and none of gRPC")
         code = _BY_NUMBER.get(status or "", Code.UNKNOWN)
         raise Unanswered(code, unquote(fields.get("grpc-message", "")) or code.name)
     data = call.pieces[0] if len(call.pieces) == 1 else b"".join(call.pieces)
@@ -489,8 +585,7 @@ def _message(call: _Call) -> bytes:
 
 
 def _frame(kind: int, flags: int, number: int, content: bytes | memoryview) -> bytes:
-    head = len(content) << 48 | kind << 40 | flags << 32 | number
-    return b"".join((head.to_bytes(_FRAME_HEAD, "big"), content))
+    return b"".join((_HEAD_OF_FRAME.pack(len(content) << 8 | kind, flags, number), content))
 
 
 def _unpadded(content: bytes, flags: int) -> bytes:
@@ -501,14 +596,8 @@ def _unpadded(content: bytes, flags: int) -> bytes:
     return content[1 : len(content) - content[0]]
 
 
-def _timeout(seconds: float) -> str:
-    """A timeout (seconds) in gRPC's form, with at most 8 digits."""
-    milliseconds = math.ceil(seconds * 1000)
-    return f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(seconds)}S"
-
-
-def _resolve(waiter: asyncio.Future[None]) -> bool:
-    if waiter.done():
-        return False
-    waiter.set_result(None)
-    return True
+@lru_cache(_TIMEOUTS_MAX)
+def _timeout_field(milliseconds: int) -> bytes:
+    """The field with a timeout in gRPC's form, which has at most 8 digits."""
+    value = f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(milliseconds / 1000)}S"
+    return encoded((("grpc-timeout", value),))

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-#: Blocks up to this size, and so many of them, of names and of values, are read once: most answers of a server have the
-#: same.
+#: Blocks and texts up to this size, and so many of each, are read once: most answers of a server have the same.
 _KEPT_BYTES_MAX, _KEPT_MAX = 512, 256
 #: Names of HTTP/2's static table, from its entry 1 on, and the values of those entries that have one.
 _STATIC = [
@@ -135,9 +134,17 @@ def _behind_text(block: bytes, at: int) -> int:
     return at + size
 
 
-@lru_cache(_KEPT_MAX)
 def _text(written: bytes) -> str:
-    """A string literal, and the position after it."""
+    return _kept_text(written) if len(written) <= _KEPT_BYTES_MAX else _read_text(written)
+
+
+@lru_cache(_KEPT_MAX)
+def _kept_text(written: bytes) -> str:
+    return _read_text(written)
+
+
+def _read_text(written: bytes) -> str:
+    """The text of a string literal."""
     _, at = _read_number(written, 0, 7)
     raw = written[at:]
     return (_unpacked(raw) if written[0] & 0x80 else raw).decode("utf-8", "replace")

@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NoReturn, TypeVar, cast
 
-from ts.compat.kserve_api.grpc_channel import Unanswered
+from ts.compat.kserve_api.grpc_channel import MESSAGE_BYTES_MAX, Unanswered
 from ts.protocol.codes import Code
 
 T = TypeVar("T")
@@ -21,6 +21,8 @@ T = TypeVar("T")
 OPEN_MAX = 64
 #: The longest head of an answer, and the longest line between two chunks.
 HEAD_BYTES_MAX, LINE_BYTES_MAX = 1 << 16, 1 << 12
+#: The largest body: protobuf's largest message, which limits answers over gRPC.
+BODY_BYTES_MAX = MESSAGE_BYTES_MAX
 _LATE = "the predictor didn't answer in time"
 _HEAD_END, _LINE_END = b"\r\n\r\n", b"\r\n"
 _VERSIONS = (b"http/1.1", b"http/1.0")
@@ -37,15 +39,15 @@ class PostAnswer:
     """The answer to one POST, read from bytes that come in pieces of any size. Pure. `keeps_open`: the connection can
     take another request after it."""
 
-    __slots__ = ("_ends_with_connection", "_left", "_missing", "_pieces", "_stage", "keeps_open", "status")
+    __slots__ = ("_ends_with_connection", "_left", "_missing", "_pieces", "_size", "_stage", "keeps_open", "status")
 
     def __init__(self) -> None:
         self.status = 0
         self.keeps_open = False
-        self._stage: Callable[[bytes], bytes | None] = self._head
+        self._stage: Callable[[bytes, int], int | None] = self._head
         self._left = b""
         self._pieces: list[bytes] = []
-        self._missing = 0
+        self._missing = self._size = 0
         self._ends_with_connection = False
 
     @property
@@ -60,35 +62,36 @@ class PostAnswer:
         """Reads the next bytes, and returns whether the answer is complete. Raises BadAnswer."""
         if self._left:
             data, self._left = self._left + data, b""
+        at = 0
         while True:
-            rest = self._stage(data)
-            if rest is None:
+            end = self._stage(data, at)
+            if end is None:
                 return False
+            at = end
             if self._stage == self._end:
-                self.keeps_open &= not rest
+                self.keeps_open &= at == len(data)
                 return True
-            data = rest
 
     def ends(self) -> bool:
         """Whether the end of the connection completes the answer."""
         return self._ends_with_connection
 
-    # --- stages: each returns the bytes after its part, or None when it needs more
+    # --- stages: each gets the position of its part, and returns the one after it, or None when it needs more
 
-    def _head(self, data: bytes) -> bytes | None:
-        end = data.find(_HEAD_END)
-        if end < 0 or end > HEAD_BYTES_MAX:
-            return self._wait(data, HEAD_BYTES_MAX)
-        first, *lines = data[:end].lower().split(_LINE_END)
+    def _head(self, data: bytes, at: int) -> int | None:
+        end = data.find(_HEAD_END, at, at + HEAD_BYTES_MAX + len(_HEAD_END))
+        if end < 0:
+            return self._wait(data, at, HEAD_BYTES_MAX, len(_HEAD_END))
+        first, *lines = data[at:end].lower().split(_LINE_END)
         version, _, said = first.partition(b" ")
         if version not in _VERSIONS or not said[:3].isdigit() or len(said) < 3:
             raise BadAnswer("it speaks no HTTP/1.1")
         status = int(said[:3])
-        rest = data[end + len(_HEAD_END) :]
+        end += len(_HEAD_END)
         if status < _FIRST_FINAL:
             if status == _SWITCHING:
                 raise BadAnswer("it changes to another protocol")
-            return rest
+            return end
         self.status = status
         sizes, codings, options = set(), b"", b""
         for line in lines:
@@ -103,7 +106,7 @@ class PostAnswer:
         given = {one.strip() for one in options.split(b",")}
         self.keeps_open = not self._ends_with_connection and not (sizes and codings) and b"close" not in given
         self.keeps_open &= version == _VERSIONS[0] or b"keep-alive" in given
-        return rest
+        return end
 
     def _body_follows(self, sizes: set[bytes], codings: list[bytes]) -> None:
         """Chooses the stage after the head."""
@@ -118,68 +121,86 @@ class PostAnswer:
             if sizes or not size.isdigit() or len(size) > 15:
                 raise BadAnswer("its size is no number")
             self._missing = int(size)
+            self._count(self._missing)
             self._stage = self._sized if self._missing else self._end
         else:
             self._stage, self._ends_with_connection = self._unsized, True
 
-    def _sized(self, data: bytes) -> bytes | None:
-        if not data:
-            return None
-        size = len(data)
-        if size > self._missing:
-            self._pieces.append(data[: self._missing])
-            data, self._missing = data[self._missing :], 0
-        else:
-            self._pieces.append(data)
-            data, self._missing = b"", self._missing - size
-        if self._missing:
-            return None
-        self._stage = self._end if self._stage == self._sized else self._chunk_end
-        return data
+    def _count(self, more: int) -> None:
+        """Counts bytes of the body."""
+        self._size += more
+        if self._size > BODY_BYTES_MAX:
+            raise BadAnswer(f"its body is over {BODY_BYTES_MAX} bytes")
 
-    def _unsized(self, data: bytes) -> None:
-        if data:
-            self._pieces.append(data)
+    def _taken(self, data: bytes, at: int) -> int | None:
+        """Takes the missing bytes of the body, or of a chunk, as far as they are there."""
+        end = at + self._missing
+        piece = data[at:end] if at or end < len(data) else data
+        if piece:
+            self._pieces.append(piece)
+        self._missing -= len(piece)
+        return None if self._missing else end
 
-    def _chunk_size(self, data: bytes) -> bytes | None:
-        end = data.find(_LINE_END)
-        if end < 0 or end > LINE_BYTES_MAX:
-            return self._wait(data, LINE_BYTES_MAX)
-        size = _SIZE.fullmatch(data[:end].partition(b";")[0].strip().lower())
+    def _sized(self, data: bytes, at: int) -> int | None:
+        end = self._taken(data, at)
+        if end is not None:
+            self._stage = self._end
+        return end
+
+    def _unsized(self, data: bytes, at: int) -> None:
+        self._count(len(data) - at)
+        if at < len(data):
+            self._pieces.append(data[at:])
+
+    def _line(self, data: bytes, at: int) -> int | None:
+        """The end of the line at this position."""
+        end = data.find(_LINE_END, at, at + LINE_BYTES_MAX + len(_LINE_END))
+        return end if end >= 0 else self._wait(data, at, LINE_BYTES_MAX, len(_LINE_END))
+
+    def _chunk_size(self, data: bytes, at: int) -> int | None:
+        end = self._line(data, at)
+        if end is None:
+            return None
+        size = _SIZE.fullmatch(data[at:end].partition(b";")[0].strip().lower())
         if size is None:
             raise BadAnswer("the size of a chunk is no number")
         self._missing = int(size[0], 16)
+        self._count(self._missing)
         self._stage = self._chunk if self._missing else self._trailer
-        return data[end + len(_LINE_END) :]
+        return end + len(_LINE_END)
 
-    def _chunk(self, data: bytes) -> bytes | None:
-        return self._sized(data)
+    def _chunk(self, data: bytes, at: int) -> int | None:
+        end = self._taken(data, at)
+        if end is not None:
+            self._stage = self._chunk_end
+        return end
 
-    def _chunk_end(self, data: bytes) -> bytes | None:
-        if len(data) < len(_LINE_END):
-            return self._wait(data, LINE_BYTES_MAX)
-        if not data.startswith(_LINE_END):
+    def _chunk_end(self, data: bytes, at: int) -> int | None:
+        end = at + len(_LINE_END)
+        if len(data) < end:
+            return self._wait(data, at, LINE_BYTES_MAX, len(_LINE_END))
+        if data[at:end] != _LINE_END:
             raise BadAnswer("a chunk is longer than its size")
         self._stage = self._chunk_size
-        return data[len(_LINE_END) :]
+        return end
 
-    def _trailer(self, data: bytes) -> bytes | None:
+    def _trailer(self, data: bytes, at: int) -> int | None:
         """Skips the fields after the last chunk, up to an empty line."""
-        end = data.find(_LINE_END)
-        if end < 0 or end > LINE_BYTES_MAX:
-            return self._wait(data, LINE_BYTES_MAX)
-        if end == 0:
+        end = self._line(data, at)
+        if end is None:
+            return None
+        if end == at:
             self._stage = self._end
-        return data[end + len(_LINE_END) :]
+        return end + len(_LINE_END)
 
-    def _end(self, data: bytes) -> NoReturn:
+    def _end(self, data: bytes, at: int) -> NoReturn:
         raise AssertionError("nothing is read after the end")
 
-    def _wait(self, data: bytes, most: int) -> bytes | None:
-        """Keeps the bytes of an incomplete part until more come."""
-        if len(data) > most:
+    def _wait(self, data: bytes, at: int, most: int, end_bytes: int) -> int | None:
+        """Keeps the bytes of an incomplete part until more come. `most`: without the end of the part."""
+        if len(data) - at >= most + end_bytes:
             raise BadAnswer(f"a part of its head is over {most} bytes")
-        self._left = data
+        self._left = data[at:]
         return None
 
 

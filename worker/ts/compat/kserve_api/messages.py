@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ts.protocol.datatypes import DATATYPES
-from ts.tensors.types import Array, bytes_array, datatype_of
+from ts.tensors.types import Array, Tensor, bytes_array, datatype_of
 
 T = TypeVar("T", bound="_Tensor")
 
@@ -30,6 +30,15 @@ class _Tensor:
         self._data = data
         if isinstance(data, np.ndarray):
             self.set_data_from_numpy(data)
+
+    @classmethod
+    def of(cls: type[T], tensor: Tensor) -> T:
+        """A tensor of this server's; elements of BF16 become FP32."""
+        array = tensor.numbers()
+        datatype = tensor.datatype if array is tensor.array else datatype_of(array)
+        made = cls(tensor.name, tensor.shape, datatype, None, tensor.parameters)
+        made._array = array
+        return made
 
     @property
     def data(self) -> Any:
@@ -127,12 +136,15 @@ class InferResponse:
         return {"id": self.id, "model_name": self.model_name, "outputs": [one.to_dict() for one in self.outputs]}
 
 
-def array_of(tensor: Any, label: str) -> tuple[str, Array]:
+def array_of(tensor: Any) -> tuple[str, Array]:
     """A tensor's datatype and elements in this server's form, also for a tensor of KServe's own package. Raises
     ValueError."""
-    name = str(getattr(tensor.datatype, "value", tensor.datatype))
+    name = tensor.datatype
+    if type(name) is not str:
+        name = str(getattr(name, "value", name))
     array = np.asarray(tensor.as_numpy())
     if name != "BYTES":
-        return name, array.astype(DATATYPES[name].dtype, copy=False)
+        dtype = DATATYPES[name].dtype
+        return name, array if array.dtype is dtype else array.astype(dtype, copy=False)
     flat = [one.encode() if isinstance(one, str) else bytes(one) for one in array.ravel()]
     return name, bytes_array(flat, list(array.shape))

@@ -8,11 +8,11 @@ import math
 import os
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 from ts.compat.kserve_api.grpc_channel import Channel, Unanswered
@@ -20,10 +20,8 @@ from ts.compat.kserve_api.http_channel import Connections
 from ts.compat.kserve_api.messages import InferOutput, InferResponse, array_of
 from ts.protocol.codes import Code
 from ts.tensors.grpc_form import request_bytes, response_from
-from ts.tensors.types import InferenceRequest, Tensor
+from ts.tensors.types import BadTensor, InferenceRequest, Tensor
 from ts.utils.util import PredictionException
-
-T = TypeVar("T")
 
 V1, V2, GRPC_V2 = "v1", "v2", "grpc-v2"
 #: The request's headers that go on to the predictor: the caller, the request and the trace.
@@ -45,6 +43,8 @@ WAITED_FOR_UNTIL_S: ContextVar[float] = ContextVar("waited_for_until_s", default
 #: The pause between two attempts that reached no server.
 RETRY_PAUSE_S = 0.1
 BAD_GATEWAY, UNAVAILABLE, TIMED_OUT = 502, 503, 504
+#: The HTTP statuses that a client may get for a predictor's failure.
+_FAILURES = range(400, 600)
 _STATUS = {
     Code.INVALID_ARGUMENT: 400,
     Code.UNAUTHENTICATED: 401,
@@ -92,7 +92,9 @@ class PredictorConfig:
 
 def forwarded(headers: Mapping[str, Any] | None) -> dict[str, str]:
     """The headers that are forwarded to the predictor."""
-    given = {name.lower(): value for name, value in (headers or {}).items() if isinstance(value, str)}
+    if not headers:
+        return {}
+    given = {name.lower(): value for name, value in headers.items() if isinstance(value, str)}
     return {name: given[name] for name in FORWARDED if name in given}
 
 
@@ -133,30 +135,31 @@ class Predictor:
             host = self._config.predictor_host
             target = host if host.rpartition("]")[2].count(":") == 1 else f"{host}:{port}"
             self._channel = Channel(target, self._tls() if self._config.use_ssl else None)
-        request_id = payload.id or headers.get("x-request-id") or os.urandom(16).hex()
-        inputs = [Tensor(one.name, *array_of(one, f"input {one.name!r}")) for one in payload.inputs]
+        # Without an id that its client hasn't given: the predictor would have to read it, and to send it back.
+        request_id = payload.id or headers.get("x-request-id") or ""
+        inputs = [Tensor(one.name, *array_of(one)) for one in payload.inputs]
         message = request_bytes(InferenceRequest(inputs, request_id, model, parameters=payload.parameters))
-        metadata = [*{**headers, "x-request-id": request_id}.items()]
-        channel = self._channel
-        answer = response_from(
-            await self._called(lambda left_s: channel.call(MODEL_INFER, message, metadata, left_s), _is_unavailable)
-        )
-        outputs = [_output_of(one) for one in answer.outputs]
-        return InferResponse(answer.id, answer.model_name, outputs, answer.model_version, parameters=answer.parameters)
-
-    async def _called(self, call: Callable[[float], Awaitable[T]], again: Callable[[Unanswered], bool]) -> T:
-        """The answer to a call, which gets the seconds left. A failed attempt is repeated as often as configured where
-        `again` says so."""
-        end_s, attempts = time.monotonic() + self._left_s(), 0
+        metadata, end_s, attempts = tuple(headers.items()), time.monotonic() + self._left_s(), 0
         while True:
             try:
-                return await call(end_s - time.monotonic())
+                said = await self._channel.call(MODEL_INFER, message, metadata, end_s - time.monotonic())
+                break
             except Unanswered as error:
-                attempts += 1
-                left_s = end_s - time.monotonic()
-                if not again(error) or attempts > self._config.retries or left_s < RETRY_PAUSE_S:
-                    raise PredictionException(error.message, _STATUS.get(error.code, BAD_GATEWAY)) from error
-                await asyncio.sleep(RETRY_PAUSE_S)
+                attempts += 1  # KServe's rule for gRPC
+                await self._failed(error, attempts, error.code == Code.UNAVAILABLE, end_s)
+        try:
+            answer = response_from(said)
+        except BadTensor as error:
+            raise PredictionException(str(error), BAD_GATEWAY) from None
+        outputs = [InferOutput.of(one) for one in answer.outputs]
+        return InferResponse(answer.id, answer.model_name, outputs, answer.model_version, parameters=answer.parameters)
+
+    def _failed(self, error: Unanswered, attempts: int, again: bool, end_s: float) -> Awaitable[None]:
+        """The pause before another attempt of a call that failed, if it may be repeated `again` and there is time.
+        Raises PredictionException."""
+        if not again or attempts > self._config.retries or end_s - time.monotonic() < RETRY_PAUSE_S:
+            raise PredictionException(error.message, _STATUS.get(error.code, BAD_GATEWAY)) from error
+        return asyncio.sleep(RETRY_PAUSE_S)
 
     @staticmethod
     def _tls() -> ssl.SSLContext:
@@ -175,40 +178,36 @@ class Predictor:
             self._connections = Connections(self._config.predictor_host, self._tls() if self._config.use_ssl else None)
         connections, body = self._connections, json.dumps(payload).encode()
         sent = {"content-type": "application/json", **forwarded(headers)}
-        status, said = await self._called(lambda left_s: connections.post(path, body, sent, left_s), _is_unseen)
+        end_s, attempts = time.monotonic() + self._left_s(), 0
+        while True:
+            try:
+                status, said = await connections.post(path, body, sent, end_s - time.monotonic())
+                break
+            except Unanswered as error:
+                attempts += 1  # KServe's rule for HTTP: only connections that couldn't be made are tried again
+                await self._failed(error, attempts, error.unseen, end_s)
         try:
             found = json.loads(said)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = said.decode("utf-8", "replace")
         if status != HTTPStatus.OK:
             text = found.get("error") or found.get("message") if isinstance(found, dict) else found
-            raise PredictionException(str(text or f"the predictor answered with HTTP status {status}"), status)
+            failed = status if status in _FAILURES else BAD_GATEWAY
+            raise PredictionException(str(text or f"the predictor answered with HTTP status {status}"), failed)
         return found
-
-
-def _is_unavailable(error: Unanswered) -> bool:
-    """KServe's rule for gRPC."""
-    return error.code == Code.UNAVAILABLE
-
-
-def _is_unseen(error: Unanswered) -> bool:
-    """KServe's rule for HTTP: only connections that couldn't be made are tried again."""
-    return error.unseen
-
-
-def _output_of(tensor: Tensor) -> InferOutput:
-    made = InferOutput(tensor.name, list(tensor.shape), tensor.datatype, None, tensor.parameters)
-    made.set_data_from_numpy(tensor.numbers())
-    return made
 
 
 def _response(found: Any) -> InferResponse:
     if not isinstance(found, dict) or not isinstance(found.get("outputs"), list):
         raise PredictionException("the predictor's answer has no outputs", BAD_GATEWAY)
-    outputs = [
-        InferOutput(one["name"], one["shape"], one["datatype"], one["data"], one.get("parameters"))
-        for one in found["outputs"]
-    ]
+    try:
+        outputs = [
+            InferOutput(one["name"], one["shape"], one["datatype"], one["data"], one.get("parameters"))
+            for one in found["outputs"]
+        ]
+    except (AttributeError, KeyError, TypeError) as error:
+        text = f"an output of the predictor's answer has no name, shape, datatype or data: {error!r}"
+        raise PredictionException(text, BAD_GATEWAY) from None
     return InferResponse(
         found.get("id"),
         found.get("model_name", ""),
