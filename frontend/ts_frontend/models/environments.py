@@ -361,7 +361,7 @@ class _Maker:
                 log.info("Model %s: %s", self._name, line)
 
         # The installer inherits the lock: it still holds it if this process is killed first.
-        env = environment() | {"TMPDIR": str(temporary.absolute())}
+        env = environment() | {"TMPDIR": str(temporary)}
         status = await run_tool(argv, self._archive.dir, self._timeout_s, take, (lock,), env)
         if status is None:
             last.append(f"it took longer than {self._timeout_s:g} s (install_timeout_s) and was ended")
