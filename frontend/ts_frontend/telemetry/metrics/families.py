@@ -49,7 +49,7 @@ def read_definitions(path: Path) -> Definitions:
     """The definitions in a metrics.yaml; a section that isn't there has none. Raises ConfigError."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"metrics_config {path} can't be read: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"metrics_config {path} holds no mapping")
