@@ -191,6 +191,24 @@ def _ignore_hangup() -> None:
     log.info("SIGHUP ignored: the server reloads certificates, keys and models by itself")
 
 
+@contextlib.contextmanager
+def exits_when_terminated() -> Iterator[None]:
+    """While the block runs, SIGTERM raises SystemExit in it, with status 128 plus the signal's number, as Ctrl-C raises
+    KeyboardInterrupt. Outside the main thread, which gets all signals, nothing changes."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 # --- the last resort
 
 

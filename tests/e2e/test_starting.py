@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import os
+import re
 import signal
 import socket
 import tarfile
@@ -110,7 +111,7 @@ def deaf_server() -> Iterator[tuple[str, threading.Event]]:
 
 
 def stops_at_once(server: Any, *, started: bool = False) -> None:
-    """SIGTERM ends the server and all its processes, and no unpacked file is left. The obstacles to the start in these
+    """SIGTERM ends the server and all its processes, and no temporary file is left. The obstacles to the start in these
     tests would last for a day."""
     children = psutil.Process(server.process.pid).children(recursive=True)
     server.process.send_signal(signal.SIGTERM)
@@ -118,12 +119,13 @@ def stops_at_once(server: Any, *, started: bool = False) -> None:
     assert ("Model server started." in server.log) is started, server.log
     _, alive = psutil.wait_procs(children, timeout=GUARD_S)
     assert not alive, alive
-    assert list((server.directory / "tmp").glob("torchrelay-*-*")) in ([], environments(server.directory))
+    assert temporary_files(server.directory) <= {"ENVIRONMENT.lock"}
 
 
-def environments(directory: Path) -> list[Path]:
-    """The virtual environments' folder stays for the next start."""
-    return list((directory / "tmp").glob("torchrelay-environments-*"))
+def temporary_files(directory: Path) -> set[str]:
+    """The names of all temporary files; a virtual environment's lock may stay."""
+    found = [path for path in (directory / "tmp").rglob("*") if not path.name.startswith("torchrelay-environments-")]
+    return {re.sub(r"^[0-9a-f]{32}", "ENVIRONMENT", path.name) for path in found}
 
 
 def marked(text: str, mark: Path) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support import GUARD_S, end_server
+from support import GUARD_S, end_server, until
 
 STAND_IN = Path(__file__).with_name("launcher_stand_in.py")
 
@@ -180,6 +180,21 @@ def test_a_server_that_never_reports_is_ended(shell: Shell) -> None:
     assert started.returncode == 1
     assert "not ready within 2 s" in started.stdout
     assert not shell.pid_file.exists()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_launcher_that_is_ended_while_the_server_starts_leaves_no_server(
+    shell: Shell, number: int, status: int
+) -> None:
+    """`timeout 60 torchserve --start`, and a service manager that gives up."""
+    command = [sys.executable, str(STAND_IN), "--start", "--model-store", "store", "--models", "mute"]
+    with subprocess.Popen(command, cwd=shell.place, env=shell.environ) as launcher:
+        until(lambda: shell.pid_file.is_file() and shell.pid_file.read_text())
+        server = shell.server()
+        launcher.send_signal(number)
+        assert launcher.wait(GUARD_S) == status
+        assert not server.is_running()
+        assert not shell.pid_file.exists()
 
 
 @pytest.mark.parametrize("left", ["999999999", pytest.param(str(os.getpid()), id="another program's"), "", "nonsense"])

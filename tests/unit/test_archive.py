@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveNotFound, InvalidArchive
 from ts_frontend.models.archive import Archive, PackedFiles, parse_config, unpack_to
-from ts_frontend.models.extraction import OUTLINE_BYTES_MAX, ExtractLimits, not_unpacked, safe_parts
+from ts_frontend.models.extraction import OUTLINE_BYTES_MAX, ExtractLimits, extract, not_unpacked, safe_parts
 from ts_frontend.models.formats.formats import known_formats
 
 FORMATS = known_formats(ServerConfig(), env={}, work_dir=Path(), gpus=0)
@@ -212,10 +212,25 @@ def merge_bomb(levels: int, width: int = 10) -> str:
         ("a: &a " + "x" * 100_000 + "\nb: [" + "*a," * 1000 + "]", "aliases written out"),
         ("a: &a [*a]", "an alias stands inside"),
         ("[" * 5000, "not usable as YAML"),
-        ("a: " + "9" * 5000, "not usable as YAML"),
+        ("a: " + "9" * 5000, "a number of 5000 characters"),
+        ("batchSize: 0b" + "1" * 900_000, "a number of 900002 characters"),
+        ("a: 1" + ":1" * 20_000, "a number of 40001 characters"),
         ("x" * (1 << 20) + "y", "larger than"),
     ],
-    ids=["syntax", "list", "object", "bomb", "merge bomb", "text bomb", "ring", "deep", "digits", "large"],
+    ids=[
+        "syntax",
+        "list",
+        "object",
+        "bomb",
+        "merge bomb",
+        "text bomb",
+        "ring",
+        "deep",
+        "digits",
+        "bits",
+        "sixties",
+        "large",
+    ],
 )
 def test_configurations_that_are_refused(text: str, reason: str, tmp_path: Path) -> None:
     files = FILES | {"model-config.yaml": text.encode()}
@@ -368,6 +383,9 @@ def test_encrypted_entries(tmp_path: Path) -> None:
 def test_too_many_files(tmp_path: Path) -> None:
     many = {f"f{i}": b"" for i in range(11)}
     refused(zipped(tmp_path / "x.mar", many), tmp_path, "more than 10 entries; extract_files_max", files_max=10)
+    with pytest.raises(InvalidArchive, match="more than 10 entries"):  # before any of them is written
+        extract(tmp_path / "x.mar", tmp_path / "nowhere", ExtractLimits(files_max=10))
+    assert not (tmp_path / "nowhere").exists()
     refused(tarred(tmp_path / "x.tgz", many), tmp_path, "more than 10 entries; extract_files_max", files_max=10)
 
 

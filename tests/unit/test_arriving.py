@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gc
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -15,9 +16,9 @@ from support import GUARD_S, until_async
 from ts_frontend.errors import Code
 from ts_frontend.grpc.call import Bidi, Call, ListenerLimits, Method, Shape, Unary
 from ts_frontend.grpc.exchange import Exchange
-from ts_frontend.http.arriving import PIECE_BYTES, Arriving, BodiesFull
+from ts_frontend.http.arriving import PIECE_BYTES, Arriving, BodiesFull, SlowSender
 from ts_frontend.http.departures import Departures
-from ts_frontend.http.request import BodyLimits, Event, HttpRequest, SlowSender
+from ts_frontend.http.request import BodyLimits, Event, HttpRequest
 
 BODY_BYTES = 4000
 PATH = "/test.Service/Call"
@@ -44,6 +45,11 @@ class Sender:
     def receive(self) -> Awaitable[Event]:
         return asyncio.ensure_future(self._events.get())
 
+    @property
+    def empty(self) -> bool:
+        """Whether the server has taken all pieces."""
+        return self._events.empty()
+
     async def send(self, event: Event) -> None:
         self.sent.append(event)
 
@@ -60,8 +66,8 @@ class Sender:
 
     @property
     def grpc_status(self) -> int:
-        """Of an answer that has only a status."""
-        return int(dict(self.sent[0]["headers"])[b"grpc-status"])
+        """Of the last headers: the status alone, or the trailers."""
+        return int(dict(next(one["headers"] for one in reversed(self.sent) if "headers" in one))[b"grpc-status"])
 
 
 async def echo(call: Call, message: bytes) -> bytes:
@@ -158,6 +164,45 @@ async def test_messages_of_grpc_are_bodies_too(shape: str, part: str) -> None:
     second.piece(b"", more=False)
     assert len(await body) == BODY_BYTES + 1
     assert (arriving.bytes, len(arriving)) == (0, 0)
+
+
+SLOW = [*PIECES, *(pytest.param(shape, "bytes") for shape in ("unary", "bidi")), pytest.param("unary", "empty frames")]
+#: Of a message that nobody ends with single bytes in a test.
+LARGE = b"\0" + (1 << 20).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize(("shape", "part"), SLOW)
+@in_loop
+async def test_the_rest_of_a_message_of_grpc_must_come_in_time(shape: str, part: str) -> None:
+    """Also if the client sends on, a byte or an empty frame now and then."""
+    arriving = Arriving(message_timeout_s=0.05)
+    sender = Sender()
+    call = sender.over_grpc(arriving, METHODS[shape])
+    for piece in PARTS.get(part, [LARGE if part == "bytes" else b""]):
+        sender.piece(piece)
+    while not call.done():
+        sender.piece(b"x" if part == "bytes" else b"")
+        await asyncio.sleep(0)
+    await call
+    assert sender.grpc_status == Code.DEADLINE_EXCEEDED
+    assert (arriving.bytes, len(arriving)) == (0, 0)
+
+
+@in_loop
+async def test_each_message_of_a_stream_has_its_own_time() -> None:
+    """The pieces of a fast client's stream end within messages for as long as it lives."""
+    limit_s = 0.3
+    arriving = Arriving(message_timeout_s=limit_s)
+    sender = Sender()
+    call = sender.over_grpc(arriving, METHODS["bidi"])
+    begun_s = time.monotonic()
+    sender.piece(PREFIX)
+    while time.monotonic() - begun_s < 3 * limit_s:
+        sender.piece(b"x" * BODY_BYTES + PREFIX)
+        await until_async(lambda: sender.empty)
+    sender.piece(b"x" * BODY_BYTES, more=False)
+    await call
+    assert sender.grpc_status == Code.OK
 
 
 @in_loop

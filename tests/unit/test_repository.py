@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -302,3 +303,21 @@ def test_a_directory_from_elsewhere_has_the_name_that_was_asked_for(tmp_path: Pa
     assert layout.read(tmp_path / "copy", name="asked").config.name == "asked"
     with pytest.raises(InvalidArgument, match="^load parameter 'config': backend 'x' is not served"):
         layout.read(tmp_path / "copy", 'backend: "x"', "asked")
+
+
+def test_a_configuration_that_protobuf_takes_hours_for_is_refused() -> None:
+    """It unescapes a run of backslashes in the square of its length, without letting another thread run: 4 MB of them
+    stopped the whole server."""
+    begun_s = time.process_time()
+    for run in ("\\" * 4_000_000, "\\" * 4_000_001):
+        with pytest.raises(InvalidArgument, match=r"m/config\.pbtxt: more than 100 backslashes in a row"):
+            configs.parse(f"name: '{run}'", "m/config.pbtxt")
+    assert time.process_time() - begun_s < 1
+    assert configs.parse(r"name: 'a\\b'", "m/config.pbtxt").name == r"a\b"
+
+
+def test_what_protobuf_says_is_cut() -> None:
+    """It shows the whole line."""
+    with pytest.raises(InvalidArgument, match=r"m/config\.pbtxt: 1:17 .* …$") as caught:
+        configs.parse("max_batch_size: " + "9" * 100_000, "m/config.pbtxt")
+    assert len(caught.value.message) < 1100

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support import GUARD_S, until_async
 from ts_frontend.errors import ArchiveExists, ArchiveNotFound, DownloadFailed, InvalidArgument, ServeError
-from ts_frontend.models.store.http import DownloadLimits, DownloadProgress, Stop, is_public, open_remote
+from ts_frontend.models.store.http import (
+    DownloadLimits,
+    DownloadProgress,
+    Stop,
+    is_public,
+    new_file,
+    new_folder,
+    open_remote,
+)
 from ts_frontend.models.store.store import Fetched, ModelStore
 
 ZOO_FILE = "https://torchserve.pytorch.org/mar_files/densenet161.mar"
@@ -396,6 +406,14 @@ def test_what_came_too_late_is_deleted_beside_the_loop(root: Path) -> None:
     asyncio.run(leave())
     assert not (root / "dirmodel").exists()
     assert deleted_by != [threading.main_thread().name], "the loop's own thread"
+
+
+@pytest.mark.parametrize("new", [new_file, new_folder])
+def test_a_full_disk_is_told_with_its_directory(tmp_path: Path, new: Callable[[Path], Any]) -> None:
+    told = rf"No space left on device; make room in {tmp_path}"
+    with pytest.raises(OSError, match=told), new(tmp_path / "m.mar"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert not list(tmp_path.iterdir())
 
 
 def test_two_downloads_of_one_name(root: Path, site: Site) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from support import GUARD_S
+from stage import Skipping
+from support import GUARD_S, until_async
 from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind
 from ts_frontend.grpc.call import ListenerLimits, Method, Shape
 from ts_frontend.listeners.application import application
@@ -22,6 +23,7 @@ from ts_frontend.models.startup import SnapshotRecorder
 from ts_frontend.tasks import kept, merged, owned, watched
 from ts_frontend.telemetry.logging import writer as log_writer
 from ts_frontend.telemetry.logging.writer import ModelLine
+from ts_frontend.workers.pool import Clock
 
 
 async def broken() -> None:
@@ -229,6 +231,45 @@ def test_a_snapshot_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: 
 
     with caplog.at_level(logging.INFO):
         ended(scenario)
+
+
+@pytest.mark.parametrize("first", ["the start's", "a change's"])
+def test_a_snapshot_that_could_not_be_written_is_written_when_it_can(tmp_path: Path, first: str) -> None:
+    """No further change is needed: a server that is killed meanwhile would come back without its models."""
+    in_the_way = tmp_path / "config"
+    in_the_way.touch()
+
+    class Waited(Clock):
+        async def pause(self, seconds: float, hurry: asyncio.Event) -> None:
+            in_the_way.unlink(missing_ok=True)
+
+    async def scenario() -> None:
+        files = SnapshotFiles(in_the_way)
+        recorder = SnapshotRecorder(files, {}, Waited())
+        recorder.attach(ModelManagerOfNothing())  # type: ignore[arg-type]
+        if first == "the start's":
+            await recorder.write(SnapshotKind.STARTUP)
+        else:
+            recorder.changed()
+        await until_async(lambda: in_the_way.is_dir() and files.names())
+        await recorder.close()
+        assert len(files.names()) == 2
+
+    ended(scenario)
+
+
+def test_a_close_waits_for_no_further_try(tmp_path: Path) -> None:
+    (tmp_path / "config").touch()
+
+    async def scenario() -> None:
+        clock = Skipping(held=0)
+        recorder = SnapshotRecorder(SnapshotFiles(tmp_path / "config"), {}, clock)
+        recorder.attach(ModelManagerOfNothing())  # type: ignore[arg-type]
+        recorder.changed()
+        await clock.holding.wait()
+        await asyncio.wait_for(recorder.close(), GUARD_S)
+
+    ended(scenario)
 
 
 def test_the_thread_that_writes_the_logs_outlives_what_it_cannot_write(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,6 +102,40 @@ def test_an_old_key_may_count_a_little_longer(tmp_path: Path) -> None:
     authorization.close()
 
 
+def test_old_keys_count_as_long_as_promised_though_there_are_newer_ones(tmp_path: Path) -> None:
+    authorization, clock = made(tmp_path, overlap_s=10.0)
+    keys = []
+    for _ in range(4):
+        keys.append(in_file(tmp_path, "inference"))
+        asyncio.run(authorization.renew(KeyKind.INFERENCE))
+        clock.now_s += 3
+    opened = [authorization.opens(KeyKind.INFERENCE, header(key)) for key in keys]
+    assert opened == [False, True, True, True]  # renewed 12, 9, 6 and 3 s ago
+    for _ in range(100):
+        asyncio.run(authorization.renew(KeyKind.INFERENCE))
+    assert not authorization.opens(KeyKind.INFERENCE, header(keys[-1]))
+    authorization.close()
+
+
+def test_a_new_key_counts_as_soon_as_it_can_be_read(tmp_path: Path) -> None:
+    opened: list[bool] = []
+
+    class Read(KeyFile):
+        """A file whose key a client uses at once."""
+
+        def write(self, text: str) -> None:
+            super().write(text)
+            if readers:
+                opened.append(readers[0].opens(KeyKind.INFERENCE, header(in_file(tmp_path, "inference"))))
+
+    readers: list[Authorization] = []
+    authorization = Authorization(None, Read(tmp_path), life_s=60.0, overlap_s=0.0)
+    readers.append(authorization)
+    asyncio.run(authorization.renew(KeyKind.INFERENCE))
+    assert opened == [True]
+    authorization.close()
+
+
 def test_keys_count_without_their_file_and_it_comes_back_with_a_new_one(tmp_path: Path) -> None:
     authorization, _ = made(tmp_path)
     inference, api = in_file(tmp_path, "inference"), in_file(tmp_path, "API")

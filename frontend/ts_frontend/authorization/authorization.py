@@ -58,6 +58,10 @@ def new_secret() -> bytes:
     return base64.urlsafe_b64encode(secrets.token_bytes(6))
 
 
+#: Keys of a kind that stay valid after a renewal (`token_overlap_s`), at most.
+OLD_KEYS_MAX = 31
+
+
 class Authorization:
     """The keys of a running server. `outside`: reads the given keys, None without any; keys of other kinds are made
     here and written to `file`, None if no kind is left."""
@@ -127,7 +131,8 @@ class Authorization:
     # --- new keys
 
     async def renew(self, kind: KeyKind) -> None:
-        """Makes a new key in place of the previous one, which stays valid for at most `overlap_s` more.
+        """Makes a new key in place of the previous one. That one, and others that still were valid, stay so for at most
+        `overlap_s` more.
 
         :raises InvalidArgument: the keys of this kind are given. :raises KeyFileError: the file can't be written.
         """
@@ -136,12 +141,16 @@ class Authorization:
                 f"The {kind.value} key was given to the server (token_path, or {kind.value}_token): replace it there"
             )
         async with self._renewing:
-            newest, *_ = self._made[kind]
-            old = Key(newest.secret, min(newest.expires_s, self._clock() + self._overlap_s))
-            made = {**self._made, kind: (self._new_key(), old)}
-            await asyncio.to_thread(self._file.write, key_file_text(made))
-            self._made = made
-            self._use()
+            new, before, now_s = self._new_key(), self._made[kind], self._clock()
+            valid = [before[0], *(key for key in before[1:] if now_s < key.expires_s)][:OLD_KEYS_MAX]
+            old = [Key(key.secret, min(key.expires_s, now_s + self._overlap_s)) for key in valid]
+            made = {**self._made, kind: (new, *old)}
+            self._keys = joined(self._outside, {**self._made, kind: (new, *before)})  # clients read the file at once
+            try:
+                await asyncio.to_thread(self._file.write, key_file_text(made))
+                self._made = made
+            finally:
+                self._use()
         log.info("A new %s key is in %s", kind.value, self._file.path)
 
     async def watch(self, interval_s: float) -> None:

@@ -27,7 +27,7 @@ import psutil
 from ts_frontend.authorization.key_files import remove_left_behind
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
-from ts_frontend.process import pid_path, remove_orphan, running_server
+from ts_frontend.process import exits_when_terminated, pid_path, remove_orphan, running_server
 
 #: Removes "" from sys.path, so that a directory `ts` where the server starts isn't imported.
 COMMAND = (
@@ -166,7 +166,8 @@ def start(
     config: ServerConfig, words: Sequence[str], timeout_s: float | None, command: Sequence[str] = COMMAND
 ) -> Started:
     """Start a server that outlives this process, with these command-line words, and wait until it is ready. The server
-    writes its console log to our standard output, unless config.console_log is off.
+    writes its console log to our standard output, unless config.console_log is off. SIGTERM and SIGINT that come
+    before it is ready end it too.
 
     :raises ServerNotStarted: it reported an error, died, or took longer than `timeout_s`; it is no longer running.
     """
@@ -175,7 +176,7 @@ def start(
     console = _console(config)
     log = config.log_location / "ts_log.log"
     log_bytes = log.stat().st_size if log.is_file() else 0
-    with contextlib.ExitStack() as files:
+    with contextlib.ExitStack() as files, exits_when_terminated():
         output = files.enter_context(console.open("w")) if console else None
         process = _spawn([*command, *words, "--ready-fd", str(write)], write, output)
         os.close(write)

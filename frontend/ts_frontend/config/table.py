@@ -530,7 +530,10 @@ class ServerConfig:
         MODE, "600", "permissions of `unix:` addresses: 600 lets the server's user connect, 660 also its group"
     )
     request_body_timeout_s: float = _own(
-        number(0), 120.0, "seconds in which an HTTP client must send a request's body, with pauses of at most 60 s"
+        number(0),
+        120.0,
+        "seconds in which an HTTP client must send a request's body, with pauses of at most 60 s, and a gRPC client a "
+        "message that it has begun (not by the grpcio engine)",
     )
     arriving_bytes_max: int = _own(
         whole(1),

@@ -174,7 +174,7 @@ class Exchange:
     async def _after(self, message: bytes) -> Event:
         """Returns the event after a whole message, which counts as arriving until the client ends its stream."""
         held = self._limits.arriving.body()
-        held.hold(len(message))
+        held.hold_message(len(message))
         try:
             return await held.piece(self._receive())
         finally:
@@ -241,11 +241,14 @@ class Exchange:
                     raise ClientGone
                 for message in decoder.feed(event.get("body", b"")):
                     content = await self._content(message) if message.compressed else message.data
-                    kept_bytes += PIECE_BYTES + len(content) if kept else 0
+                    if kept:
+                        kept_bytes += PIECE_BYTES + len(content)
+                    else:
+                        held.next_message()  # no time passes while the caller doesn't ask for more
                     yield content
                 if not event.get("more_body"):
                     break
-                held.hold(decoder.held_bytes + kept_bytes)
+                held.hold_message(decoder.held_bytes + kept_bytes or int(kept))
         finally:
             held.end()
         decoder.finish()

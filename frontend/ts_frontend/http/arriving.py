@@ -1,7 +1,8 @@
 """Bodies of requests that are still arriving: one limit for those of all connections together.
 
 A body that arrives in one piece is never counted. Above the limit, the body whose first piece is longest ago is given
-up: clients that send slowly make room for those that send fast. A body that is the only one is never given up.
+up: clients that send slowly make room for those that send fast. A body that is the only one is never given up for its
+size. A gRPC message is also given up when the rest of it doesn't come in time; HTTP bodies have a limit of their own.
 """
 
 from __future__ import annotations
@@ -30,11 +31,20 @@ class BodiesFull(ServeError):
     code, http_status, type_name = Code.RESOURCE_EXHAUSTED, 503, "ServiceUnavailableException"
 
 
-class Arriving:
-    """The bodies that are arriving; `bytes`: their size together."""
+class SlowSender(ServeError):
+    """The body didn't arrive in time."""
 
-    def __init__(self, bytes_max: float = math.inf) -> None:
+    remedy = "Send the body faster, or raise `request_body_timeout_s`."
+    code, http_status, type_name = Code.DEADLINE_EXCEEDED, 408, "RequestTimeoutException"
+
+
+class Arriving:
+    """The bodies that are arriving; `bytes`: their size together. `message_timeout_s`: the seconds in which a gRPC
+    message that has begun must arrive."""
+
+    def __init__(self, bytes_max: float = math.inf, message_timeout_s: float = math.inf) -> None:
         self.bytes_max = bytes_max
+        self.message_timeout_s = message_timeout_s
         self.bytes = 0
         self._bodies: dict[ArrivingBody, None] = {}  # in the order of their first pieces
         self._logged_s = -math.inf
@@ -73,13 +83,14 @@ class Arriving:
 class ArrivingBody:
     """One body. Its owner reads each piece after the first with `piece`, and calls `end` in any case."""
 
-    __slots__ = ("_arriving", "_bytes", "_expiry", "_given_up")
+    __slots__ = ("_arriving", "_bytes", "_expiry", "_given_up", "_late", "_timer")
 
     def __init__(self, arriving: Arriving) -> None:
         self._arriving = arriving
         self._bytes = 0
         self._expiry: Expiry | None = None
-        self._given_up = False
+        self._given_up = self._late = False
+        self._timer: asyncio.TimerHandle | None = None
 
     def hold(self, size: int) -> None:
         """Sets the number of bytes that are in memory; 0 between two messages of a stream."""
@@ -89,8 +100,21 @@ class ArrivingBody:
             change, self._bytes = size - self._bytes, size
             self._arriving.count(self, change)
 
+    def hold_message(self, size: int) -> None:
+        """The same for a part of a gRPC message, which is given up if the rest doesn't arrive in time."""
+        self.hold(size)
+        if self._timer is None and not self._given_up and size > 0 and self._arriving.message_timeout_s < math.inf:
+            later = asyncio.get_running_loop().call_later
+            self._timer = later(self._arriving.message_timeout_s, self._run_out)
+
+    def next_message(self) -> None:
+        """The message has arrived: the time of the next one begins with its first part."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     async def piece(self, following: Awaitable[_T]) -> _T:
-        """Returns the result of `following`. Raises BodiesFull when the body was given up."""
+        """Returns the result of `following`. Raises BodiesFull or SlowSender when the body was given up."""
         if self._given_up:
             raise self._refusal()
         expiry = self._expiry = Expiry(current_task())
@@ -110,12 +134,20 @@ class ArrivingBody:
         if self._expiry is not None:
             self._expiry.expire()
 
+    def _run_out(self) -> None:
+        self._late = not self._given_up
+        self.give_up()
+
     def end(self) -> None:
         """Counts the body no longer: it is complete, or its request has ended."""
+        self.next_message()
         size, self._bytes = self._bytes, 0
         self._arriving.remove(self, size)
 
-    def _refusal(self) -> BodiesFull:
+    def _refusal(self) -> ServeError:
+        if self._late:
+            seconds = self._arriving.message_timeout_s
+            return SlowSender(f"The request's message took more than {seconds:g} s to arrive (request_body_timeout_s)")
         return BodiesFull(
             f"The bodies of requests that are arriving are over arriving_bytes_max of {self._arriving.bytes_max} bytes "
             "together, and this one began first"

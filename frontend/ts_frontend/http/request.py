@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
 from ts.protocol.frames import Pairs
-from ts_frontend.errors import ClientGone, Code, InvalidArgument, MessageTooLarge, ServeError
-from ts_frontend.http.arriving import PIECE_BYTES, Arriving
+from ts_frontend.errors import ClientGone, InvalidArgument, MessageTooLarge
+from ts_frontend.http.arriving import PIECE_BYTES, Arriving, SlowSender
 from ts_frontend.http.departures import Departures, Watched
 from ts_frontend.job import handlers_headers
 from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, small_members
@@ -33,13 +33,6 @@ Body: TypeAlias = "bytes | bytearray | memoryview"
 
 #: The most digits of a Content-Length; Python refuses to parse numbers of thousands of digits.
 LENGTH_DIGITS_MAX = 18
-
-
-class SlowSender(ServeError):
-    """The body didn't arrive in time."""
-
-    remedy = "Send the body faster, or raise `request_body_timeout_s`."
-    code, http_status, type_name = Code.DEADLINE_EXCEEDED, 408, "RequestTimeoutException"
 
 
 class BodyLimits(NamedTuple):

@@ -217,7 +217,7 @@ class Listeners:
         if self._calls is not None:
             metrics.gather(self._calls.families, always=bool(config.grpc_metrics))
         self._floods: dict[str, int] = {}
-        self._arriving = Arriving(config.arriving_bytes_max)
+        self._arriving = Arriving(config.arriving_bytes_max, config.request_body_timeout_s or math.inf)
         metrics.gather(lambda: [flooded_connections(self._floods, metrics.host)], always=True)
         self._regions = Regions(config.shared_memory_keys)
         self._log_settings = LogSettings(logs, manager.check_model_api)

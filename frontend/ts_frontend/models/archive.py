@@ -32,6 +32,9 @@ CONFIG_FILE = "model-config.yaml"
 WEIGHTS = frozenset({".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".onnx", ".pt2", ".npz"})
 _TEXT_BYTES_MAX = OUTLINE_BYTES_MAX
 _YAML_NODES_MAX = 100_000
+#: Of a number in YAML: longer ones have no text in JSON, or take seconds to read.
+_NUMBER_CHARS_MAX = 1000
+_NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 
 
 class PackedFiles:
@@ -255,7 +258,8 @@ def parse_config(text: str) -> dict[str, Any]:
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """The number of nodes below `node` and in it, aliases written out; `known` is by id, 0 while open.
+    """The number of nodes below `node` and in it, aliases written out; `known` is by id, 0 while open. Raises
+    ValueError for numbers that are too long.
 
     Long texts count as several: an alias can repeat them too.
     """
@@ -263,6 +267,8 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
         if size == 0:
             raise ValueError("an alias stands inside what it names")
         return size
+    if node.tag in _NUMBERS and len(node.value) > _NUMBER_CHARS_MAX:
+        raise ValueError(f"a number of {len(node.value)} characters, at most {_NUMBER_CHARS_MAX} are possible")
     known[id(node)] = 0
     children: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):

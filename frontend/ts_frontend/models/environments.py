@@ -24,6 +24,7 @@ from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ts_frontend.config.load import environment
 from ts_frontend.errors import Code, ServeError
 from ts_frontend.models.archive import Archive
 from ts_frontend.workers.launchers import run_tool
@@ -340,14 +341,18 @@ class _Maker:
         self.made = True
         wanted = self._archive.requirements_file
         log.info("Making a virtual environment for model %s in %s.", self._name, directory)
-        await self._run(_CREATE, _create(directory), lock)
+        # pip's temporary files: a killed pip leaves them, up to gigabytes, and they go with the directory.
+        temporary = directory / "tmp"
+        temporary.mkdir(mode=0o700, parents=True)
+        await self._run(_CREATE, _create(directory), lock, temporary)
         _show_servers_packages(directory)
         if wanted:
             log.info("Installing %s of model %s.", wanted, self._name)
-            await self._run(_INSTALL, _pip(directory / "bin" / "python", wanted), lock)
+            await self._run(_INSTALL, _pip(directory / "bin" / "python", wanted), lock, temporary)
             log.info("Installed custom pip packages for model %s.", self._name)
+        await asyncio.to_thread(shutil.rmtree, temporary)
 
-    async def _run(self, title: str, argv: Sequence[str], lock: int) -> None:
+    async def _run(self, title: str, argv: Sequence[str], lock: int, temporary: Path) -> None:
         last: deque[str] = deque(maxlen=SHOWN_LINES)
 
         def take(line: str) -> None:
@@ -356,7 +361,8 @@ class _Maker:
                 log.info("Model %s: %s", self._name, line)
 
         # The installer inherits the lock: it still holds it if this process is killed first.
-        status = await run_tool(argv, self._archive.dir, self._timeout_s, take, (lock,))
+        env = environment() | {"TMPDIR": str(temporary)}
+        status = await run_tool(argv, self._archive.dir, self._timeout_s, take, (lock,), env)
         if status is None:
             last.append(f"it took longer than {self._timeout_s:g} s (install_timeout_s) and was ended")
         if status != 0:

@@ -118,7 +118,11 @@ class Budget:
     def add_entry(self) -> None:
         self.stop.check()
         self.files += 1
-        if self.files > self.limits.files_max:
+        self.check_entries(self.files)
+
+    def check_entries(self, count: int) -> None:
+        """Refuses more entries than are allowed."""
+        if count > self.limits.files_max:
             reason = f"more than {self.limits.files_max} entries; extract_files_max raises the limit"
             raise refusal(self.archive, reason)
 
@@ -217,6 +221,7 @@ def _extract_zip(archive: Path, target: Path, budget: Budget) -> None:
     directory_bytes_max = max(_COPY_BYTES, budget.limits.files_max * 512)
     with _ZipSource(archive, directory_bytes_max) as source, zipfile.ZipFile(source) as package:
         infos = package.infolist()
+        budget.check_entries(len(infos))
         budget.check(sum(info.file_size for info in infos))
         for info in infos:
             _extract_zip_entry(package, info, target, budget)

@@ -25,8 +25,12 @@ from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import Requested
 from ts_frontend.models.store.store import Fetched, ModelStore
 from ts_frontend.tasks import side_by_side, watched
+from ts_frontend.workers.pool import Clock
 
 log = logging.getLogger(__name__)
+
+#: Seconds until a snapshot that couldn't be written is tried again.
+RETRY_S = 30.0
 
 States = Mapping[str, Mapping[str, VersionState]]
 
@@ -81,9 +85,11 @@ def _default(versions: Mapping[str, VersionState]) -> str:
 
 
 class SnapshotRecorder:
-    """Writes a snapshot soon after `changed()`, in a thread, one at a time. `files` None: writes nothing."""
+    """Writes a snapshot soon after `changed()`, in a thread, one at a time. One that can't be written, on a full disk
+    for example, is tried again every RETRY_S. `files` None: writes nothing."""
 
-    def __init__(self, files: SnapshotFiles | None, settings: Mapping[str, str]) -> None:
+    def __init__(self, files: SnapshotFiles | None, settings: Mapping[str, str], clock: Clock | None = None) -> None:
+        self._clock = clock or Clock()
         self._files = files
         self._settings = settings
         self._manager: ModelManager | None = None
@@ -91,6 +97,8 @@ class SnapshotRecorder:
         self._unrestored = Unrestored()
         self._pending = False
         self._failing = False
+        self._closing = False
+        self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
 
@@ -111,13 +119,18 @@ class SnapshotRecorder:
         if self._files is None or self._manager is None:
             return
         self._pending = True
+        self._hurry.set()
         if self._task is None or self._task.done():
             self._task = watched(self._write_pending(), "The writing of a snapshot")
 
     async def _write_pending(self) -> None:
         while self._pending:
             self._pending = False
+            self._hurry.clear()
             await self.write(SnapshotKind.SNAPSHOT)
+            if self._failing and not self._closing:
+                await self._clock.pause(RETRY_S, self._hurry)
+                self._pending = not self._closing
 
     async def write(self, kind: SnapshotKind) -> None:
         """Writes a snapshot, after the one that is being written. Failures don't raise; the first of a series is
@@ -132,6 +145,8 @@ class SnapshotRecorder:
                 await asyncio.to_thread(self._files.write, kind, states, self._settings, workflows=workflows)
             except Exception as error:
                 self._failed(error, self._files.directory)
+                if kind is SnapshotKind.STARTUP:
+                    self.changed()
             else:
                 if self._failing:
                     log.info("Snapshots can be written to %s again.", self._files.directory)
@@ -146,6 +161,8 @@ class SnapshotRecorder:
 
     async def close(self) -> None:
         """Finishes a pending write and writes the snapshot of the shutdown; later changes are not remembered."""
+        self._closing = True
+        self._hurry.set()
         if self._task is not None:
             await self._task
         await self.write(SnapshotKind.SHUTDOWN)

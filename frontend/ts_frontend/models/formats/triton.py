@@ -107,10 +107,13 @@ class TritonFormat(ModelFormat):
 
 def parse(text: str, source: str) -> ModelConfig:
     """The configuration in the text of a config.pbtxt. Raises InvalidArgument, naming `source`, line and column."""
+    if "\\" * (BACKSLASHES_MAX + 1) in text:
+        raise InvalidArgument(f"{source}: more than {BACKSLASHES_MAX} backslashes in a row")
     try:
         config: ModelConfig = text_format.Parse(text, ModelConfig(), descriptor_pool=POOL)
     except (text_format.ParseError, ValueError) as error:  # a ValueError: a number too large for its field
-        raise InvalidArgument(f"{source}: {error}") from None
+        said = str(error)  # it has the whole line
+        raise InvalidArgument(f"{source}: {said if len(said) <= SAID_MAX else said[:SAID_MAX] + ' …'}") from None
     return config
 
 
@@ -328,6 +331,10 @@ def _placement(config: ModelConfig, gpus: int) -> dict[str, Any]:
 
 CONFIG_FILE = "config.pbtxt"
 CONFIG_BYTES_MAX = 4 << 20
+#: In a row in a config.pbtxt: protobuf takes the square of their number, in which it holds up the whole process.
+BACKSLASHES_MAX = 100
+#: Characters of an error of protobuf that are shown.
+SAID_MAX = 1000
 _VERSION = re.compile(r"[1-9][0-9]*")
 
 

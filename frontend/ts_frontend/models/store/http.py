@@ -7,6 +7,7 @@ that a second DNS answer (DNS rebinding) has no effect.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import http.client
 import ipaddress
@@ -429,6 +430,8 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         _publish(partial, target)
+    except OSError as error:
+        raise _placed(error, target) from error
     finally:
         partial.unlink(missing_ok=True)
 
@@ -437,8 +440,8 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
 def new_folder(target: Path) -> Iterator[Path]:
     """The same for a folder; the block syncs its files."""
     partial = _partial(target)
-    partial.mkdir()
     try:
+        partial.mkdir()
         yield partial
         if os.path.lexists(target):
             raise exists(target)
@@ -449,8 +452,17 @@ def new_folder(target: Path) -> Iterator[Path]:
                 raise exists(target) from None
             raise
         _sync_directory(target.parent)
+    except OSError as error:
+        raise _placed(error, target) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _placed(error: OSError, target: Path) -> OSError:
+    """The same error, with the directory if that is full."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    return OSError(error.errno, f"{error.strerror}; make room in {target.parent}")
 
 
 def _partial(target: Path) -> Path:

@@ -295,7 +295,7 @@ def apply_dict_config(path: Path) -> None:
         text = path.read_text(encoding="utf-8")
         tree = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
         logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, **tree})
-    except (OSError, ValueError, TypeError, AttributeError, ImportError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, ImportError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"log_config {path}: {error} (cause: {error.__cause__})") from None
 
 

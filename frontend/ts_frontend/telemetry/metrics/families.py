@@ -55,7 +55,7 @@ def read_definitions(path: Path) -> Definitions:
             content = loader.get_single_data()
         finally:
             loader.dispose()
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"metrics_config {path} can't be read: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"metrics_config {path} holds no mapping")
