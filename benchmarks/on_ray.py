@@ -247,9 +247,11 @@ def deaths(python: Path, folder: Path, started: Processes, options: argparse.Nam
             begun_s = time.monotonic()
             cluster.kill_node(killed)
             kills += 1
-            nodes.append(cluster.add_node(num_cpus=2))
-            if any(had):
-                placed_s += placement(ours, killed, begun_s)
+            with ThreadPoolExecutor(1) as pool:
+                added = pool.submit(cluster.add_node, num_cpus=2)
+                if any(had):
+                    placed_s += placement(ours, killed, begun_s)
+                nodes.append(added.result())
             time.sleep(max(0.0, next_s - time.monotonic()))
         over.set()
         for one in clients:

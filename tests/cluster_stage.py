@@ -68,6 +68,7 @@ class PlayedBridge(BridgeLink):
         self.actors: dict[int, subprocess.Popen[bytes]] = {}
         self.room = True
         self.here = True
+        self.port = 0
 
     async def start(self) -> None:
         self.tell()
@@ -75,8 +76,12 @@ class PlayedBridge(BridgeLink):
     def tell(self) -> None:
         """Ray's news."""
         free = {"CPU": 4.0 if self.room else 0.0}
-        nodes = tuple(ClusterNode(f"node{number}", f"10.0.0.{number}", True, {"CPU": 4.0}, free) for number in (1, 2))
+        nodes = tuple(
+            ClusterNode(f"node{number}", f"10.0.0.{number}", True, {"CPU": 4.0}, free, port=self.port)
+            for number in (1, 2)
+        )
         self.state.told(nodes, time.monotonic())
+        self.on_told()
 
     @property
     def usable(self) -> bool:

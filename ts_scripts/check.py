@@ -116,12 +116,13 @@ def compiled_steps(part: Sequence[str]) -> list[Step]:
 
 
 def slow_steps() -> list[Step]:
-    """The steps for Go, whose packages are some 100 MB, for Ray if it is missing, and for the tests."""
+    """The steps for Go, whose packages are some 100 MB, for Ray if it is missing, for Redis, and for the tests."""
     there = importlib.util.find_spec("ray") is not None and importlib.util.find_spec("virtualenv") is not None
     ray = [] if there else [Step("Ray", python("-m", "pip", "install", "--disable-pip-version-check", *RAY_PACKAGES))]
     return [
         Step("Go", python("ts_scripts/debian_packages.py", "go")),
         *ray,
+        Step("Redis", python("ts_scripts/debian_packages.py", "redis")),
         tests("slow tests", "slow", "slow"),
     ]
 

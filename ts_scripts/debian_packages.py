@@ -1,7 +1,7 @@
-"""Unpacks Debian packages for tests marked `external` into a folder of this interpreter's environment: the system is
+"""Unpacks Debian packages for external and slow tests into a folder of this interpreter's environment: the system is
 unchanged, and root is not needed.
 
-Usage: python ts_scripts/debian_packages.py go | prometheus
+Usage: python ts_scripts/debian_packages.py go | prometheus | redis
 
 If apt-get is missing or has no mirror, it says so and exits with 0; the tests are then skipped with this message.
 """
@@ -35,6 +35,8 @@ WANTED = {
     ),
     #: The server and promtool, without the files for its pages in a browser.
     "prometheus": Wanted(("prometheus",)),
+    #: The server, with the libraries that few systems have.
+    "redis": Wanted(("redis-server",), ("redis-", "libhiredis", "libjemalloc", "liblua", "liblzf", "lua-")),
 }
 
 

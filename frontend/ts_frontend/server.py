@@ -353,7 +353,7 @@ class Server:
         if config.ray_address and not config.debugging:
             metrics_config = str(config.metrics_config or "")
             listen = config.ray_worker_host or "", config.ray_worker_port
-            cluster = ClusterLauncher(config.ray_address, env, listen, metrics_config)
+            cluster = ClusterLauncher(config.ray_address, env, listen, metrics_config, spares=config.ray_spares)
         log.info("Number of GPUs: %s", inventory.count)
         return Supervisor(
             env,

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -407,23 +408,83 @@ def test_the_loss_of_the_head_leaves_what_lives_serving(tmp_path: Path) -> None:
             assert "ray" not in pinged(server)
 
 
-def test_a_head_that_returns_with_its_state_goes_on(tmp_path: Path) -> None:
-    kept = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(tmp_path / "gcs")}
-    (tmp_path / "gcs").mkdir()
-    with clusters(**kept) as cluster:
+@contextmanager
+def redis() -> Iterator[int]:
+    """A Redis server without files of its own; its port."""
+    root = Path(sys.prefix) / "redis" / "root"
+    if not root.is_dir():
+        pytest.skip("ts_scripts/debian_packages.py redis has not been run")
+    port = free_port()
+    child = subprocess.Popen(
+        [root / "usr" / "bin" / "redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", ""],
+        env={**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(map(str, root.glob("usr/lib/*-linux-gnu")))},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        yield port
+    finally:
+        child.terminate()
+        child.wait(GUARD_S)
+
+
+@contextmanager
+def storage(kind: str, directory: Path) -> Iterator[dict[str, str]]:
+    """The variables of a cluster whose head keeps its state there."""
+    if kind == "redis":
+        with redis() as port:
+            yield {"RAY_REDIS_ADDRESS": f"127.0.0.1:{port}"}
+    else:
+        (directory / "gcs").mkdir()
+        yield {"RAY_gcs_storage": kind, "RAY_gcs_storage_path": str(directory / "gcs")}
+
+
+@contextmanager
+def asked_on(server: Serving, name: str) -> Iterator[list[int]]:
+    """Requests one after the other, for the time of the block; the statuses of their answers."""
+    statuses: list[int] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(timeout=GUARD_S) as client:
+            while not over.is_set():
+                statuses.append(client.post(f"{server.http}/predictions/{name}", content=b"x").status_code)
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        try:
+            yield statuses
+        finally:
+            over.set()
+        asking.result(GUARD_S)
+
+
+@pytest.mark.parametrize("kind", ["rocksdb", "redis"])
+def test_a_head_that_returns_with_its_state_goes_on(tmp_path: Path, kind: str) -> None:
+    with storage(kind, tmp_path) as kept, clusters(**kept) as cluster:
         cluster.add_node(num_cpus=2)
         with serving(tmp_path, cluster.address, ONE) as server:
             placed(server, 1, "one")
             pid = server.describe("one")["workers"][0]["pid"]
-            cluster.end_head()
-            until(lambda: pinged(server).get("ray"), lambda: server.log)
-            assert seen(server, "one") == {"gpus": "", "env": ""}
-            cluster.return_head()
-            until(lambda: "ray" not in pinged(server), lambda: server.log)
-            assert server.describe("one")["ray"]["state"] == "connected"
-            server.scale("one", 2)
-            placed(server, 2, "one")
+            with asked_on(server, "one") as statuses:
+                until(lambda: statuses)
+                cluster.end_head()
+                away = until(lambda: pinged(server).get("ray"), lambda: server.log)
+                assert str(away).startswith("away: ") and pinged(server)["status"] == "Healthy"
+                begun = len(statuses)
+                until(lambda: len(statuses) > begun, lambda: server.log)
+                begun_s = time.monotonic()
+                cluster.return_head()
+                until(lambda: "ray" not in pinged(server), lambda: server.log)
+                print(f"{kind}: connected again {time.monotonic() - begun_s:.1f} s after the head's return began")
+                assert server.describe("one")["ray"]["state"] == "connected"
+                server.scale("one", 2)
+                placed(server, 2, "one")
+                begun = len(statuses)
+                until(lambda: len(statuses) > begun, lambda: server.log)
+            assert set(statuses) == {200}, "no request noticed it"
             assert pid in [one["pid"] for one in workers(server, "one")], "the one that lived goes on"
+            server.scale("one", 1)
+            placed(server, 1, "one")
 
 
 def test_packages_of_a_model_are_there_on_a_node(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ from ts.runtime.remote_link import SentProgress
 from ts_frontend.errors import WorkerDied
 from ts_frontend.job import Job, Ledger
 from ts_frontend.workers.cluster import launcher, remote
+from ts_frontend.workers.cluster.gate import ended
+from ts_frontend.workers.cluster.spares import NEW_S, Spares
 from ts_frontend.workers.failures import StartFailed
 from ts_frontend.workers.pool import Pool, Slot
 from ts_frontend.workers.worker import Worker
@@ -257,18 +259,84 @@ def test_a_node_whose_ray_has_ended_has_died(
             port = ray.sockets[0].getsockname()[1]
             state.nodes = tuple(replace(node, address="127.0.0.1", port=port) for node in state.nodes)
             slot, worker = await first_worker(pool)
+            await until_async(lambda: asking)  # the server watches it
             if already:
                 ray.close()
             cluster.bridge.end(1)
             if not already:
-                await until_async(lambda: asking)
+                await until_async(lambda: len(asking) == 2)
                 assert slot.worker is worker and worker.process is not None
                 assert not worker.process.exited.done(), "only its actor may have died, of which Ray would tell"
                 ray.close()
-                asking[0].close()
+                asking[1].close()
             await until_async(lambda: pool.ready_count and slot.worker is not worker)
             assert slot.worker is not None and slot.worker.node["id"] == "node2"
             assert pool.last_failure is not None and "its node 10.0.0.1 (node1) ended" in pool.last_failure.reason
+            for writer in asking:
+                writer.close()
+
+    run(scenario())
+
+
+def test_a_worker_whose_node_has_lost_its_ray_is_replaced_before_it_dies(model: Path, pems: dict[str, str]) -> None:
+    """Ray's other processes notice that only later, and end the worker."""
+
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems) as cluster:
+            pool, state, asking = cluster.pool, cluster.bridge.state, list[asyncio.StreamWriter]()
+            ray = await asyncio.start_server(lambda _, writer: asking.append(writer), "127.0.0.1", 0)
+            port = ray.sockets[0].getsockname()[1]
+            state.nodes = tuple(replace(node, address="127.0.0.1", port=port) for node in state.nodes)
+            slot, worker = await first_worker(pool)
+            await until_async(lambda: asking)
+            for word in ("a", "b", "c", "d"):
+                await ask(pool, word).result()  # it counts as quick: more is sent ahead
+            hanging = ask(pool, "hang")
+            await until_async(lambda: "hang" in (model / "begun.txt").read_text())
+            ahead = ask(pool, "e")
+            ray.close()
+            asking[0].close()
+            with pytest.raises(WorkerDied, match=r"Ray has ended on its node 10\.0\.0\.1 \(node1\)") as died:
+                await hanging.result()
+            assert died.value.http_status == 500, "no lack of memory, although its agent killed it"
+            assert await answer(ahead) == "E"
+            assert slot.worker is not worker and slot.worker is not None and slot.worker.node["id"] == "node2"
+            for writer in asking:
+                writer.close()
+
+    run(scenario())
+
+
+def test_the_end_of_a_process_is_seen_only_where_its_port_refuses() -> None:
+    async def scenario() -> None:
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        assert not await ended("127.0.0.1", port), "it listens still: it only wants no silent connections"
+        server.close()
+        assert not await ended("127.0.0.1", port), "it may never have been reachable"
+
+    run(scenario())
+
+
+def test_nodes_with_room_have_a_process_for_the_next_worker(model: Path, pems: dict[str, str]) -> None:
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems) as cluster:
+            bridge, pool = cluster.bridge, cluster.pool
+
+            def asked() -> list[str]:
+                return [order["address"] for order in bridge.orders if order["order"] == "spare"]
+
+            bridge.port = 7
+            cluster.launcher._spares = spares = Spares()
+            spares.told(bridge.state.nodes, -NEW_S)
+            await first_worker(pool)
+            bridge.tell()
+            assert asked() == ["10.0.0.1:7", "10.0.0.2:7"]
+            bridge.tell()
+            assert len(asked()) == 2, "once"
+            await pool.scale(2)
+            bridge.tell()
+            assert asked()[2:] == ["10.0.0.1:7"], "the worker has taken the one on its node"
 
     run(scenario())
 

@@ -395,6 +395,12 @@ class ServerConfig:
     ray_worker_port: int = _own(
         whole(0), 0, "the port that workers on other nodes connect to, with TLS; 0: any free one"
     )
+    ray_spares: bool = _own(
+        BOOLEAN,
+        True,
+        "true: each of Ray's nodes with room for a worker has a started process for it, so that a lost worker is "
+        "replaced sooner ([ray.md](ray.md#spare-processes))",
+    )
     preload_torch: bool = _own(
         BOOLEAN,
         True,

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,8 +44,10 @@ NAMESPACE = "torchrelay"
 LOOK_S = 1.0
 THREADS = 8
 VALID_DAYS = 3650
-#: Seconds until an actor without orders ends; and one whose worker has ended.
-ORPHAN_S, LINGER_S = 120.0, 20.0
+#: Seconds until an actor ends whose worker has ended.
+LINGER_S = 20.0
+#: The most seconds for a node's answer to the request for a spare process.
+SPARE_S_MAX = 10.0
 METRICS_FILE = ".torchrelay-metrics.yaml"
 NODE_LABEL = "ray.io/node-id"
 
@@ -99,37 +101,43 @@ def made_certificates() -> dict[str, str]:
     }
 
 
-def _end_in(seconds: float) -> threading.Timer:
+def _end_in(seconds: float) -> None:
     timer = threading.Timer(seconds, os._exit, (0,))
     timer.daemon = True
     timer.start()
-    return timer
 
 
 class WorkerActor:
     """The actor that Ray places: it unpacks a worker's files, and supervises its process. Ray sends its code to
     nodes by value: a node needs Ray and the packages of the handlers, and gets `ts` with the model."""
 
-    def __init__(self) -> None:
-        self._end = _end_in(ORPHAN_S)
-
-    def run(self, instructions: dict[str, Any], packages: list[dict[str, Any]]) -> int | None:
-        """Runs the worker and returns its exit status. The actor ends afterwards by itself."""
-        self._end.cancel()
-        try:
-            return self._run(instructions, packages)
-        finally:
-            self._end = _end_in(LINGER_S)
-
-    @staticmethod
-    def _run(instructions: dict[str, Any], packages: list[dict[str, Any]]) -> int | None:
-        context = ray.get_runtime_context()
+    def __init__(self, sent: list[Any]) -> None:
+        """Starts the worker at once: Ray's first call of a method comes later, on a busy machine by seconds. `sent`: a
+        reference to the instructions and the packages, since Ray's head would store the arguments themselves, with
+        the worker's key."""
         node = {
-            "id": context.get_node_id(),
+            "id": ray.get_runtime_context().get_node_id(),
             "address": ray.util.get_node_ip_address(),
             "host": socket.gethostname(),
             "gpus": [str(one) for one in ray.get_gpu_ids()],
         }
+        self._status: Future[int | None] = Future()
+        threading.Thread(target=self._live, args=(node, *sent), daemon=True).start()
+
+    def run(self) -> int | None:
+        """Returns the worker's exit status, after its end. The actor ends afterwards by itself."""
+        return self._status.result()
+
+    def _live(self, node: dict[str, Any], sent: Any) -> None:
+        try:
+            self._status.set_result(self._run(node, *ray.get(sent)))
+        except BaseException as error:
+            self._status.set_exception(error)
+        finally:
+            _end_in(LINGER_S)
+
+    @staticmethod
+    def _run(node: dict[str, Any], instructions: dict[str, Any], packages: list[dict[str, Any]]) -> int | None:
 
         def fetch(package: dict[str, Any]) -> Callable[[], Any]:
             return lambda: (ray.get(piece) for piece in package["pieces"])
@@ -289,8 +297,9 @@ class Bridge:
             extra = {METRICS_FILE: order["metrics_config"]} if order["metrics_config"] else {}
             code = self._packages.of(str(Path(ts.version.__file__).parent), {}, "ts/")
             model = self._packages.of(order["instructions"]["origin"], extra)
-            actor = ray.remote(WorkerActor).options(**self._options(number, order)).remote()
-            ends = actor.run.remote(order["instructions"], [code.described(), model.described()])
+            sent = ray.put((order["instructions"], [code.described(), model.described()]))
+            actor = ray.remote(WorkerActor).options(**self._options(number, order)).remote([sent])
+            ends = actor.run.remote()
         except Exception as error:
             self.send("ended", id=number, reason=f"Ray refused the worker: {type(error).__name__}: {error}", lost=False)
             self._release(number)
@@ -355,6 +364,28 @@ class Bridge:
     @staticmethod
     def _kill(actor: Any) -> None:
         ray.kill(actor, no_restart=True)
+
+    def _spare(self, order: dict[str, Any]) -> None:
+        self._pool.submit(self._prestart, order["address"])
+
+    @staticmethod
+    def _prestart(address: str) -> None:
+        """Asks a node to start a process for a later actor. Without one an actor only starts later. Ray has this call
+        for its own use: it may be missing in another version."""
+        try:
+            from ray._private.grpc_utils import init_grpc_channel
+            from ray.core.generated import common_pb2, node_manager_pb2, node_manager_pb2_grpc
+
+            wanted = node_manager_pb2.PrestartWorkersRequest(
+                language=common_pb2.Language.PYTHON,
+                job_id=bytes.fromhex(ray.get_runtime_context().get_job_id()),
+                num_workers=1,
+            )
+            with init_grpc_channel(address) as channel:
+                node_manager_pb2_grpc.NodeManagerServiceStub(channel).PrestartWorkers(wanted, timeout=SPARE_S_MAX)
+        except Exception as error:
+            reason = _first_lines(str(error))
+            print(f"No spare process on {address}: {type(error).__name__}: {reason}", file=sys.stderr, flush=True)
 
     def _forget(self, order: dict[str, Any]) -> None:
         self._packages.forget(order["root"])

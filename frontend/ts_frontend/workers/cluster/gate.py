@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 GREETING_BYTES_MAX = 8192
 GREETING_S_MAX = 10.0
 GUESTS_MAX = 512
+#: Seconds for which Ray's processes keep a silent connection at least: minutes. One that ends sooner says nothing.
+STAYS_S_MIN = 1.0
 
 #: Called with a process that has sent its token: its role (agent or worker), its socket, and its greeting.
 Welcome: TypeAlias = Callable[[str, SecureSocket, dict[str, Any]], None]
@@ -146,6 +148,29 @@ async def gone(host: str, port: int) -> None:
                 pass
         finally:
             writer.close()
+
+
+async def ended(host: str, port: int) -> bool:
+    """Returns True when the process that listens there has ended: its connection ends, and another one is refused.
+    Returns False if that can't be observed from here."""
+    reached, ended_soon = False, 0
+    while ended_soon < 2:
+        begun_s = time.monotonic()
+        try:
+            reader, writer = await asyncio.open_connection(host, port)
+        except ConnectionRefusedError:
+            return reached
+        except OSError:
+            return False
+        reached = True
+        try:
+            with contextlib.suppress(OSError):
+                while await reader.read(GREETING_BYTES_MAX):
+                    pass
+        finally:
+            writer.close()
+        ended_soon = ended_soon + 1 if time.monotonic() - begun_s < STAYS_S_MIN else 0
+    return False
 
 
 def _listening(host: str, port: int) -> socket.socket:

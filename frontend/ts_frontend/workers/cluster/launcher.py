@@ -15,10 +15,11 @@ from typing import Any
 
 from ts.protocol.secure import SecureSocket
 from ts_frontend.tasks import watched
-from ts_frontend.workers.cluster.gate import Gate, gone
+from ts_frontend.workers.cluster.gate import Gate, ended, gone
 from ts_frontend.workers.cluster.link import BridgeLink
 from ts_frontend.workers.cluster.remote import REASON_S_MAX, AgentLine, Notes, RemoteProcess, WorkerNode
 from ts_frontend.workers.cluster.resources import ClusterRequest
+from ts_frontend.workers.cluster.spares import Spares
 from ts_frontend.workers.cluster.state import ClusterNode
 from ts_frontend.workers.launchers import LaunchFailed
 from ts_frontend.workers.process import LineSink, ProcessSpec, WorkerProcess
@@ -30,6 +31,10 @@ PATIENCE_S = 1.5
 #: Seconds for which a lost node is avoided: Ray takes some seconds to notice a dead node, and would place workers there
 #: until then.
 AVOID_S = 20.0
+#: Seconds after which a worker that passes over new nodes is placed on any of them.
+PASS_OVER_S = 8.0
+#: Seconds for which a launch comes before spare processes, whose start would slow it down.
+HASTE_S = 10.0
 #: The most placements of a worker that loses its place before it has connected.
 LOSSES_MAX = 20
 #: The most seconds between the connections of an agent and of its worker, which has to import its packages.
@@ -43,6 +48,7 @@ class _Launch:
         self.number, self.spec, self.request = number, spec, request
         self.sink = sink
         self.token = secrets.token_hex(16)
+        self.ordered = False
         self.begun_s = time.monotonic()
         self.arrived: asyncio.Future[RemoteProcess] = asyncio.get_running_loop().create_future()
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -52,6 +58,10 @@ class _Launch:
         self.notes: Notes | None = None
         self.process: RemoteProcess | None = None
         self.tail: list[str] = []
+        self.watch: asyncio.Task[None] | None = None
+
+    def starting(self, now_s: float) -> bool:
+        return self.process is None and now_s - self.begun_s < HASTE_S
 
     async def turn(self, timeout_s: float | None) -> None:
         """Returns when the worker has connected, failed or lost its place, or after that time in seconds."""
@@ -81,7 +91,7 @@ class _Launch:
 class ClusterLauncher:
     """Starts workers through Ray. `listen`: the host and the port that workers connect to; the host "" is this
     machine's address in the cluster. `metrics_config`: a file for workers, "" for none. `bridge`: replaces the
-    default bridge."""
+    default bridge. `spares`: nodes with room have a started process for the next worker."""
 
     def __init__(
         self,
@@ -90,10 +100,12 @@ class ClusterLauncher:
         listen: tuple[str, int],
         metrics_config: str,
         bridge: BridgeLink | None = None,
+        spares: bool = True,
     ) -> None:
         self.bridge = bridge or BridgeLink(address, env)
         self.bridge.on_worker_ended = self._worker_ended
         self.bridge.on_nodes_gone = self._nodes_gone
+        self.bridge.on_told = self._told_of_nodes
         self.bridge.on_end = self._bridge_ended
         self._listen = listen
         self._metrics_config = metrics_config
@@ -101,6 +113,8 @@ class ClusterLauncher:
         self._numbers = itertools.count(1)
         self._launches: dict[int, _Launch] = {}
         self._suspects: dict[str, float] = {}
+        self._spares = Spares()
+        self._keep_spares = spares
 
     async def start(self) -> None:
         """Connects to Ray. Raises ClusterUnreachable; OSError if the workers' address can't be bound."""
@@ -121,8 +135,7 @@ class ClusterLauncher:
             losses = 0
             while True:
                 launch.lost = asyncio.get_running_loop().create_future()
-                avoiding = self._order(launch, self._gate.port)
-                await launch.turn(AVOID_S if avoiding else None)
+                await launch.turn(self._order(launch, self._gate.port))
                 if launch.line is not None:
                     await launch.turn(None)
                 if launch.arrived.done():
@@ -145,11 +158,14 @@ class ClusterLauncher:
         launch.number = next(self._numbers)
         self._launches[launch.number] = launch
 
-    def _order(self, launch: _Launch, port: int) -> bool:
-        """Asks for the worker's actor; returns True when that has to avoid nodes. Raises LaunchFailed."""
+    def _order(self, launch: _Launch, port: int) -> float | None:
+        """Asks for the worker's actor; returns the seconds after which it is asked for again, since nodes that were
+        avoided may do then. Raises LaunchFailed."""
         if not self.bridge.usable:
             raise LaunchFailed(launch.spec.name + " " + self.bridge.state.why_waiting(launch.request, time.monotonic()))
         own, avoided = self.bridge.worker_certificate(), self._avoided()
+        passed_over = [] if launch.ordered else self._passed_over(launch, avoided)
+        launch.ordered = True
         instructions = {
             "host": self._listen[0] or self.bridge.host,
             "port": port,
@@ -165,9 +181,11 @@ class ClusterLauncher:
             request=asdict(launch.request),
             instructions=instructions,
             metrics_config=self._metrics_config,
-            avoid=avoided,
+            avoid=[*avoided, *passed_over],
         )
-        return bool(avoided)
+        if passed_over:
+            return PASS_OVER_S
+        return AVOID_S if avoided else None
 
     def _avoided(self) -> list[str]:
         """The nodes on which workers were lost recently; none if there are no other nodes."""
@@ -175,6 +193,13 @@ class ClusterLauncher:
         self._suspects = {node: until_s for node, until_s in self._suspects.items() if until_s > now_s}
         living = {node.id for node in self.bridge.state.nodes if node.alive}
         return sorted(self._suspects) if living - self._suspects.keys() else []
+
+    def _passed_over(self, launch: _Launch, avoided: list[str]) -> list[str]:
+        """The new nodes, if a worker starts sooner on another one. A placement group has its own nodes."""
+        if launch.request.group or launch.request.packages:
+            return []
+        others = [node for node in self.bridge.state.nodes if node.id not in avoided]
+        return self._spares.passed_over(others, launch.request, time.monotonic())
 
     def _abandon(self, launch: _Launch) -> None:
         self._launches.pop(launch.number, None)
@@ -190,6 +215,7 @@ class ClusterLauncher:
         first."""
         if role == "agent" and launch.line is None:
             launch.node = WorkerNode.of(hello.get("node"))
+            self._spares.taken(launch.node.id)
             line = launch.line = AgentLine(sock, lambda what: self._told(launch, what), lambda: self._silent(launch))
             asyncio.get_running_loop().call_later(WORKER_S_MAX, self._give_up_hanging, launch, line)
         elif role == "notes" and launch.line is not None and launch.notes is None:
@@ -209,6 +235,9 @@ class ClusterLauncher:
             process.tail.extend(launch.tail)
             launch.process = process
             launch.arrived.set_result(process)
+            place = self._place(launch)
+            if place is not None:
+                launch.watch = watched(self._attend(launch, place), "The watch of a node")
         else:
             log.warning("A second %s of %s was refused", role, launch.spec.name)
             sock.close()
@@ -241,15 +270,28 @@ class ClusterLauncher:
     # --- ends
 
     def _ended(self, launch: _Launch) -> None:
+        if launch.watch is not None:
+            launch.watch.cancel()
         if self._launches.pop(launch.number, None) is not None:
             self.bridge.order("end", id=launch.number)
 
     def _lost(self, launch: _Launch) -> None:
         """Handles the end of a worker's connections: its node has died, or its actor alone."""
         self._suspect(launch.node)
-        place = next((node for node in self.bridge.state.nodes if node.id == launch.node.id), None)
-        if place is not None and place.port:
+        place = self._place(launch)
+        if place is not None:
             watched(self._explain(launch, place), "The look at a lost node")
+
+    def _place(self, launch: _Launch) -> ClusterNode | None:
+        """The node of a worker, if the address of Ray's own process there is known."""
+        return next((node for node in self.bridge.state.nodes if node.id == launch.node.id and node.port), None)
+
+    async def _attend(self, launch: _Launch, place: ClusterNode) -> None:
+        """Ends a worker as soon as Ray's own process on its node has ended: Ray's processes there, with which the
+        worker ends, take half a second to notice that."""
+        if await ended(place.address, place.port) and launch.process is not None:
+            self._suspect(launch.node)
+            launch.process.doomed()
 
     @staticmethod
     async def _explain(launch: _Launch, place: ClusterNode) -> None:
@@ -280,7 +322,22 @@ class ClusterLauncher:
             log.warning("Node %s of the cluster has left", node.name)
             self._suspects.pop(node.id, None)
 
+    def _told_of_nodes(self) -> None:
+        """Asks for spare processes, unless workers are just starting."""
+        now_s, nodes = time.monotonic(), self.bridge.state.nodes
+        self._spares.told(nodes, now_s)
+        if not self._keep_spares or any(launch.starting(now_s) for launch in self._launches.values()):
+            return
+        requests: list[ClusterRequest] = []
+        for launch in self._launches.values():
+            if launch.request not in requests:
+                requests.append(launch.request)
+        trusted = [node for node in nodes if node.id not in self._suspects]
+        for node in self._spares.due(trusted, requests, now_s):
+            self.bridge.order("spare", address=f"{node.address}:{node.port}")
+
     def _bridge_ended(self, reason: str) -> None:
+        self._spares.forget()
         for launch in list(self._launches.values()):
             launch.fail(f"Ray went away while the worker waited for a place: {reason}")
 

@@ -51,11 +51,13 @@ class ClusterUnreachable(ServeError):
 class BridgeLink:
     """The server's side of the bridge. `on_worker_ended` gets the numbers of actors that have ended or were refused,
     with the reason, and whether their node or process was lost; `on_nodes_gone` gets the nodes that have died;
+    `on_told` is called after each update of the cluster's state;
     `on_end` gets the reason of the bridge's end, after which open orders get no answer."""
 
     def __init__(self, address: str, env: Mapping[str, str]) -> None:
         self.on_worker_ended: Callable[[int, str, bool], None] = lambda number, reason, lost: None
         self.on_nodes_gone: Callable[[list[ClusterNode]], None] = lambda nodes: None
+        self.on_told: Callable[[], None] = lambda: None
         self.on_end: Callable[[str], None] = lambda reason: None
         self.state = ClusterState(address)
         self.certificates: dict[str, str] = {}
@@ -175,6 +177,7 @@ class BridgeLink:
             gone = self.state.told(nodes, time.monotonic())
             if gone:
                 self.on_nodes_gone(gone)
+            self.on_told()
         elif event == "ended":
             self.on_worker_ended(news["id"], news["reason"], news["lost"])
         elif event == "refused":

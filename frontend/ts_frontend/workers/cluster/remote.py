@@ -215,16 +215,22 @@ class RemoteProcess(WorkerProcess):
         elif "rss" in what:
             self._memory_bytes = int(what["rss"])
         elif "exit" in what:
-            self.ended(ExitStatus(int(what["exit"])))
+            self.ended(ExitStatus(None if self._lost else int(what["exit"])))
 
     def silent(self) -> None:
         """Handles the end of the agent's connection without an exit status: the node is lost, or the actor was
         ended."""
         if self.exited.done():
             return
-        self._lost = f"The connection to its node {self.node.name} ended"
+        self._lost = self._lost or f"The connection to its node {self.node.name} ended"
         self._on_lost()
         asyncio.get_running_loop().call_later(REASON_S_MAX, self.ended, ExitStatus(None))
+
+    def doomed(self) -> None:
+        """Ends the worker, whose node is lost although its connections still work."""
+        if not self.exited.done() and self._line is not None:
+            self._lost = f"Ray has ended on its node {self.node.name}"
+            self._line.kill()
 
     def explained(self, reason: str) -> None:
         """Takes Ray's reason of the end."""

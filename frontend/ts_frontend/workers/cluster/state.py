@@ -94,6 +94,11 @@ def _most(wanted: Mapping[str, float], nodes: Sequence[ClusterNode], *, free: bo
     return shown_amounts({name: max(one.get(name, 0.0) for one in amounts) for name in wanted})
 
 
+def has_room(request: ClusterRequest, node: ClusterNode) -> bool:
+    """Whether a living node has the labels and the free resources for a worker with this request."""
+    return node.alive and not unmet(request.labels, node.labels) and _fits(request.amounts, node.free)
+
+
 def _fits(wanted: Mapping[str, float], there: Mapping[str, float]) -> bool:
     return all(there.get(name, 0.0) >= amount for name, amount in wanted.items())
 
