@@ -33,6 +33,15 @@ def ensure(name: str, packages: Sequence[Sequence[str]], say: Callable[[str], No
     return folder
 
 
+def python_of(environment: Path) -> tuple[str, str]:
+    """The version of the environment's Python, such as 3.11, and the folder of its shared library. An environment that
+    another Python has made needs the library of that one."""
+    asked = "import sysconfig as s; print(s.get_python_version(), s.get_config_var('LIBDIR'))"
+    answer = subprocess.run([environment / "bin" / "python", "-c", asked], check=True, capture_output=True, text=True)
+    version, folder = answer.stdout.strip().split(" ", 1)
+    return version, folder
+
+
 def _step(words: list[str]) -> None:
     ended = subprocess.run(words)
     if ended.returncode:

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import struct
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,9 +125,10 @@ def run_triton(folder: Folder, repository: Path) -> Running:
     python = triton / "backends" / "python"
     backend = folder.folder / "backends" / "python"
     backend.mkdir(parents=True)
-    stub = triton / "python_backend_stubs" / sysconfig.get_python_version() / "triton_python_backend_stub"
+    version, libraries_of_python = environments.python_of(environment)
+    stub = triton / "python_backend_stubs" / version / "triton_python_backend_stub"
     if not stub.exists():
-        raise NotInstalled(f"its Python backend has no program for Python {sysconfig.get_python_version()}")
+        raise NotInstalled(f"its Python backend has no program for Python {version}")
     for file in (python / "libtriton_python.so", python / "triton_python_backend_utils.py", stub):
         (backend / file.name).symlink_to(file)
     http_port, grpc_port = free_ports(2)
@@ -136,7 +136,7 @@ def run_triton(folder: Folder, repository: Path) -> Running:
     words += [f"--backend-directory={backend.parent}", "--allow-metrics=false", "--log-info=false"]
     words += ["--http-address=127.0.0.1", f"--http-port={http_port}"]
     words += ["--grpc-address=127.0.0.1", f"--grpc-port={grpc_port}"]
-    libraries = [str(site / "nvidia_pytriton.libs"), str(sysconfig.get_config_var("LIBDIR"))]
+    libraries = [str(site / "nvidia_pytriton.libs"), libraries_of_python]
     env = {"LD_LIBRARY_PATH": os.pathsep.join(libraries), "PATH": path_of(environment)}
     env |= {"PYTHONPATH": str(site)}
     return Running(folder.run(words, env), http_port, grpc_port)

@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 from ts.protocol.codes import Code as Code
 from ts.protocol.codes import code_of_http as code_of_http
 
+#: The line of TorchServe's worker before the traceback of a model that it couldn't load.
+PROCESS_DIED = "Backend worker process died."
+
 
 class ServeError(Exception):
     """The base of all errors; each kind is a subclass."""

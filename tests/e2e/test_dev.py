@@ -178,6 +178,17 @@ def test_an_exception_is_in_the_terminal_and_in_the_answer(dev: Dev, save: Any) 
     assert "with the weights" in saved(dev, save, SUM) and dev.ask() == 6
 
 
+def test_a_load_that_fails_is_told_once(dev: Dev, save: Any) -> None:
+    begin = len(dev.shown)
+    save(SUM, "", "[][0]")
+    dev.shows("saved: the model can't be loaded: IndexError: list index out of range", begin)
+    saved(dev, save, SUM)
+    assert dev.ask() == 6
+    shown = dev.shown[begin:]
+    assert shown.count("Traceback") == 1 and shown.count("error:") == 1 and "warning:" not in shown, shown
+    assert "Backend worker process died" not in shown
+
+
 @pytest.mark.parametrize("stop", ["breakpoint()", "import pdb; pdb.set_trace()"])
 def test_a_breakpoint_stops_in_the_terminal(dev: Dev, save: Any, stop: str) -> None:
     saved(dev, save, f"{stop}\n        return [len(self.weights)] * len(data)")

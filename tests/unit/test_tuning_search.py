@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ts_frontend.cli.tune import TIME_PART
-from ts_frontend.tuning.load import WARM_UP_PART, Length
+from ts_frontend.tuning.load import WARM_UP_PART, Durations, Length
 from ts_frontend.tuning.search import (
     UNTIMED,
     Bounds,
@@ -64,10 +64,10 @@ def run(
     bounds: Bounds,
     space: Space = SPACE,
     start: Trial | None = None,
-    in_time: Callable[[], bool] = lambda: True,
+    passed: Callable[[], float] = lambda: 0.0,
 ) -> tuple[Found, int]:
     """The result, and the number of measurements."""
-    climb, measured = search(space, bounds, start, in_time), 0
+    climb, measured = search(space, bounds, start, passed), 0
     try:
         candidate = next(climb)
         while True:
@@ -183,8 +183,8 @@ def time_of(length: Length, rate: float, best_per_s: float) -> float:
     return answers[bisect_left(answers, True, key=lambda one: length.reached(one / rate, one, best_per_s))] / rate
 
 
-#: The time of a load of the model, in seconds.
-LOAD_S = 0.3
+#: The time of a load of the model and of a change of its number of workers, in seconds.
+LOAD_S, SCALING_S = 0.3, 0.05
 
 
 class Clock:
@@ -192,17 +192,21 @@ class Clock:
 
     def __init__(self, length: Length) -> None:
         self.spent_s = 0.0
+        self.durations = Durations()
         self._length = length
         self._before: Trial | None = None
 
     def add(self, trial: Trial, rate: float, best_per_s: float = 0.0) -> None:
         before, self._before = self._before, trial
         if before is None or (before.batch_size, before.delay_ms) != (trial.batch_size, trial.delay_ms):
+            self.durations.loads_s.append(LOAD_S)
             self.spent_s += LOAD_S
-            before = None
-        if before is None or before.workers != trial.workers:
-            self.spent_s += 0.05
-        self.spent_s += self._length.seconds * WARM_UP_PART + time_of(self._length, rate, best_per_s)
+        elif before.workers != trial.workers:
+            self.durations.scalings_s.append(SCALING_S)
+            self.spent_s += SCALING_S
+        warm_up_s = max(self._length.seconds * WARM_UP_PART, trial.concurrency / rate)
+        self.durations.measurements_s[trial] = self._length.whole_s(rate, trial.concurrency)
+        self.spent_s += warm_up_s + time_of(self._length, rate, best_per_s)
 
 
 def timed(
@@ -216,13 +220,20 @@ def timed(
         if shared is not None:
             took_s = time_of(length, measured.answers_per_s, best_per_s)
             speed = shared.speed(clock.spent_s, took_s)
-            measured = replace(measured, answers_per_s=measured.answers_per_s * speed)
+            measured = replace(
+                measured,
+                answers_per_s=measured.answers_per_s * speed,
+                p50_ms=measured.p50_ms / speed,
+                p99_ms=measured.p99_ms / speed * shared.tail(),
+            )
         clock.add(trial, measured.answers_per_s, best_per_s)
         trials.append((trial, measured))
         return measured
 
-    least_s = space.size * length.least_s + LOAD_S * len(space.batch_sizes) * len(space.delays_ms)
-    found, _ = run(measure, bounds, space, start, lambda: clock.spent_s < TIME_PART * least_s)
+    def passed() -> float:
+        return clock.spent_s / (TIME_PART * clock.durations.grid_s(space))
+
+    found, _ = run(measure, bounds, space, start, passed)
     return found, clock.spent_s
 
 
@@ -305,22 +316,47 @@ class Shared:
         luck = max(0.3, self._random.gauss(1, 0.15 * math.sqrt(0.4 / took_s)))
         return math.exp(-abs(self._slower)) * pause * luck
 
+    def tail(self) -> float:
+        """The factor of a measurement's p99, which few answers tell."""
+        return math.exp(self._random.gauss(0, 0.1))
 
-def test_on_a_machine_that_others_disturb_most_searches_come_close() -> None:
-    """72 searches. With one measurement for each configuration, they come to 0.956 of the best on average, and 22 %
-    of them to less than 0.9."""
-    space, length, shares = Space((1, 2, 4, 8), DELAYS_MS, (1, 2), (1, 2, 4, 8, 16, 32)), Length(0.4, 12), []
-    starts = Trial(1, 0, 1, 1), Trial(4, 50, 2, 1)
+
+#: The median of `Shared`'s speeds.
+TYPICAL_SPEED = 0.82
+
+
+@pytest.mark.parametrize(("bound", "poor_max"), [(0.0, 0.08), (2.5, 0.17)], ids=["free", "bounded"])
+def test_on_a_machine_that_others_disturb_most_searches_come_close(bound: float, poor_max: float) -> None:
+    """72 searches each. A result is poor if, at the usual speed, it exceeds the bound for p99 by more than a tenth, or
+    has less than 0.9 of the answers a second of the best configuration that keeps it with a tenth to spare."""
+    space, length = Space((1, 2, 4, 8), DELAYS_MS, (1, 2), (1, 2, 4, 8, 16, 32)), Length(0.4, 12)
+    starts, shares, poor, tunes_s, grids_s = (Trial(1, 0, 1, 1), Trial(4, 50, 2, 1)), [], 0, 0.0, 0.0
     for (fixed, each, cores), start, seed in product(SERVERS, starts, range(2)):
         exact = server(fixed, each, cores, 0.1, 100, 0.5)
-        grid = Clock(length)
+        usual = slowed(exact, TYPICAL_SPEED)
+        bounds = Bounds(p99_ms=bound * (fixed + each)) if bound else Bounds()
+        spare = Bounds(p99_ms=bounds.p99_ms / 1.1) if bounds.p99_ms else bounds
+        grid, noise = Clock(length), Shared(seed + 1000)
         for trial in space.trials():
-            grid.add(trial, exact(trial).answers_per_s)
-        found, tune_s = timed(exact, Bounds(), space, start, length, Shared(seed))
-        assert found.best is not None and tune_s <= grid.spent_s / 10, (found, tune_s, grid.spent_s)
-        shares.append(exact(found.best).answers_per_s / best_of_grid(exact, Bounds(), space).answers_per_s)
-    poor = sum(share < 0.9 for share in shares) / len(shares)
-    assert sum(shares) / len(shares) > 0.965 and poor < 0.15, (sum(shares) / len(shares), poor)
+            grid.add(trial, exact(trial).answers_per_s * noise.speed(grid.spent_s, length.seconds))
+        found, tune_s = timed(exact, bounds, space, start, length, Shared(seed))
+        assert found.best is not None
+        tunes_s, grids_s = tunes_s + tune_s, grids_s + grid.spent_s
+        shares.append(usual(found.best).answers_per_s / best_of_grid(usual, spare, space).answers_per_s)
+        poor += shares[-1] < 0.9 or bounds.excess(usual(found.best)) > 0.1
+    assert tunes_s <= grids_s / 10, (tunes_s, grids_s)
+    assert sum(shares) / len(shares) > 0.97 and poor / len(shares) < poor_max, (
+        sum(shares) / len(shares),
+        poor / len(shares),
+    )
+
+
+def slowed(exact: Surface, speed: float) -> Surface:
+    def measure(at: Trial) -> Measurement:
+        found = exact(at)
+        return replace(found, answers_per_s=found.answers_per_s * speed, p99_ms=found.p99_ms / speed)
+
+    return measure
 
 
 def lucky(exact: Surface, nth: int) -> Surface:
@@ -344,7 +380,7 @@ def test_one_lucky_measurement_does_not_end_a_search(nth: int) -> None:
 
 
 def test_without_time_few_measurements_are_made() -> None:
-    found, measured = run(server(5, 1, 2, 0.1, 100), Bounds(), in_time=lambda: False)
+    found, measured = run(server(5, 1, 2, 0.1, 100), Bounds(), passed=lambda: 1.0)
     assert found.best is not None
     assert UNTIMED <= measured <= UNTIMED + len(SPACE.concurrencies)
 

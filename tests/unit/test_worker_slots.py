@@ -19,14 +19,14 @@ from support import GUARD_S, until_async
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Cancel, Input, Load, LoadFailed, Ready, encode_bytes
 from ts.runtime.handlers import NETWORK_HINT
-from ts_frontend.errors import DeadlineExceeded, ModelNotLoaded
+from ts_frontend.errors import PROCESS_DIED, DeadlineExceeded, ModelNotLoaded
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.workers import process as orphans
 from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.failures import Failure, StartFailed
 from ts_frontend.workers.launchers import LaunchFailed
-from ts_frontend.workers.pool import PROCESS_DIED, Pool, Slot
+from ts_frontend.workers.pool import Pool, Slot
 
 DIED = "Backend worker monitoring thread interrupted or backend worker process died."
 

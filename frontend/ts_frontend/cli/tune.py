@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -24,13 +24,13 @@ from ts_frontend.cli.client import CallFailed, Client, WorkersFailed, wait_for_w
 from ts_frontend.cli.commands import command, commands
 from ts_frontend.cli.tune_requests import PROTOCOLS, read, sender
 from ts_frontend.tuning import show
-from ts_frontend.tuning.load import Length, Send, measure
+from ts_frontend.tuning.load import Durations, Length, Send, measure
 from ts_frontend.tuning.search import Bounds, Found, Measurement, Space, Trial, best_within, search
 
 #: The suffix of the copy's name.
 SUFFIX = "-tuning"
 DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100)
-#: The part of a grid's least time after which no further measurement begins.
+#: The part of a grid's time after which no further measurement begins.
 TIME_PART = 0.09
 #: Reloads and scale calls take tenths of a second.
 POLL_S = 0.02
@@ -69,21 +69,20 @@ class Copy:
         self._requests = requests
         self._length = length
         self._batching: tuple[int, int] | None = None
-        self._loads_s: list[float] = []
-
-    def grid_s(self, over: Space) -> float:
-        """The least time of a grid: of its measurements, and of the loads of the model at their mean so far."""
-        loads = len(over.batch_sizes) * len(over.delays_ms)
-        return over.size * self._length.least_s + loads * statistics.mean(self._loads_s or [0.0])
+        self.durations = Durations()
 
     def try_out(self, trial: Trial, best_per_s: float = 0.0) -> Measurement:
         """Measures a trial, for a shorter time if it is far below `best_per_s`, the best answers a second so far."""
         try:
             self._set(trial)
+            begun_s = time.monotonic()
             found = asyncio.run(self._load(trial.concurrency, best_per_s))
             memory_bytes = sum(worker["memoryUsage"] for worker in self._describe()["workers"])
         except (CallFailed, WorkersFailed) as error:
             return Measurement(0.0, failed=1, error=str(error))
+        if not found.error:
+            whole_s = self._length.whole_s(found.answers_per_s, trial.concurrency)
+            self.durations.measurements_s[trial] = max(time.monotonic() - begun_s, whole_s)
         return Measurement(found.answers_per_s, found.p50_ms, found.p99_ms, memory_bytes, found.failed, found.error)
 
     def _describe(self) -> dict[str, Any]:
@@ -97,11 +96,12 @@ class Copy:
             self._batching = batching  # the copy may exist from now on, also if the call is interrupted
             settings = {"batch_size": trial.batch_size, "max_batch_delay": trial.delay_ms, "initial_workers": 0}
             self._client.register(self._url, model_name=self.name, synchronous=True, **settings)
-        if self._describe()["minWorkers"] != trial.workers:
+        scaled = self._describe()["minWorkers"] != trial.workers
+        if scaled:
             self._client.scale(self.name, "", trial.workers, trial.workers, None)
         wait_for_workers(self._describe, trial.workers, None, lambda _: None, lambda _: time.sleep(POLL_S))
-        if again:
-            self._loads_s.append(time.monotonic() - begun_s)
+        if again or scaled:
+            (self.durations.loads_s if again else self.durations.scalings_s).append(time.monotonic() - begun_s)
 
     async def _load(self, concurrency: int, best_per_s: float) -> Measurement:
         async with self._requests(self.name) as send:
@@ -133,7 +133,11 @@ def _climb(
 ) -> tuple[Found, list[tuple[Trial, Measurement]]]:
     """Measures the trials of the search, and reports each result."""
     begun_s = time.monotonic()
-    climb = search(over, bounds, start, lambda: time.monotonic() - begun_s < TIME_PART * copy.grid_s(over))
+
+    def passed() -> float:
+        return (time.monotonic() - begun_s) / (TIME_PART * copy.durations.grid_s(over) or math.inf)
+
+    climb = search(over, bounds, start, passed)
     trials: list[tuple[Trial, Measurement]] = []
     trial = next(climb)
     while True:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from ts_frontend.tuning.search import Measurement
+from ts_frontend.tuning.search import Measurement, Space, Trial
 
 #: The part of a measurement after which it ends early if its result is far below the best.
 LOOK_PART, FAR_BELOW = 0.25, 0.7
@@ -28,10 +29,12 @@ class Length:
     answers: int = 100
     seconds_max: float = 30.0
 
-    @property
-    def least_s(self) -> float:
-        """The least time of a measurement that doesn't end early, with its warm-up."""
-        return self.seconds * (1 + WARM_UP_PART)
+    def whole_s(self, answers_per_s: float, concurrency: int) -> float:
+        """The time of a measurement with this rate that doesn't end early, with its warm-up."""
+        if answers_per_s <= 0:
+            return self.seconds * (1 + WARM_UP_PART)
+        warm_up_s = max(self.seconds * WARM_UP_PART, concurrency / answers_per_s)
+        return warm_up_s + min(max(self.seconds, self.answers / answers_per_s), self.seconds_max)
 
     def reached(self, spent_s: float, answers: int, best_per_s: float = 0.0) -> bool:
         """Whether `answers` in `spent_s` are enough. `best_per_s`: the best answers a second so far."""
@@ -39,6 +42,27 @@ class Length:
         part = LOOK_PART if far else 1.0
         ready = spent_s >= part * self.seconds and answers >= part * self.answers
         return ready or spent_s >= part * self.seconds_max
+
+
+@dataclass(slots=True)
+class Durations:
+    """The durations of a search's steps in seconds, from which the time of an exhaustive grid is estimated: loads of
+    the model, changes of its number of workers, and measurements, whose full length counts if they ended early."""
+
+    loads_s: list[float] = field(default_factory=list)
+    scalings_s: list[float] = field(default_factory=list)
+    measurements_s: dict[Trial, float] = field(default_factory=dict)
+
+    def grid_s(self, over: Space) -> float:
+        """The time of measuring each configuration once: of each part its mean so far. The grid changes the load first,
+        then the number of workers, so that the model is loaded once for each batch size and delay."""
+        loads = len(over.batch_sizes) * len(over.delays_ms)
+        parts = (
+            (over.size, list(self.measurements_s.values())),
+            (loads, self.loads_s),
+            (loads * (len(over.workers) - 1), self.scalings_s),
+        )
+        return sum(number * statistics.mean(durations) for number, durations in parts if durations)
 
 
 @dataclass(slots=True)

@@ -26,7 +26,10 @@ EVALUATIONS_MIN = 32
 #: The number of measurements that a search without time makes nonetheless.
 UNTIMED = 16
 #: The measurements of one configuration that are enough to compare it, and of all that are measured again.
-LOOKS, AGAIN_MAX = 3, 16
+LOOKS, AGAIN_MAX = 4, 24
+#: The part of the time after which the first climb ends. Then, for each stage, the best are measured again until its
+#: second part, and the climb goes on until its first.
+CLIMB_PART, STAGES = 0.6, ((0.85, 0.8), (0.85, 1.0))
 #: The rivals of the best that are measured again with it.
 RIVALS_MAX = 4
 #: One whose measurement is below the best by less than this multiple of the spread may be the better one.
@@ -138,12 +141,12 @@ Search = Generator[Trial, Measurement, Found]
 
 
 def search(
-    space: Space, bounds: Bounds, start: Trial | None = None, in_time: Callable[[], bool] = lambda: True
+    space: Space, bounds: Bounds, start: Trial | None = None, passed: Callable[[], float] = lambda: 0.0
 ) -> Search:
     """Yields the candidates to measure, some of them several times, is sent their measurements, and returns the best.
-    `start`: the present configuration, whose settings are measured first. `in_time`: whether there is time for another
-    measurement; the first `UNTIMED` are made in any case."""
-    return _Climb(space, bounds, in_time).run(start)
+    `start`: the present configuration, whose settings are measured first. `passed`: the share of the search's time that
+    has passed; the first `UNTIMED` measurements are made in any case."""
+    return _Climb(space, bounds, passed).run(start)
 
 
 def middle_of(found: Sequence[Measurement]) -> Measurement:
@@ -164,14 +167,15 @@ def middle_of(found: Sequence[Measurement]) -> Measurement:
 class _Climb:
     """The state of one search: the measurements, and the best load of each setting."""
 
-    def __init__(self, space: Space, bounds: Bounds, in_time: Callable[[], bool]) -> None:
+    def __init__(self, space: Space, bounds: Bounds, passed: Callable[[], float]) -> None:
         self._space = space
         self._bounds = bounds
-        self._in_time = in_time
+        self._passed = passed
         self._looks: dict[Trial, list[Measurement]] = {}
         self._seen: dict[Trial, Measurement] = {}  # the middle of each trial's measurements
         # A load ladder may go over it by its length.
         self._most = max(EVALUATIONS_MIN, space.size // 10 - len(space.concurrencies))
+        self._until, self._sure_until = CLIMB_PART, 1.0
 
     def run(self, start: Trial | None) -> Search:
         first = self._nearest(start) if start else self._least()
@@ -183,47 +187,52 @@ class _Climb:
         yield from self._settle(current)
         if not self._found().within and not self._spent:  # a local best beyond the bounds
             yield from self._settle((yield from self._load(self._least())))
-        yield from self._make_sure()
-        return self._found()
+        for self._until, self._sure_until in STAGES:
+            yield from self._make_sure()
+            if (best := self._found().best) is None:
+                break
+            yield from self._settle(best)
+        return self._found(sure=True)
 
     def _make_sure(self) -> Generator[Trial, Measurement, None]:
-        """Measures the best and its rivals again, and climbs on if another is the best then."""
-        left, leader = AGAIN_MAX, self._found().best
-        while leader is not None:
-            while left and self._in_time() and (unsure := self._unsure()) is not None:
-                yield from self._measure(unsure, again=True)
-                left -= 1
-            after = self._found().best
-            if after is None or after == leader or self._spent:
-                return
-            leader = after
-            yield from self._settle(leader)
+        """Measures the best and its rivals again."""
+        while self._passed() < self._sure_until and self._measured < len(self._seen) + AGAIN_MAX:
+            unsure = self._unsure()
+            if unsure is None:
+                break
+            yield from self._measure(unsure, again=True)
 
     def _unsure(self) -> Trial | None:
         """The best or one of its rivals, if it was measured fewer times than are enough: the one with the fewest
         measurements, and of these the best or one with its settings. None where measurements hardly differ."""
-        best, apart = self._found().best, SPREADS * self._spread()
-        if best is None or (len(self._looks[best]) > 1 and apart <= GAIN_MIN):
+        best = self._found().best
+        if best is None or (len(self._looks[best]) > 1 and SPREADS * self._spread(_rate) <= GAIN_MIN):
             return None
-        excess, least = self._bounds.excess(self._seen[best]), (1 - apart) * self._seen[best].answers_per_s
-        near = [
-            one
-            for one, it in self._seen.items()
-            if one != best and self._bounds.excess(it) == excess and it.answers_per_s > least
-        ]
-        rivals = sorted(near, key=lambda one: -self._seen[one].answers_per_s)[:RIVALS_MAX]
+        rivals = [one for one in self._seen if one != best and self._may_be_better(one, best)]
+        rivals.sort(key=lambda one: (self._bounds.excess(self._seen[one]) > 0, -self._seen[one].answers_per_s))
         return min(
-            (one for one in (best, *rivals) if len(self._looks[one]) < LOOKS),
+            (one for one in (best, *rivals[:RIVALS_MAX]) if len(self._looks[one]) < LOOKS),
             key=lambda one: (len(self._looks[one]), one != best, one.settings != best.settings),
             default=None,
         )
 
-    def _spread(self) -> float:
+    def _may_be_better(self, one: Trial, best: Trial) -> bool:
+        """Whether `one` may be better than the best: its lower rate, or its excess of a bound, may be chance."""
+        mine, theirs = self._bounds.excess(self._seen[one]), self._bounds.excess(self._seen[best])
+        chance = 1 / math.sqrt(len(self._looks[one]))
+        if mine > theirs + chance * SPREADS * self._spread(_p99):
+            return False
+        if theirs > 0:
+            return True
+        least = 1 - chance * SPREADS * self._spread(_rate)
+        return self._seen[one].answers_per_s > least * self._seen[best].answers_per_s
+
+    def _spread(self, value: Callable[[Measurement], float]) -> float:
         """The mean distance of a measurement from the middle of its configuration's, as a share of it."""
         apart = [
-            abs(look.answers_per_s / self._seen[one].answers_per_s - 1)
+            abs(value(look) / value(self._seen[one]) - 1)
             for one, looks in self._looks.items()
-            if len(looks) > 1 and self._seen[one].answers_per_s
+            if len(looks) > 1 and value(self._seen[one])
             for look in looks
         ]
         return statistics.mean(apart) if apart else 0.0
@@ -264,8 +273,8 @@ class _Climb:
 
     @property
     def _spent(self) -> bool:
-        measured = self._measured
-        return measured >= self._most or (measured >= UNTIMED and not self._in_time())
+        tried = len(self._seen)
+        return tried >= self._most or (tried >= UNTIMED and self._passed() >= self._until)
 
     @property
     def _measured(self) -> int:
@@ -357,9 +366,12 @@ class _Climb:
             space.concurrencies[_index(space.concurrencies, start.concurrency)],
         )
 
-    def _found(self) -> Found:
-        """The best trial; among equals, the one with the fewest resources."""
+    def _found(self, sure: bool = False) -> Found:
+        """The best trial; among equals, the one with the fewest resources. `sure`: where measurements differ, none that
+        was measured once, because the best of these is most often one that was lucky."""
         usable = {one: it for one, it in self._seen.items() if not math.isinf(self._bounds.excess(it))}
+        if sure and SPREADS * self._spread(_rate) > GAIN_MIN:
+            usable = {one: it for one, it in usable.items() if len(self._looks[one]) > 1} or usable
         if not usable:
             return Found(None, None, False, self._measured)
         top = max(usable, key=lambda one: rank(usable[one], self._bounds))
@@ -387,6 +399,14 @@ _STEPS = (
     (0, 1, -1),
     (0, 0, 2),
 )
+
+
+def _rate(found: Measurement) -> float:
+    return found.answers_per_s
+
+
+def _p99(found: Measurement) -> float:
+    return found.p99_ms
 
 
 def _index(values: Sequence[int], wanted: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
 
-from ts_frontend.errors import ModelNotLoaded, NoWorker
+from ts_frontend.errors import PROCESS_DIED, ModelNotLoaded, NoWorker
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import owned, watched
 from ts_frontend.workers.cluster.state import ClusterState
@@ -54,8 +54,6 @@ STAYS_S = 1.0
 REASON_CHARS_AGAIN = 100
 #: The largest length of the cause in the error of requests: it has room for a handler to write.
 CAUSE_CHARS_MAX = 1000
-#: The line of TorchServe's worker before the traceback of a model that it couldn't load.
-PROCESS_DIED = "Backend worker process died."
 #: The number of remembered tracebacks of a model, which are counted instead of logged again.
 TRACEBACKS_MAX = 16
 
@@ -225,10 +223,10 @@ class Slot:
         if isinstance(end, StartFailed):
             failure = Failure(time.time(), self.id, end.message, backoff.failures, end.tail)
             reason, times = NOT_LOADED, pool.log_traceback(self.id, end.traceback)
-            self._start_failed(end)
+            retold = self._start_failed(end)
         else:
             failure = Failure(time.time(), self.id, end, backoff.failures, worker.tail())
-            reason, times = HUNG if worker.hung else DIED, 1
+            reason, times, retold = HUNG if worker.hung else DIED, 1, False
         pool.failed(failure, reason)
         if times > 1:
             reason = shorten(failure.reason, REASON_CHARS_AGAIN, placeholder=" …")
@@ -239,15 +237,18 @@ class Slot:
             was_ready=worker.ready_at_s < math.inf,
             hung=worker.hung,
         )
-        log.warning("Worker %s of %s ended: %s", self.id, pool.name, failure.reason)
+        log.warning("Worker %s of %s ended: %s", self.id, pool.name, failure.reason, extra={"retold": retold})
         return self._delay_s(now_s)
 
-    def _start_failed(self, error: StartFailed) -> None:
+    def _start_failed(self, error: StartFailed) -> bool:
+        """Whether somebody waits for this load, and tells its failure to the author of the model."""
         if error.died and not self._second_try:
             self._second_try = True
-            return
+            return False
+        first = self.load_failure is None
         self.load_failure = error
         self._settle(error)
+        return first
 
     def _after_mistake(self, error: Exception) -> float | None:
         pool = self._pool

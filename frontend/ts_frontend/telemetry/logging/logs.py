@@ -15,15 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ts_frontend.config.table import ServerConfig
+from ts_frontend.errors import PROCESS_DIED
 from ts_frontend.telemetry.logging import log_config as log_settings
 from ts_frontend.telemetry.logging.files import Complaints, Console, RotatedFile, daily
 from ts_frontend.telemetry.logging.formats import AccessFormatter, JsonFormatter, TerminalFormatter, TextFormatter
 from ts_frontend.telemetry.logging.log_config import read_plan
-from ts_frontend.telemetry.logging.writer import ACCESS, MODEL, SERVER, Deferred, ModelLine, Source, Writer
+from ts_frontend.telemetry.logging.writer import ACCESS, MODEL, SERVER, Deferred, LogEntry, ModelLine, Source, Writer
 from ts_frontend.telemetry.timing import RequestTimes
 
 #: The logger of messages for the author of a handler.
 AUTHORS = f"{SERVER}.models.reloading"
+#: The logger of a worker's ends and starts in TorchServe's words, which its alerts look for and its author doesn't.
+RECOVERY = f"{SERVER}.workers.failures"
 METRICS = ("TS_METRICS", "MODEL_METRICS")
 
 
@@ -132,7 +135,7 @@ def _open_files(config: ServerConfig) -> None:
     bare, full = (JsonFormatter(),) * 2 if config.log_format == "json" else (TextFormatter(bare=True), TextFormatter())
     console = [_with(Console(sys.stdout), full)] if config.console_log else []
     if config.dev_model is not None:
-        console = [_with(Console(sys.stdout), TerminalFormatter())]
+        console = [_with(_Lines(sys.stdout), TerminalFormatter())]
     ours = [_with(_Worth(sys.stdout), TerminalFormatter())] if config.dev_model is not None else console
     _attach("", [_file(config.log_location, "ts_log.log", full, complaints), *ours], logging.INFO)
     logging.getLogger(SERVER).setLevel(config.log_level.upper())
@@ -143,11 +146,26 @@ def _open_files(config: ServerConfig) -> None:
         _attach(name, [_file(metrics_location, f"{name.lower()}.log", bare, complaints), *told], logging.INFO)
 
 
-class _Worth(Console):
-    """A console with the server's messages for the author of a handler."""
+class _Lines(Console):
+    """A console with requests and workers' lines for the author of a handler, without the line of TorchServe that comes
+    before the traceback of each load: a traceback is shown once."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.WARNING or record.name == AUTHORS:
+        entries: Sequence[LogEntry] = getattr(record, "entries", ())
+        kept = [one for one in entries if one.text() != PROCESS_DIED]
+        if len(kept) < len(entries):
+            record = logging.makeLogRecord(record.__dict__ | {"entries": kept})
+        if kept or not entries:
+            super().emit(record)
+
+
+class _Worth(Console):
+    """A console with the server's messages for the author of a handler. A message whose record has `retold` is left
+    out: another one says the same."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        told = record.levelno >= logging.WARNING and record.name != RECOVERY and not getattr(record, "retold", False)
+        if told or record.name == AUTHORS:
             super().emit(record)
 
 
