@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from support import until
 from ts.protocol.frames import LoadFailed, Ready
+from ts.runtime.forkable import Footprint, refusal_since
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shareWeights needs Linux")
 
@@ -140,6 +142,15 @@ def test_the_number_of_threads_that_a_handler_sets_is_its_workers(torch_holder: 
     assert torch_holder.load(folder)["refusal"] == ""
     (worker,) = forked(torch_holder, 1, folder)
     assert worker.json({}) == 1
+
+
+def test_threads_that_have_ended_are_no_reason() -> None:
+    for _ in range(300):  # about every third thread is in the kernel for a moment after it was joined
+        before = Footprint.now()
+        thread = threading.Thread(target=bool)
+        thread.start()
+        thread.join()
+        assert refusal_since(before) == ""
 
 
 def test_threads_of_torch_are_refused(torch_holder: Any, model: Model) -> None:

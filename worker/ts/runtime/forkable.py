@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 import threading
+import time
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ PROC = "/proc/self"
 SHARED_BADLY = ("socket:", "pipe:", "anon_inode:")
 DEVICES = ("/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/accel")
 ACCELERATORS = ("cuda", "xpu", "mps")
+#: The most seconds in which a thread that has been joined leaves the kernel.
+LEAVES_S_MAX = 0.5
 
 
 class Footprint(NamedTuple):
@@ -56,6 +59,17 @@ class Footprint(NamedTuple):
 
     def _opened_device(self, before: Footprint) -> str:
         return next((at for fd, at in self.files.items() if fd not in before.files and at.startswith(DEVICES)), "")
+
+
+def refusal_since(before: Footprint) -> str:
+    """The reason why this process can't be forked since that footprint, "" if it can. Threads that are just ending may
+    end first."""
+    until_s = time.monotonic() + LEAVES_S_MAX
+    while (now := Footprint.now()).refusal(before) and time.monotonic() < until_s:
+        if now.tasks.keys() <= before.tasks.keys():
+            break
+        time.sleep(LEAVES_S_MAX / 100)
+    return now.refusal(before)
 
 
 def _some(names: list[str], what: str, plural: str = "s") -> str:

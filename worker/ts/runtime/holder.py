@@ -29,7 +29,7 @@ from typing import Any
 from ts.protocol.memory import give_back_freed
 from ts.runtime import process
 from ts.runtime.calls import NoServer
-from ts.runtime.forkable import Footprint, owned_files
+from ts.runtime.forkable import Footprint, owned_files, refusal_since
 from ts.runtime.forking import Forking
 from ts.runtime.handlers import Loaded, Settings, load, new_loop, renewed
 from ts.runtime.main import live, prepare_logging, prepare_process
@@ -80,7 +80,7 @@ class Holder(Forking):
         load_s = round(time.monotonic() - begun_s, 6)
         self._note_signals()
         gc.collect()
-        refusal = refusal or Footprint.now().refusal(before)
+        refusal = refusal or refusal_since(before)
         gc.freeze()  # the collector's marks would copy every shared page in the workers
         give_back_freed()
         return {
