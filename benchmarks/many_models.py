@@ -126,14 +126,18 @@ class Server:
 
     @contextmanager
     def watched(self) -> Iterator[list[int]]:
-        """Yields a list that collects the memory of all workers together (PSS, bytes), read again and again."""
+        """Yields a list that collects the memory of all workers together (PSS, bytes), read again and again. Workers
+        are read one after the other: a reading in which one of them ended counts it beside its successor, so it is left
+        out."""
         found: list[int] = []
         over = threading.Event()
 
         def look() -> None:
             while not over.wait(LOOK_S):
                 workers = [one for one in self.process.children(recursive=True) if one.pid not in self.before]
-                found.append(sum(map(pss, workers)))
+                total = sum(map(pss, workers))
+                if all(map(is_alive, workers)):
+                    found.append(total)
 
         watcher = threading.Thread(target=look)
         watcher.start()
@@ -142,6 +146,13 @@ class Server:
         finally:
             over.set()
             watcher.join()
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def pss(process: psutil.Process) -> int:
