@@ -257,7 +257,8 @@ def test_a_node_whose_ray_has_ended_has_died(
             pool, state, asking = cluster.pool, cluster.bridge.state, list[asyncio.StreamWriter]()
             ray = await asyncio.start_server(lambda _, writer: asking.append(writer), "127.0.0.1", 0)
             port = ray.sockets[0].getsockname()[1]
-            state.nodes = tuple(replace(node, address="127.0.0.1", port=port) for node in state.nodes)
+            state.nodes = replace(state.nodes[0], address="127.0.0.1", port=port), *state.nodes[1:]
+            cluster.bridge.on_told()
             slot, worker = await first_worker(pool)
             await until_async(lambda: asking)  # the server watches it
             if already:
@@ -286,7 +287,8 @@ def test_a_worker_whose_node_has_lost_its_ray_is_replaced_before_it_dies(model: 
             pool, state, asking = cluster.pool, cluster.bridge.state, list[asyncio.StreamWriter]()
             ray = await asyncio.start_server(lambda _, writer: asking.append(writer), "127.0.0.1", 0)
             port = ray.sockets[0].getsockname()[1]
-            state.nodes = tuple(replace(node, address="127.0.0.1", port=port) for node in state.nodes)
+            state.nodes = replace(state.nodes[0], address="127.0.0.1", port=port), *state.nodes[1:]
+            cluster.bridge.on_told()
             slot, worker = await first_worker(pool)
             await until_async(lambda: asking)
             for word in ("a", "b", "c", "d"):
@@ -303,6 +305,24 @@ def test_a_worker_whose_node_has_lost_its_ray_is_replaced_before_it_dies(model: 
             assert slot.worker is not worker and slot.worker is not None and slot.worker.node["id"] == "node2"
             for writer in asking:
                 writer.close()
+
+    run(scenario())
+
+
+def test_a_node_whose_ray_has_ended_gets_no_worker_even_if_it_had_none(model: Path, pems: dict[str, str]) -> None:
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems) as cluster:
+            bridge, asking = cluster.bridge, list[asyncio.StreamWriter]()
+            ray = await asyncio.start_server(lambda _, writer: asking.append(writer), "127.0.0.1", 0)
+            port = ray.sockets[0].getsockname()[1]
+            bridge.state.nodes = replace(bridge.state.nodes[0], address="127.0.0.1", port=port), *bridge.state.nodes[1:]
+            bridge.on_told()
+            await until_async(lambda: asking)
+            ray.close()
+            asking[0].close()
+            await until_async(lambda: cluster.launcher._suspects)
+            await first_worker(cluster.pool)
+            assert bridge.orders[-1]["avoid"] == ["node1"]
 
     run(scenario())
 
@@ -335,6 +355,7 @@ def test_nodes_with_room_have_a_process_for_the_next_worker(model: Path, pems: d
             bridge.tell()
             assert len(asked()) == 2, "once"
             await pool.scale(2)
+            assert [order["node"] for order in bridge.orders if order["order"] == "place"] == ["", "node1"]
             bridge.tell()
             assert asked()[2:] == ["10.0.0.1:7"], "the worker has taken the one on its node"
 

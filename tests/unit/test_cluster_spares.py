@@ -51,13 +51,12 @@ def test_there_are_none_for_workers_that_could_not_use_them() -> None:
     assert spares.due(nodes, (), NEW_S) == []
 
 
-def test_new_nodes_are_passed_over_while_another_one_has_room_and_a_process() -> None:
-    spares, nodes = Spares(), [node("a")]
+def test_a_worker_gets_the_oldest_process_with_room_beside_it() -> None:
+    spares, nodes = Spares(), [node("a"), node("b")]
     spares.told(nodes, 0.0)
-    nodes.append(node("new"))
-    spares.told(nodes, NEW_S)
-    assert spares.passed_over(nodes, ONE_CPU, NEW_S) == [], "no process is ready anywhere"
+    assert spares.choose(nodes, ONE_CPU) == "", "no process is ready anywhere"
+    assert due(spares, nodes[1:], NEW_S) == ["b"]
     assert due(spares, nodes, NEW_S) == ["a"]
-    assert spares.passed_over(nodes, ONE_CPU, NEW_S) == ["new"]
-    assert spares.passed_over([node("a", 0.5), nodes[1]], ONE_CPU, NEW_S) == [], "no room there"
-    assert spares.passed_over(nodes, ONE_CPU, 2 * NEW_S) == [], "it isn't new any more"
+    assert spares.choose([node("a"), node("b", 0.5)], ONE_CPU) == "a", "no room on the other one"
+    assert spares.choose(nodes, ONE_CPU) == "b"
+    assert spares.choose(nodes, ONE_CPU) == "", "both are taken"

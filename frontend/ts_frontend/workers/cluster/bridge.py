@@ -341,7 +341,7 @@ class Bridge:
             self._bundles[number] = order["model"], group, index, wanted["bundles"]
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, index)
             return options
-        labels = avoiding(labels, order["avoid"])
+        labels = {NODE_LABEL: order["node"], **labels} if order["node"] else avoiding(labels, order["avoid"])
         if labels:
             options["label_selector"] = labels
         return options

@@ -31,8 +31,8 @@ PATIENCE_S = 1.5
 #: Seconds for which a lost node is avoided: Ray takes some seconds to notice a dead node, and would place workers there
 #: until then.
 AVOID_S = 20.0
-#: Seconds after which a worker that passes over new nodes is placed on any of them.
-PASS_OVER_S = 8.0
+#: Seconds after which a worker that was to get a node's spare process is placed on any node.
+SPARE_S = 8.0
 #: Seconds for which a launch comes before spare processes, whose start would slow it down.
 HASTE_S = 10.0
 #: The most placements of a worker that loses its place before it has connected.
@@ -58,7 +58,7 @@ class _Launch:
         self.notes: Notes | None = None
         self.process: RemoteProcess | None = None
         self.tail: list[str] = []
-        self.watch: asyncio.Task[None] | None = None
+        self.chosen = ""  # the node whose spare process it is to get
 
     def starting(self, now_s: float) -> bool:
         return self.process is None and now_s - self.begun_s < HASTE_S
@@ -113,6 +113,7 @@ class ClusterLauncher:
         self._numbers = itertools.count(1)
         self._launches: dict[int, _Launch] = {}
         self._suspects: dict[str, float] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
         self._spares = Spares()
         self._keep_spares = spares
 
@@ -164,7 +165,7 @@ class ClusterLauncher:
         if not self.bridge.usable:
             raise LaunchFailed(launch.spec.name + " " + self.bridge.state.why_waiting(launch.request, time.monotonic()))
         own, avoided = self.bridge.worker_certificate(), self._avoided()
-        passed_over = [] if launch.ordered else self._passed_over(launch, avoided)
+        launch.chosen = "" if launch.ordered else self._choose(launch, avoided)
         launch.ordered = True
         instructions = {
             "host": self._listen[0] or self.bridge.host,
@@ -181,10 +182,11 @@ class ClusterLauncher:
             request=asdict(launch.request),
             instructions=instructions,
             metrics_config=self._metrics_config,
-            avoid=[*avoided, *passed_over],
+            avoid=avoided,
+            node=launch.chosen,
         )
-        if passed_over:
-            return PASS_OVER_S
+        if launch.chosen:
+            return SPARE_S
         return AVOID_S if avoided else None
 
     def _avoided(self) -> list[str]:
@@ -194,12 +196,11 @@ class ClusterLauncher:
         living = {node.id for node in self.bridge.state.nodes if node.alive}
         return sorted(self._suspects) if living - self._suspects.keys() else []
 
-    def _passed_over(self, launch: _Launch, avoided: list[str]) -> list[str]:
-        """The new nodes, if a worker starts sooner on another one. A placement group has its own nodes."""
+    def _choose(self, launch: _Launch, avoided: list[str]) -> str:
+        """The node where a spare process waits for the worker; "" for none. A placement group has its own nodes."""
         if launch.request.group or launch.request.packages:
-            return []
-        others = [node for node in self.bridge.state.nodes if node.id not in avoided]
-        return self._spares.passed_over(others, launch.request, time.monotonic())
+            return ""
+        return self._spares.choose((node for node in self.bridge.state.nodes if node.id not in avoided), launch.request)
 
     def _abandon(self, launch: _Launch) -> None:
         self._launches.pop(launch.number, None)
@@ -235,9 +236,6 @@ class ClusterLauncher:
             process.tail.extend(launch.tail)
             launch.process = process
             launch.arrived.set_result(process)
-            place = self._place(launch)
-            if place is not None:
-                launch.watch = watched(self._attend(launch, place), "The watch of a node")
         else:
             log.warning("A second %s of %s was refused", role, launch.spec.name)
             sock.close()
@@ -270,8 +268,6 @@ class ClusterLauncher:
     # --- ends
 
     def _ended(self, launch: _Launch) -> None:
-        if launch.watch is not None:
-            launch.watch.cancel()
         if self._launches.pop(launch.number, None) is not None:
             self.bridge.order("end", id=launch.number)
 
@@ -286,12 +282,18 @@ class ClusterLauncher:
         """The node of a worker, if the address of Ray's own process there is known."""
         return next((node for node in self.bridge.state.nodes if node.id == launch.node.id and node.port), None)
 
-    async def _attend(self, launch: _Launch, place: ClusterNode) -> None:
-        """Ends a worker as soon as Ray's own process on its node has ended: Ray's processes there, with which the
-        worker ends, take half a second to notice that."""
-        if await ended(place.address, place.port) and launch.process is not None:
-            self._suspect(launch.node)
-            launch.process.doomed()
+    async def _attend(self, place: ClusterNode) -> None:
+        """Ends the workers of a node as soon as Ray's own process there has ended: the head takes seconds to notice
+        that, and Ray's processes of the node, with which the workers end, half a second."""
+        if not await ended(place.address, place.port):
+            return
+        self._suspects[place.id] = time.monotonic() + AVOID_S
+        self._spares.taken(place.id)
+        for launch in list(self._launches.values()):
+            if launch.process is not None and launch.node.id == place.id:
+                launch.process.doomed()
+            elif launch.line is None and launch.chosen == place.id:
+                launch.lose(f"Ray has ended on node {place.name}")
 
     @staticmethod
     async def _explain(launch: _Launch, place: ClusterNode) -> None:
@@ -323,8 +325,13 @@ class ClusterLauncher:
             self._suspects.pop(node.id, None)
 
     def _told_of_nodes(self) -> None:
-        """Asks for spare processes, unless workers are just starting."""
+        """Watches new nodes, and asks for spare processes, unless workers are just starting."""
         now_s, nodes = time.monotonic(), self.bridge.state.nodes
+        living = {node.id: node for node in nodes if node.alive and node.port}
+        for node_id in self._watches.keys() - living.keys():
+            self._watches.pop(node_id).cancel()
+        for node_id in living.keys() - self._watches.keys():
+            self._watches[node_id] = watched(self._attend(living[node_id]), "The watch of a node")
         self._spares.told(nodes, now_s)
         if not self._keep_spares or any(launch.starting(now_s) for launch in self._launches.values()):
             return
@@ -356,6 +363,8 @@ class ClusterLauncher:
 
     async def close(self) -> None:
         """Ends the workers and the bridge. The agents end with their connections."""
+        for watch in self._watches.values():
+            watch.cancel()
         for launch in list(self._launches.values()):
             launch.fail("the server ends")
             launch.part()

@@ -17,13 +17,13 @@ class Spares:
 
     def __init__(self) -> None:
         self._seen_s: dict[str, float] = {}
-        self._have: set[str] = set()
+        self._have: dict[str, None] = {}  # in the order of their requests
 
     def told(self, nodes: Iterable[ClusterNode], now_s: float) -> None:
         """Takes an update of the cluster's state."""
         living = [node.id for node in nodes if node.alive]
         self._seen_s = {node: self._seen_s.get(node, now_s) for node in living}
-        self._have.intersection_update(living)
+        self._have = {node: None for node in self._have if node in living}
 
     def due(self, nodes: Iterable[ClusterNode], requests: Sequence[ClusterRequest], now_s: float) -> list[ClusterNode]:
         """The nodes that get a spare now: they have none, aren't new, and have room for a worker with one of these
@@ -35,24 +35,23 @@ class Spares:
             if node.alive
             and node.port
             and node.id not in self._have
-            and not self._new(node.id, now_s)
+            and now_s - self._seen_s.get(node.id, now_s) >= NEW_S
             and any(has_room(request, node) for request in wanted)
         ]
-        self._have.update(node.id for node in found)
+        self._have.update(dict.fromkeys(node.id for node in found))
         return found
 
-    def passed_over(self, nodes: Sequence[ClusterNode], request: ClusterRequest, now_s: float) -> list[str]:
-        """The new nodes, if another one of these nodes has room for the request and a spare."""
-        if not any(node.id in self._have and has_room(request, node) for node in nodes):
-            return []
-        return [node.id for node in nodes if self._new(node.id, now_s)]
+    def choose(self, nodes: Iterable[ClusterNode], request: ClusterRequest) -> str:
+        """The node for a worker: the one of these with room and a spare that has had it for longest, which counts as
+        taken from now on; "" for none."""
+        rooms = {node.id for node in nodes if has_room(request, node)}
+        found = next((node for node in self._have if node in rooms), "")
+        self.taken(found)
+        return found
 
     def taken(self, node: str) -> None:
-        """Notes that an actor was placed on a node."""
-        self._have.discard(node)
-
-    def _new(self, node: str, now_s: float) -> bool:
-        return now_s - self._seen_s.get(node, now_s) < NEW_S
+        """Notes that a node has none any more: an actor was placed there, or the node is lost."""
+        self._have.pop(node, None)
 
     def forget(self) -> None:
         """Ray ends the spares with the bridge that asked for them."""
