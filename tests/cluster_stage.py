@@ -95,7 +95,7 @@ class PlayedBridge(BridgeLink):
             self.end(more["id"])
 
     def carry_out(self, order: dict[str, Any]) -> None:
-        node = next(name for name in ("node1", "node2") if name not in order["avoid"])
+        node = order["node"] or next(name for name in ("node1", "node2") if name not in order["avoid"])
         instructions = {**order["instructions"], "model_dir": order["instructions"]["origin"], "metrics_config": ""}
         child = subprocess.Popen(
             [sys.executable, "-c", AGENT], env=worker_env(ServerConfig()), stdin=subprocess.PIPE, start_new_session=True

@@ -355,9 +355,9 @@ def test_nodes_with_room_have_a_process_for_the_next_worker(model: Path, pems: d
             bridge.tell()
             assert len(asked()) == 2, "once"
             await pool.scale(2)
-            assert [order["node"] for order in bridge.orders if order["order"] == "place"] == ["", "node1"]
+            assert [order["node"] for order in bridge.orders if order["order"] == "place"] == ["", "node2"]
             bridge.tell()
-            assert asked()[2:] == ["10.0.0.1:7"], "the worker has taken the one on its node"
+            assert asked()[2:] == ["10.0.0.2:7"], "the worker has taken the one on its node"
 
     run(scenario())
 

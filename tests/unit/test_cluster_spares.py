@@ -51,12 +51,12 @@ def test_there_are_none_for_workers_that_could_not_use_them() -> None:
     assert spares.due(nodes, (), NEW_S) == []
 
 
-def test_a_worker_gets_the_oldest_process_with_room_beside_it() -> None:
-    spares, nodes = Spares(), [node("a"), node("b")]
+def test_a_worker_gets_a_process_on_the_node_with_the_fewest_workers() -> None:
+    spares, nodes = Spares(), [node("a"), node("b"), node("c")]
     spares.told(nodes, 0.0)
-    assert spares.choose(nodes, ONE_CPU) == "", "no process is ready anywhere"
-    assert due(spares, nodes[1:], NEW_S) == ["b"]
-    assert due(spares, nodes, NEW_S) == ["a"]
-    assert spares.choose([node("a"), node("b", 0.5)], ONE_CPU) == "a", "no room on the other one"
-    assert spares.choose(nodes, ONE_CPU) == "b"
-    assert spares.choose(nodes, ONE_CPU) == "", "both are taken"
+    assert spares.choose(nodes, ONE_CPU, {}) == "", "no process is ready anywhere"
+    assert due(spares, nodes, NEW_S) == ["a", "b", "c"]
+    assert spares.choose([node("a"), node("b", 0.5), node("c")], ONE_CPU, {"a": 1}) == "c"
+    assert spares.choose([node("a"), node("b", 0.5)], ONE_CPU, {"a": 1}) == "a", "no room on the other one"
+    assert spares.choose(nodes, ONE_CPU, {}) == "b"
+    assert spares.choose(nodes, ONE_CPU, {}) == "", "all are taken"

@@ -9,6 +9,7 @@ import itertools
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -200,7 +201,9 @@ class ClusterLauncher:
         """The node where a spare process waits for the worker; "" for none. A placement group has its own nodes."""
         if launch.request.group or launch.request.packages:
             return ""
-        return self._spares.choose((node for node in self.bridge.state.nodes if node.id not in avoided), launch.request)
+        nodes = (node for node in self.bridge.state.nodes if node.id not in avoided)
+        workers = Counter(one.node.id or one.chosen for one in self._launches.values())
+        return self._spares.choose(nodes, launch.request, workers)
 
     def _abandon(self, launch: _Launch) -> None:
         self._launches.pop(launch.number, None)

@@ -3,7 +3,7 @@ which a lost worker is replaced. Pure: times are arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ts_frontend.workers.cluster.resources import ClusterRequest
 from ts_frontend.workers.cluster.state import ClusterNode, has_room
@@ -41,11 +41,11 @@ class Spares:
         self._have.update(dict.fromkeys(node.id for node in found))
         return found
 
-    def choose(self, nodes: Iterable[ClusterNode], request: ClusterRequest) -> str:
-        """The node for a worker: the one of these with room and a spare that has had it for longest, which counts as
-        taken from now on; "" for none."""
+    def choose(self, nodes: Iterable[ClusterNode], request: ClusterRequest, workers: Mapping[str, int]) -> str:
+        """The node for a worker: of these, one with room and a spare, which counts as taken from now on; "" for none.
+        `workers`: how many each node has. The one with the fewest is taken, so that a dead node costs few."""
         rooms = {node.id for node in nodes if has_room(request, node)}
-        found = next((node for node in self._have if node in rooms), "")
+        found = min((node for node in self._have if node in rooms), key=lambda node: workers.get(node, 0), default="")
         self.taken(found)
         return found
 
