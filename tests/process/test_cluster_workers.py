@@ -244,6 +244,16 @@ def test_a_node_of_which_only_an_actor_has_died_is_not_avoided(model: Path, pems
     run(scenario())
 
 
+async def played_ray(cluster: PlayedCluster) -> tuple[asyncio.Server, list[asyncio.StreamWriter]]:
+    """Ray's own process on node1, played: a server, and the connections to it."""
+    asking: list[asyncio.StreamWriter] = []
+    ray = await asyncio.start_server(lambda _, writer: asking.append(writer), "127.0.0.1", 0)
+    first, *others = cluster.bridge.state.nodes
+    cluster.bridge.state.nodes = replace(first, address="127.0.0.1", port=ray.sockets[0].getsockname()[1]), *others
+    cluster.bridge.on_told()
+    return ray, asking
+
+
 @pytest.mark.parametrize("already", [True, False])
 def test_a_node_whose_ray_has_ended_has_died(
     model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch, already: bool
@@ -254,11 +264,8 @@ def test_a_node_whose_ray_has_ended_has_died(
 
     async def scenario() -> None:
         async with PlayedCluster(model, pems) as cluster:
-            pool, state, asking = cluster.pool, cluster.bridge.state, list[asyncio.StreamWriter]()
-            ray = await asyncio.start_server(lambda _, writer: asking.append(writer), "127.0.0.1", 0)
-            port = ray.sockets[0].getsockname()[1]
-            state.nodes = replace(state.nodes[0], address="127.0.0.1", port=port), *state.nodes[1:]
-            cluster.bridge.on_told()
+            pool = cluster.pool
+            ray, asking = await played_ray(cluster)
             slot, worker = await first_worker(pool)
             await until_async(lambda: asking)  # the server watches it
             if already:
@@ -284,11 +291,8 @@ def test_a_worker_whose_node_has_lost_its_ray_is_replaced_before_it_dies(model: 
 
     async def scenario() -> None:
         async with PlayedCluster(model, pems) as cluster:
-            pool, state, asking = cluster.pool, cluster.bridge.state, list[asyncio.StreamWriter]()
-            ray = await asyncio.start_server(lambda _, writer: asking.append(writer), "127.0.0.1", 0)
-            port = ray.sockets[0].getsockname()[1]
-            state.nodes = replace(state.nodes[0], address="127.0.0.1", port=port), *state.nodes[1:]
-            cluster.bridge.on_told()
+            pool = cluster.pool
+            ray, asking = await played_ray(cluster)
             slot, worker = await first_worker(pool)
             await until_async(lambda: asking)
             for word in ("a", "b", "c", "d"):
@@ -312,17 +316,13 @@ def test_a_worker_whose_node_has_lost_its_ray_is_replaced_before_it_dies(model: 
 def test_a_node_whose_ray_has_ended_gets_no_worker_even_if_it_had_none(model: Path, pems: dict[str, str]) -> None:
     async def scenario() -> None:
         async with PlayedCluster(model, pems) as cluster:
-            bridge, asking = cluster.bridge, list[asyncio.StreamWriter]()
-            ray = await asyncio.start_server(lambda _, writer: asking.append(writer), "127.0.0.1", 0)
-            port = ray.sockets[0].getsockname()[1]
-            bridge.state.nodes = replace(bridge.state.nodes[0], address="127.0.0.1", port=port), *bridge.state.nodes[1:]
-            bridge.on_told()
+            ray, asking = await played_ray(cluster)
             await until_async(lambda: asking)
             ray.close()
             asking[0].close()
             await until_async(lambda: cluster.launcher._suspects)
             await first_worker(cluster.pool)
-            assert bridge.orders[-1]["avoid"] == ["node1"]
+            assert cluster.bridge.orders[-1]["avoid"] == ["node1"]
 
     run(scenario())
 

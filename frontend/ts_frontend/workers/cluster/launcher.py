@@ -258,14 +258,14 @@ class ClusterLauncher:
         if launch.process is not None:
             launch.process.silent()
         else:
-            self._suspect(launch.node)
+            self._suspect(launch.node.id)
             launch.lose(f"the connection to node {launch.node.name} ended before the worker connected")
 
     def _give_up_hanging(self, launch: _Launch, line: AgentLine) -> None:
         """Loses a worker that doesn't connect, although its agent has: its process hangs before it can load the model,
         for which there is another limit."""
         if launch.line is line and not launch.arrived.done():
-            self._suspect(launch.node)
+            self._suspect(launch.node.id)
             launch.lose(f"the worker on node {launch.node.name} started, but didn't connect within {WORKER_S_MAX:g} s")
 
     # --- ends
@@ -276,7 +276,7 @@ class ClusterLauncher:
 
     def _lost(self, launch: _Launch) -> None:
         """Handles the end of a worker's connections: its node has died, or its actor alone."""
-        self._suspect(launch.node)
+        self._suspect(launch.node.id)
         place = self._place(launch)
         if place is not None:
             watched(self._explain(launch, place), "The look at a lost node")
@@ -290,7 +290,7 @@ class ClusterLauncher:
         that, and Ray's processes of the node, with which the workers end, half a second."""
         if not await ended(place.address, place.port):
             return
-        self._suspects[place.id] = time.monotonic() + AVOID_S
+        self._suspect(place.id)
         self._spares.taken(place.id)
         for launch in list(self._launches.values()):
             if launch.process is not None and launch.node.id == place.id:
@@ -306,9 +306,9 @@ class ClusterLauncher:
             await asyncio.wait_for(gone(place.address, place.port), REASON_S_MAX)
             launch.process.explained("")
 
-    def _suspect(self, node: WorkerNode) -> None:
-        if node.id:
-            self._suspects[node.id] = time.monotonic() + AVOID_S
+    def _suspect(self, node_id: str) -> None:
+        if node_id:
+            self._suspects[node_id] = time.monotonic() + AVOID_S
 
     def _worker_ended(self, number: int, reason: str, lost: bool) -> None:
         launch = self._launches.get(number)
