@@ -122,6 +122,20 @@ def test_instances_are_workers(groups: str, gpus: int, expected: tuple[int, str,
 
 
 @pytest.mark.parametrize(
+    ("groups", "gpus", "count"),
+    [
+        ("instance_group { kind: KIND_CPU count: 1000000 }", 0, 1_000_000),
+        ("instance_group { kind: KIND_GPU count: 513 }", 2, 1026),
+        ("instance_group { kind: KIND_CPU }" * 1025, 0, 1025),
+    ],
+)
+def test_more_instances_than_a_model_may_have_workers_are_refused(groups: str, gpus: int, count: int) -> None:
+    config = configs.completed(configs.parse(groups, "x"), "m", "python")
+    with pytest.raises(InvalidArgument, match=f"'m': instance_group has {count} instances, and .* at most 1024"):
+        configs.worker_settings(config, gpus)
+
+
+@pytest.mark.parametrize(
     ("groups", "gpus", "expected"),
     [
         ("", 0, (4, "cpu", None, [("KIND_CPU", 4, [])])),

@@ -456,6 +456,7 @@ def test_mlservers_own_clients(mlserver: Any, client_python: Any, client_env: di
         ({"implementation": "a.B", "parameters": {"environment_tarball": "x.tgz"}}, "environment_tarball"),
         ({"implementation": "nodots"}, "package.module.Class"),
         ({"implementation": "a.B", "max_batch_size": "many"}, "max_batch_size"),
+        ({"implementation": "a.B", "parallel_workers": 1025}, "parallel_workers is 1025, and a model has at most 1024"),
         ("[", "not valid JSON"),
         ({"implementation": "a.B", "inputs": [{"name": "x", "datatype": "WORD"}]}, "WORD"),
     ],

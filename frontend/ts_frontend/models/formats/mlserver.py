@@ -12,6 +12,7 @@ from typing import Any
 
 from ts_frontend.config.foreign.mlserver import MEMBERS, PARAMETERS, MLServerDefaults
 from ts_frontend.config.kinds import nearest
+from ts_frontend.config.parameters import WORKERS_MAX
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.archive import Archive, read_text
 from ts_frontend.models.extraction import refusal
@@ -177,6 +178,8 @@ def _config(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     if size > 1 and delay_s > 0:
         found |= {"batchSize": int(size), "maxBatchDelay": max(1, round(delay_s * 1000))}
     workers = _number(path, settings, "parallel_workers")
+    if workers > WORKERS_MAX:
+        raise refusal(path, f"parallel_workers is {int(workers)}, and a model has at most {WORKERS_MAX} workers", FILE)
     if workers:
         found["minWorkers"] = int(workers)
     return found

@@ -19,6 +19,7 @@ from ts.protocol.datatypes import OF_NUMBER
 from ts.protocol.model_config_pb2 import ModelConfig
 from ts.protocol.pool import POOL
 from ts_frontend.config.kinds import no_effect
+from ts_frontend.config.parameters import WORKERS_MAX
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
@@ -313,7 +314,7 @@ def _sequences(config: ModelConfig, workers: int) -> dict[str, Any]:
 
 
 def _placement(config: ModelConfig, gpus: int) -> dict[str, Any]:
-    """Instances as workers: those of a GPU group count for each of its GPUs."""
+    """Instances as workers: those of a GPU group count for each of its GPUs. Raises InvalidArgument for too many."""
     count, on_gpu = 0, False
     ids: list[int] = []
     for group in config.instance_group:
@@ -324,6 +325,11 @@ def _placement(config: ModelConfig, gpus: int) -> dict[str, Any]:
         count += max(group.count, 1) * max(len(each), 1)
         ids += [one for one in each if one not in ids]
         on_gpu |= bool(each)
+    if count > WORKERS_MAX:
+        raise InvalidArgument(
+            f"model {config.name!r}: instance_group has {count} instances, "
+            f"and a model has at most {WORKERS_MAX} workers"
+        )
     found: dict[str, Any] = {"minWorkers": max(count, 1), "maxWorkers": max(count, 1)}
     found["deviceType"] = "gpu" if on_gpu else "cpu"
     return found | ({"deviceIds": ids} if on_gpu and ids else {})
