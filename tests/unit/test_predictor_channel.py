@@ -409,6 +409,44 @@ async def until_sent(channel: Channel, calls: int) -> Any:
     return channel._connection
 
 
+class Counted:
+    """A transport that counts its writes."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport, self.writes = transport, 0
+
+    def write(self, data: bytes) -> None:
+        self.writes += 1
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+def test_calls_that_begin_together_share_a_write() -> None:
+    """The first is written at once, since nobody shares it; one that is cancelled before the write ends as usual."""
+
+    async def then(channel: Channel) -> None:
+        def call(word: bytes) -> asyncio.Task[bytes]:
+            return asyncio.ensure_future(channel.call(PATH, word, (), GUARD_S))
+
+        first = call(b"")
+        connection = await until_sent(channel, 1)
+        counted = connection._transport = Counted(connection._transport)
+        together = [call(b"x") for _ in range(8)]
+        await until_sent(channel, 9)
+        together[3].cancel()
+        assert await asyncio.gather(*together[:3], *together[4:]) == [b"yes"] * 7
+        assert counted.writes <= 2  # the second, if the cancel came after the write
+        assert not first.done()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert counted.writes <= 3
+
+    scripted(lambda number: b"" if number == 1 else answered(number), then=then)
+
+
 def test_waiting_calls_begin_when_the_server_accepts_more() -> None:
     async def then(channel: Channel) -> None:
         call = asyncio.ensure_future(channel.call(PATH, b"", (), GUARD_S))

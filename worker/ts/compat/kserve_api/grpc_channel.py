@@ -190,6 +190,8 @@ class _Connection(asyncio.Protocol):
         self._calls: dict[int, _Call] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._next = 1
+        #: Written at the end of the loop's turn: calls that begin together share a write, and the server's read.
+        self._outgoing: list[bytes] = []
         self._left = bytearray()
         #: The bytes that the first frame in `_left` takes, once they are known.
         self._wanted = 0
@@ -250,6 +252,7 @@ class _Connection(asyncio.Protocol):
 
     def _close_if_done(self) -> None:
         if not self.usable and not self._calls:
+            self._flush()
             self._transport.close()
 
     # --- calls
@@ -269,7 +272,11 @@ class _Connection(asyncio.Protocol):
         call = self._calls[number] = _Call(done, self._call_window, self._heard, end_s)
         if self._alarm is None or end_s < self._alarm.when():
             self._set_alarm(end_s)
-        self._transport.write(self._small(number, call, fields, message) or self._large(number, call, fields, message))
+        request = self._small(number, call, fields, message) or self._large(number, call, fields, message)
+        if len(self._calls) == 1:  # nobody to share a write with
+            self._write(request)
+        else:
+            self._write_soon(request)
         try:
             return await done
         except asyncio.CancelledError:
@@ -302,19 +309,18 @@ class _Connection(asyncio.Protocol):
 
     def _let_begin(self, most: int) -> None:
         """Lets up to `most` waiting calls begin, if the server accepts more."""
-        free = min(most, self._streams_max - len(self._calls))
-        while free > 0 and self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                free -= 1
+        self._end_turns(min(most, self._streams_max - len(self._calls)))
 
     def _let_fail(self) -> None:
         """Lets all waiting calls find out that the connection is unusable."""
-        while self._waiting:
+        self._end_turns(len(self._waiting))
+
+    def _end_turns(self, most: int) -> None:
+        while most > 0 and self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
+                most -= 1
 
     def _set_alarm(self, at_s: float) -> None:
         if self._alarm is not None:
@@ -360,8 +366,21 @@ class _Connection(asyncio.Protocol):
     # --- writing
 
     def _write(self, data: bytes) -> None:
-        if not self._transport.is_closing():
+        """Writes at once, unless what came before is still to be written."""
+        if self._outgoing:
+            self._outgoing.append(data)
+        elif not self._transport.is_closing():
             self._transport.write(data)
+
+    def _write_soon(self, data: bytes) -> None:
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(data)
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, []
+        if outgoing and not self._transport.is_closing():
+            self._transport.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
 
     def _reply(self, data: bytes) -> None:
         """Sends what the server asks for, unless it asks without reading."""
