@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import select
+import signal
 import socket
 import ssl
 import sys
@@ -258,9 +260,9 @@ async def played_ray(cluster: PlayedCluster) -> tuple[asyncio.Server, list[async
 def test_a_node_whose_ray_has_ended_has_died(
     model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch, already: bool
 ) -> None:
-    """Ray's reason isn't waited for. `already`: its process there ended before the worker, or after it."""
-    for module in (remote, launcher):
-        monkeypatch.setattr(module, "REASON_S_MAX", 2 * GUARD_S)
+    """Ray's reason isn't waited for. `already`: its process there ended before the worker, or after it. The server
+    has one connection to that process."""
+    monkeypatch.setattr(remote, "REASON_S_MAX", 2 * GUARD_S)
 
     async def scenario() -> None:
         async with PlayedCluster(model, pems) as cluster:
@@ -268,18 +270,24 @@ def test_a_node_whose_ray_has_ended_has_died(
             ray, asking = await played_ray(cluster)
             slot, worker = await first_worker(pool)
             await until_async(lambda: asking)  # the server watches it
+            assert worker.process is not None
             if already:
+                os.kill(cluster.bridge.actors[1].pid, signal.SIGSTOP)  # it can't end the worker, as it is told to
                 ray.close()
-            cluster.bridge.end(1)
-            if not already:
-                await until_async(lambda: len(asking) == 2)
-                assert slot.worker is worker and worker.process is not None
+                asking[0].close()
+                await until_async(lambda: cluster.launcher._ended_nodes)
+                cluster.bridge.end(1)
+            else:
+                cluster.bridge.end(1)
+                await until_async(cluster.launcher._avoided)
                 assert not worker.process.exited.done(), "only its actor may have died, of which Ray would tell"
                 ray.close()
-                asking[1].close()
+                asking[0].close()
             await until_async(lambda: pool.ready_count and slot.worker is not worker)
             assert slot.worker is not None and slot.worker.node["id"] == "node2"
-            assert pool.last_failure is not None and "its node 10.0.0.1 (node1) ended" in pool.last_failure.reason
+            assert pool.last_failure is not None
+            assert "Ray has ended on its node 10.0.0.1 (node1)" in pool.last_failure.reason
+            assert len(asking) == 1
             for writer in asking:
                 writer.close()
 

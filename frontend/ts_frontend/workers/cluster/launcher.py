@@ -4,7 +4,6 @@ process has connected."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import secrets
@@ -16,9 +15,9 @@ from typing import Any
 
 from ts.protocol.secure import SecureSocket
 from ts_frontend.tasks import watched
-from ts_frontend.workers.cluster.gate import Gate, ended, gone
+from ts_frontend.workers.cluster.gate import Gate, ended
 from ts_frontend.workers.cluster.link import BridgeLink
-from ts_frontend.workers.cluster.remote import REASON_S_MAX, AgentLine, Notes, RemoteProcess, WorkerNode
+from ts_frontend.workers.cluster.remote import AgentLine, Notes, RemoteProcess, WorkerNode
 from ts_frontend.workers.cluster.resources import ClusterRequest
 from ts_frontend.workers.cluster.spares import Spares
 from ts_frontend.workers.cluster.state import ClusterNode
@@ -115,6 +114,7 @@ class ClusterLauncher:
         self._launches: dict[int, _Launch] = {}
         self._suspects: dict[str, float] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
+        self._ended_nodes: set[str] = set()  # whose Ray has ended, although the head may not have noticed it
         self._spares = Spares()
         self._keep_spares = spares
 
@@ -275,21 +275,18 @@ class ClusterLauncher:
             self.bridge.order("end", id=launch.number)
 
     def _lost(self, launch: _Launch) -> None:
-        """Handles the end of a worker's connections: its node has died, or its actor alone."""
+        """Handles the end of a worker's connections: its node has died, or its actor alone, which Ray would tell."""
         self._suspect(launch.node.id)
-        place = self._place(launch)
-        if place is not None:
-            watched(self._explain(launch, place), "The look at a lost node")
-
-    def _place(self, launch: _Launch) -> ClusterNode | None:
-        """The node of a worker, if the address of Ray's own process there is known."""
-        return next((node for node in self.bridge.state.nodes if node.id == launch.node.id and node.port), None)
+        if launch.node.id in self._ended_nodes and launch.process is not None:
+            launch.process.doomed()
 
     async def _attend(self, place: ClusterNode) -> None:
         """Ends the workers of a node as soon as Ray's own process there has ended: the head takes seconds to notice
-        that, and Ray's processes of the node, with which the workers end, half a second."""
+        that, and Ray's processes of the node, with which the workers end, half a second. For those that have ended
+        before, this is the reason."""
         if not await ended(place.address, place.port):
             return
+        self._ended_nodes.add(place.id)
         self._suspect(place.id)
         self._spares.taken(place.id)
         for launch in list(self._launches.values()):
@@ -297,14 +294,6 @@ class ClusterLauncher:
                 launch.process.doomed()
             elif launch.line is None and launch.chosen == place.id:
                 launch.lose(f"Ray has ended on node {place.name}")
-
-    @staticmethod
-    async def _explain(launch: _Launch, place: ClusterNode) -> None:
-        """Ends the wait for Ray's reason as soon as Ray's own process on that node has ended, too."""
-        assert launch.process is not None
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(gone(place.address, place.port), REASON_S_MAX)
-            launch.process.explained("")
 
     def _suspect(self, node_id: str) -> None:
         if node_id:
@@ -333,6 +322,7 @@ class ClusterLauncher:
         living = {node.id: node for node in nodes if node.alive and node.port}
         for node_id in self._watches.keys() - living.keys():
             self._watches.pop(node_id).cancel()
+            self._ended_nodes.discard(node_id)
         for node_id in living.keys() - self._watches.keys():
             self._watches[node_id] = watched(self._attend(living[node_id]), "The watch of a node")
         self._spares.told(nodes, now_s)
