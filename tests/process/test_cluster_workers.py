@@ -351,21 +351,21 @@ def test_nodes_with_room_have_a_process_for_the_next_worker(model: Path, pems: d
         async with PlayedCluster(model, pems) as cluster:
             bridge, pool = cluster.bridge, cluster.pool
 
-            def asked() -> list[str]:
-                return [order["address"] for order in bridge.orders if order["order"] == "spare"]
+            def asked() -> list[tuple[str, int]]:
+                return [(order["address"], order["count"]) for order in bridge.orders if order["order"] == "spare"]
 
             bridge.port = 7
             cluster.launcher._spares = spares = Spares()
             spares.told(bridge.state.nodes, -NEW_S)
             await first_worker(pool)
             bridge.tell()
-            assert asked() == ["10.0.0.1:7", "10.0.0.2:7"]
+            assert asked() == [("10.0.0.1:7", 1), ("10.0.0.2:7", 1)]
             bridge.tell()
             assert len(asked()) == 2, "once"
             await pool.scale(2)
             assert [order["node"] for order in bridge.orders if order["order"] == "place"] == ["", "node2"]
             bridge.tell()
-            assert asked()[2:] == ["10.0.0.2:7"], "the worker has taken the one on its node"
+            assert asked()[2:] == [("10.0.0.2:7", 1)], "the worker has taken the one on its node"
 
     run(scenario())
 

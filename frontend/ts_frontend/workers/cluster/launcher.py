@@ -59,6 +59,7 @@ class _Launch:
         self.process: RemoteProcess | None = None
         self.tail: list[str] = []
         self.chosen = ""  # the node whose spare process it is to get
+        self.ordered_s = self.greeted_s = self.begun_s  # the last order, and the agent's greeting
 
     def starting(self, now_s: float) -> bool:
         return self.process is None and now_s - self.begun_s < HASTE_S
@@ -167,7 +168,7 @@ class ClusterLauncher:
             raise LaunchFailed(launch.spec.name + " " + self.bridge.state.why_waiting(launch.request, time.monotonic()))
         own, avoided = self.bridge.worker_certificate(), self._avoided()
         launch.chosen = "" if launch.ordered else self._choose(launch, avoided)
-        launch.ordered = True
+        launch.ordered, launch.ordered_s = True, time.monotonic()
         instructions = {
             "host": self._listen[0] or self.bridge.host,
             "port": port,
@@ -202,8 +203,11 @@ class ClusterLauncher:
         if launch.request.group or launch.request.packages:
             return ""
         nodes = (node for node in self.bridge.state.nodes if node.id not in avoided)
-        workers = Counter(one.node.id or one.chosen for one in self._launches.values())
-        return self._spares.choose(nodes, launch.request, workers)
+        return self._spares.choose(nodes, launch.request, self._workers(), time.monotonic())
+
+    def _workers(self) -> Counter[str]:
+        """The number of workers of each node, with those that start."""
+        return Counter(one.node.id or one.chosen for one in self._launches.values() if one.node.id or one.chosen)
 
     def _abandon(self, launch: _Launch) -> None:
         self._launches.pop(launch.number, None)
@@ -219,7 +223,9 @@ class ClusterLauncher:
         first."""
         if role == "agent" and launch.line is None:
             launch.node = WorkerNode.of(hello.get("node"))
-            self._spares.taken(launch.node.id)
+            launch.greeted_s = time.monotonic()
+            if launch.node.id != launch.chosen:
+                self._spares.taken(launch.node.id)
             line = launch.line = AgentLine(sock, lambda what: self._told(launch, what), lambda: self._silent(launch))
             asyncio.get_running_loop().call_later(WORKER_S_MAX, self._give_up_hanging, launch, line)
         elif role == "notes" and launch.line is not None and launch.notes is None:
@@ -239,6 +245,14 @@ class ClusterLauncher:
             process.tail.extend(launch.tail)
             launch.process = process
             launch.arrived.set_result(process)
+            log.info(
+                "A worker of %s has connected from node %s after %.1f s, %.1f s of which Ray took to start its actor%s",
+                launch.spec.name,
+                launch.node.name,
+                time.monotonic() - launch.ordered_s,
+                launch.greeted_s - launch.ordered_s,
+                " in a spare process" if launch.chosen == launch.node.id else "",
+            )
         else:
             log.warning("A second %s of %s was refused", role, launch.spec.name)
             sock.close()
@@ -288,7 +302,7 @@ class ClusterLauncher:
             return
         self._ended_nodes.add(place.id)
         self._suspect(place.id)
-        self._spares.taken(place.id)
+        self._spares.lost(place.id)
         for launch in list(self._launches.values()):
             if launch.process is not None and launch.node.id == place.id:
                 launch.process.doomed()
@@ -333,8 +347,8 @@ class ClusterLauncher:
             if launch.request not in requests:
                 requests.append(launch.request)
         trusted = [node for node in nodes if node.id not in self._suspects]
-        for node in self._spares.due(trusted, requests, now_s):
-            self.bridge.order("spare", address=f"{node.address}:{node.port}")
+        for node, count in self._spares.due(trusted, requests, self._workers(), now_s):
+            self.bridge.order("spare", address=f"{node.address}:{node.port}", count=count)
 
     def _bridge_ended(self, reason: str) -> None:
         self._spares.forget()

@@ -16,7 +16,7 @@ import stat
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -54,9 +54,16 @@ def print_of(root: str, extra: Sequence[str] = ()) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def packed_pieces(root: str, extra: dict[str, str], below: str = "", piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
+def packed_pieces(
+    root: str,
+    extra: dict[str, str],
+    below: str = "",
+    made: Mapping[str, bytes] | None = None,
+    piece_bytes: int = PIECE_BYTES,
+) -> Iterator[bytes]:
     """A tar file of a folder, in pieces, the same for the same content. `extra`: further files, their paths by the
-    names that they get; `below`: before the names of the folder's. Raises OSError."""
+    names that they get; `below`: before the names of the folder's; `made`: further small files by their names. Raises
+    OSError."""
     whole = [*((below + name, path) for name, path, _ in files_of(root)), *sorted(extra.items())]
     buffer = io.BytesIO()
     for name, path in whole:
@@ -75,6 +82,10 @@ def packed_pieces(root: str, extra: dict[str, str], below: str = "", piece_bytes
                 while buffer.tell() >= piece_bytes:
                     yield _taken(buffer, piece_bytes)
             buffer.write(b"\0" * (-about.st_size % tarfile.BLOCKSIZE))
+    for name, data in sorted((made or {}).items()):
+        head = tarfile.TarInfo(name)
+        head.size, head.mode = len(data), 0o600
+        buffer.write(head.tobuf(tarfile.PAX_FORMAT, "utf-8") + data + b"\0" * (-len(data) % tarfile.BLOCKSIZE))
     buffer.write(b"\0" * (2 * tarfile.BLOCKSIZE))
     yield buffer.getvalue()
 
