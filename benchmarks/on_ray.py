@@ -46,7 +46,7 @@ PARTS = ("beside", "deaths", "serve")
 CLIENTS = 8
 BODY = b"x" * 16
 READY_S_MAX = 240.0
-PAUSE_S = 0.02
+PAUSE_S = 0.05
 KILL_EVERY_S = 10.0
 ADD_AFTER_S = 5.0
 DEATH_NODES, DEATH_CLIENTS = 6, 8
@@ -95,6 +95,7 @@ class Ours:
             settings["ray_address"] = address
         words = ["--model-store", str(folder.store), "--models", "five=five.mar", "noop=noop.mar"]
         self._folder, self._workers = folder, workers
+        self._client = httpx.Client(timeout=30)  # a new one for each look would take a processor from the workers
         self.running: Running = run_ours(
             folder, words, settings, workers=workers, command=python.with_name("torchserve")
         )
@@ -106,7 +107,7 @@ class Ours:
     def nodes(self, name: str) -> list[str]:
         """The nodes of the workers that are ready, "" for this machine's own."""
         try:
-            told = httpx.get(f"http://127.0.0.1:{self.running.management_http_port}/models/{name}", timeout=30).json()
+            told = self._client.get(f"http://127.0.0.1:{self.running.management_http_port}/models/{name}").json()
         except (httpx.TransportError, ValueError):
             return []
         found = told[0]["workers"] if isinstance(told, list) else []
@@ -247,11 +248,10 @@ def deaths(python: Path, folder: Path, started: Processes, options: argparse.Nam
             while (next_s := time.monotonic() + KILL_EVERY_S) < end_s:
                 killed = nodes.pop(chance.randrange(len(nodes)))
                 had = [killed in ours.nodes(name) for name in ("five", "noop")]
-                begun_s = time.monotonic()
-                cluster.kill_node(killed)
                 kills += 1
                 with ThreadPoolExecutor(1) as pool:
-                    added = pool.submit(add_later, cluster, options.add_after)
+                    begun_s = time.monotonic()
+                    added = pool.submit(replace_node, cluster, killed, options.add_after)
                     if any(had):
                         placed_s += placement(ours, killed, begun_s)
                     nodes.append(added.result())
@@ -278,9 +278,10 @@ def deaths(python: Path, folder: Path, started: Processes, options: argparse.Nam
         say(f"  {word}: {text}")
 
 
-def add_later(cluster: RayCluster, after_s: float) -> str:
-    """Adds a node some seconds after another one was killed: its start takes the processors of this machine, on which
+def replace_node(cluster: RayCluster, killed: str, after_s: float) -> str:
+    """Kills a node, and adds another one some seconds later: its start takes the processors of this machine, on which
     the surviving nodes are, too, as a node on a machine of its own wouldn't."""
+    cluster.kill_node(killed)
     time.sleep(after_s)
     return cluster.add_node(num_cpus=2)
 

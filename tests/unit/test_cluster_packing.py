@@ -15,9 +15,8 @@ import pytest
 
 import ts.version
 from ts_frontend.workers.cluster import packing
-from ts_frontend.workers.cluster.bytecode import compiled
 
-PACKAGE = Path(ts.version.__file__).parent
+PACKAGE = str(Path(ts.version.__file__).parent)
 BYTES_MAX = 1 << 20
 
 
@@ -71,9 +70,9 @@ def test_the_same_content_is_the_same_package(model: Path) -> None:
 
 
 def test_a_worker_on_a_node_compiles_no_module(tmp_path: Path) -> None:
-    made = compiled(PACKAGE, "ts/")
-    assert compiled(PACKAGE, "ts/") == made
-    packing.unpack_pieces(packing.packed_pieces(str(PACKAGE), {}, "ts/", made), tmp_path, 16 * BYTES_MAX)
+    made = packing.bytecode_of(PACKAGE, "ts/")
+    assert packing.bytecode_of(PACKAGE, "ts/") == made
+    packing.unpack_pieces(packing.packed_pieces(PACKAGE, {}, "ts/", made), tmp_path, 16 * BYTES_MAX)
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     words = [sys.executable, "-v", "-c", "import ts.runtime.remote"]
     told = subprocess.run(words, env=env, cwd=tmp_path, check=True, capture_output=True, text=True).stderr

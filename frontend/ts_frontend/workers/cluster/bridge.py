@@ -38,7 +38,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import ts.version
 from ts_frontend.workers.cluster import packing
-from ts_frontend.workers.cluster.bytecode import compiled
 
 NAMESPACE = "torchrelay"
 #: Seconds between two checks of the cluster.
@@ -276,8 +275,8 @@ class Bridge:
         self._packages, self._groups = _Packages(), _Groups()
         self._pool = ThreadPoolExecutor(THREADS)
         self._bundles: dict[int, tuple[str, Any, int, int]] = {}
-        self._code = Path(ts.version.__file__).parent
-        self._bytecode = self._pool.submit(compiled, self._code, "ts/")
+        self._code = str(Path(ts.version.__file__).parent)
+        self._bytecode = self._pool.submit(packing.bytecode_of, self._code, "ts/")
 
     def send(self, event: str, **more: Any) -> None:
         line = json.dumps({"event": event, **more}).encode() + b"\n"
@@ -300,7 +299,7 @@ class Bridge:
         number = order["id"]
         try:
             extra = {METRICS_FILE: order["metrics_config"]} if order["metrics_config"] else {}
-            code = self._packages.of(str(self._code), {}, "ts/", self._bytecode.result())
+            code = self._packages.of(self._code, {}, "ts/", self._bytecode.result())
             model = self._packages.of(order["instructions"]["origin"], extra)
             sent = ray.put((order["instructions"], [code.described(), model.described()]))
             actor = ray.remote(WorkerActor).options(**self._options(number, order)).remote([sent])

@@ -11,8 +11,10 @@ import fcntl
 import hashlib
 import io
 import os
+import py_compile
 import shutil
 import stat
+import sys
 import tarfile
 import tempfile
 import time
@@ -23,6 +25,8 @@ from typing import Any
 #: The bytes of one object in Ray's store.
 PIECE_BYTES = 64 * 1024 * 1024
 SKIPPED = frozenset({"__pycache__", ".git"})
+#: The folders of the package `ts` with the modules that every worker imports.
+WORKERS_PARTS = ("", "protocol", "runtime", "utils")
 #: The number of unused packages that stay unpacked on a node.
 KEPT_MAX = 8
 
@@ -88,6 +92,22 @@ def packed_pieces(
         buffer.write(head.tobuf(tarfile.PAX_FORMAT, "utf-8") + data + b"\0" * (-len(data) % tarfile.BLOCKSIZE))
     buffer.write(b"\0" * (2 * tarfile.BLOCKSIZE))
     yield buffer.getvalue()
+
+
+def bytecode_of(root: str, below: str) -> dict[str, bytes]:
+    """The bytecode of the modules in `root`, the package `ts`, as `made` of its tar file. Without it, the first worker
+    of a node compiles the modules, and every worker does so where Python writes no bytecode, as in most container
+    images. Python compares it with a hash of its source. Raises OSError, py_compile.PyCompileError."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        target = os.path.join(folder, "bytecode")
+        for part in WORKERS_PARTS:
+            for source in sorted(Path(root, part).glob("*.py")):
+                mode = py_compile.PycInvalidationMode.CHECKED_HASH
+                py_compile.compile(str(source), target, doraise=True, optimize=0, invalidation_mode=mode)
+                name = PurePosixPath(below, part, "__pycache__", f"{source.stem}.{sys.implementation.cache_tag}.pyc")
+                found[str(name)] = Path(target).read_bytes()
+    return found
 
 
 def _taken(buffer: io.BytesIO, size: int) -> bytes:
