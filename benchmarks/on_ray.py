@@ -245,7 +245,10 @@ def deaths(python: Path, folder: Path, started: Processes, options: argparse.Nam
             one.start()
         try:
             end_s = time.monotonic() + options.minutes * 60
-            while (next_s := time.monotonic() + KILL_EVERY_S) < end_s:
+            next_s = time.monotonic() + KILL_EVERY_S
+            while next_s < end_s:
+                time.sleep(max(0.0, next_s - time.monotonic()))
+                next_s = time.monotonic() + KILL_EVERY_S
                 killed = nodes.pop(chance.randrange(len(nodes)))
                 had = [killed in ours.nodes(name) for name in ("five", "noop")]
                 kills += 1
@@ -255,7 +258,6 @@ def deaths(python: Path, folder: Path, started: Processes, options: argparse.Nam
                     if any(had):
                         placed_s += placement(ours, killed, begun_s)
                     nodes.append(added.result())
-                time.sleep(max(0.0, next_s - time.monotonic()))
         finally:
             over.set()
             for one in clients:

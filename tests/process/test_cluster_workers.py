@@ -31,6 +31,7 @@ from ts_frontend.errors import WorkerDied
 from ts_frontend.job import Job, Ledger
 from ts_frontend.workers.cluster import launcher, remote
 from ts_frontend.workers.cluster.gate import ended
+from ts_frontend.workers.cluster.resources import ClusterRequest
 from ts_frontend.workers.cluster.spares import NEW_S, Spares
 from ts_frontend.workers.failures import StartFailed
 from ts_frontend.workers.pool import Pool, Slot
@@ -246,6 +247,33 @@ def test_a_node_of_which_only_an_actor_has_died_is_not_avoided(model: Path, pems
     run(scenario())
 
 
+def test_a_node_that_starts_no_worker_is_passed_over(
+    model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that doesn't come from the node of its spare process gets one on another node, and then any node."""
+    monkeypatch.setattr(launcher, "SPARE_S", 0.1)
+
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems) as cluster:
+            bridge = cluster.bridge
+            bridge.port = 7
+            cluster.launcher._spares = spares = Spares()
+            spares.told(bridge.state.nodes, -NEW_S)
+            bridge.tell()
+            bridge.room = False  # no actor is started, although the nodes that are told have room
+            assert len(spares.due(bridge.state.nodes, [ClusterRequest()], {}, 0.0)) == 2
+            scaling = asyncio.create_task(cluster.pool.scale(1))
+
+            def placed() -> list[str]:
+                return [order["node"] for order in bridge.orders if order["order"] == "place"]
+
+            await until_async(lambda: placed() == ["node1", "node2", ""])
+            bridge.carry_out(next(order for order in reversed(bridge.orders) if order["order"] == "place"))
+            await scaling
+
+    run(scenario())
+
+
 async def played_ray(cluster: PlayedCluster) -> tuple[asyncio.Server, list[asyncio.StreamWriter]]:
     """Ray's own process on node1, played: a server, and the connections to it."""
     asking: list[asyncio.StreamWriter] = []
@@ -346,7 +374,11 @@ def test_the_end_of_a_process_is_seen_only_where_its_port_refuses() -> None:
     run(scenario())
 
 
-def test_nodes_with_room_have_a_process_for_the_next_worker(model: Path, pems: dict[str, str]) -> None:
+def test_nodes_with_room_have_a_process_for_the_next_worker(
+    model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ts_frontend.workers.cluster.spares.APART_S", 0.0)
+
     async def scenario() -> None:
         async with PlayedCluster(model, pems) as cluster:
             bridge, pool = cluster.bridge, cluster.pool

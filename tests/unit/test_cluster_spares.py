@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from ts_frontend.workers.cluster.resources import ClusterRequest
-from ts_frontend.workers.cluster.spares import EACH_MAX, NEW_S, STARTED_S, Spares
+from ts_frontend.workers.cluster.spares import APART_S, EACH_MAX, NEW_S, STARTED_S, Spares
 from ts_frontend.workers.cluster.state import ClusterNode
 
 ONE_CPU = ClusterRequest()
 
 
-def node(name: str, free: float = 2.0, *, alive: bool = True, port: int = 7, zone: str = "a") -> ClusterNode:
-    return ClusterNode(name, "10.0.0.1", alive, {"CPU": 2.0}, {"CPU": free}, {"zone": zone}, port)
+def node(
+    name: str, free: float = 2.0, *, alive: bool = True, port: int = 7, zone: str = "a", address: str = ""
+) -> ClusterNode:
+    return ClusterNode(name, address or f"10.0.0.{name}", alive, {"CPU": 2.0}, {"CPU": free}, {"zone": zone}, port)
 
 
 def due(spares: Spares, nodes: list[ClusterNode], now_s: float, *requests: ClusterRequest) -> list[str]:
@@ -31,17 +33,29 @@ def test_each_node_with_room_gets_one_when_it_is_no_longer_new() -> None:
     assert due(spares, nodes, 2 * NEW_S + 1) == ["b"]
 
 
+def test_nodes_of_one_machine_get_theirs_one_after_the_other() -> None:
+    spares = Spares()
+    nodes = [node("a", address="10.0.0.1"), node("b", address="10.0.0.1"), node("c", address="10.0.0.2")]
+    spares.told(nodes, 0.0)
+    assert due(spares, nodes, NEW_S) == ["a", "c"]
+    spares.told(nodes, NEW_S + APART_S - 0.1)
+    assert due(spares, nodes, NEW_S + APART_S - 0.1) == []
+    spares.told(nodes, NEW_S + APART_S)
+    assert due(spares, nodes, NEW_S + APART_S) == ["b"]
+
+
 def test_a_taken_or_ended_process_is_replaced() -> None:
     spares, nodes = Spares(), [node("a"), node("b")]
     spares.told(nodes, 0.0)
     assert due(spares, nodes, NEW_S) == ["a", "b"]
     spares.taken("b")
-    assert due(spares, nodes, NEW_S) == ["b"]
+    later_s = NEW_S + APART_S
+    assert due(spares, nodes, later_s) == ["b"]
     spares.forget()
-    assert due(spares, nodes, NEW_S) == ["a", "b"]
-    spares.told([node("a")], NEW_S)
-    spares.told(nodes, NEW_S + 1)
-    assert due(spares, nodes, NEW_S + 2) == [], "a node that comes back is a new one"
+    assert due(spares, nodes, later_s + APART_S) == ["a", "b"]
+    spares.told([node("a")], 3 * NEW_S)
+    spares.told(nodes, 3 * NEW_S + 1)
+    assert due(spares, nodes, 3 * NEW_S + 2) == [], "a node that comes back is a new one"
 
 
 def test_there_are_none_for_workers_that_could_not_use_them() -> None:
@@ -97,6 +111,6 @@ def test_each_worker_takes_one_process_of_its_node() -> None:
     wanted = {"a": 2}
     assert [count for _, count in spares.due(nodes, [ONE_CPU], wanted, NEW_S)] == [2]
     assert spares.choose(nodes, ONE_CPU, wanted, NEW_S) == "a"
-    assert [count for _, count in spares.due(nodes, [ONE_CPU], wanted, NEW_S)] == [1]
+    assert [count for _, count in spares.due(nodes, [ONE_CPU], wanted, NEW_S + APART_S)] == [1]
     spares.lost("a")
     assert spares.choose(nodes, ONE_CPU, wanted, NEW_S) == ""

@@ -31,8 +31,9 @@ PATIENCE_S = 1.5
 #: Seconds for which a lost node is avoided: Ray takes some seconds to notice a dead node, and would place workers there
 #: until then.
 AVOID_S = 20.0
-#: Seconds after which a worker that was to get a node's spare process is placed on any node.
+#: Seconds after which a worker that was to get a node's spare process is placed elsewhere; after so many nodes, on any.
 SPARE_S = 8.0
+TRIES_MAX = 2
 #: Seconds for which a launch comes before spare processes, whose start would slow it down.
 HASTE_S = 10.0
 #: The most placements of a worker that loses its place before it has connected.
@@ -48,7 +49,6 @@ class _Launch:
         self.number, self.spec, self.request = number, spec, request
         self.sink = sink
         self.token = secrets.token_hex(16)
-        self.ordered = False
         self.begun_s = time.monotonic()
         self.arrived: asyncio.Future[RemoteProcess] = asyncio.get_running_loop().create_future()
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -59,6 +59,7 @@ class _Launch:
         self.process: RemoteProcess | None = None
         self.tail: list[str] = []
         self.chosen = ""  # the node whose spare process it is to get
+        self.tried: list[str] = []  # the nodes chosen for it so far
         self.ordered_s = self.greeted_s = self.begun_s  # the last order, and the agent's greeting
 
     def starting(self, now_s: float) -> bool:
@@ -167,8 +168,9 @@ class ClusterLauncher:
         if not self.bridge.usable:
             raise LaunchFailed(launch.spec.name + " " + self.bridge.state.why_waiting(launch.request, time.monotonic()))
         own, avoided = self.bridge.worker_certificate(), self._avoided()
-        launch.chosen = "" if launch.ordered else self._choose(launch, avoided)
-        launch.ordered, launch.ordered_s = True, time.monotonic()
+        launch.chosen = self._choose(launch, avoided) if len(launch.tried) < TRIES_MAX else ""
+        launch.tried.append(launch.chosen)
+        launch.ordered_s = time.monotonic()
         instructions = {
             "host": self._listen[0] or self.bridge.host,
             "port": port,
@@ -202,7 +204,7 @@ class ClusterLauncher:
         """The node where a spare process waits for the worker; "" for none. A placement group has its own nodes."""
         if launch.request.group or launch.request.packages:
             return ""
-        nodes = (node for node in self.bridge.state.nodes if node.id not in avoided)
+        nodes = (node for node in self.bridge.state.nodes if node.id not in avoided and node.id not in launch.tried)
         return self._spares.choose(nodes, launch.request, self._workers(), time.monotonic())
 
     def _workers(self) -> Counter[str]:

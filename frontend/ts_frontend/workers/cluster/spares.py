@@ -13,6 +13,8 @@ from ts_frontend.workers.cluster.state import ClusterNode, has_room, room_for
 NEW_S = 8.0
 #: Seconds after which a process that was asked for has started.
 STARTED_S = 5.0
+#: Seconds between the requests to two nodes of one machine: a start takes half a second of its processors.
+APART_S = 3.0
 #: The most spare processes of a node.
 EACH_MAX = 4
 
@@ -23,12 +25,14 @@ class Spares:
     def __init__(self) -> None:
         self._seen_s: dict[str, float] = {}
         self._asked_s: dict[str, list[float]] = {}  # the time of the request for each one, oldest first
+        self._busy_s: dict[str, float] = {}  # until when a machine starts others, by its address
 
     def told(self, nodes: Iterable[ClusterNode], now_s: float) -> None:
         """Takes an update of the cluster's state."""
         living = [node.id for node in nodes if node.alive]
         self._seen_s = {node: self._seen_s.get(node, now_s) for node in living}
         self._asked_s = {node: asked for node, asked in self._asked_s.items() if node in living}
+        self._busy_s = {address: until_s for address, until_s in self._busy_s.items() if until_s > now_s}
 
     def due(
         self, nodes: Iterable[ClusterNode], requests: Sequence[ClusterRequest], workers: Mapping[str, int], now_s: float
@@ -43,7 +47,9 @@ class Spares:
         found = []
         for node in nodes:
             missing = min(each, rooms.get(node.id, 0)) - len(self._asked_s.get(node.id, ()))
-            if missing > 0 and now_s - self._seen_s.get(node.id, now_s) >= NEW_S:
+            old = now_s - self._seen_s.get(node.id, now_s) >= NEW_S
+            if missing > 0 and old and self._busy_s.get(node.address, 0.0) <= now_s:
+                self._busy_s[node.address] = now_s + APART_S
                 self._asked_s.setdefault(node.id, []).extend([now_s] * missing)
                 found.append((node, missing))
         return found
