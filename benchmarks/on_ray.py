@@ -2,6 +2,7 @@
 Serve.
 
 Usage: python benchmarks/on_ray.py [--only beside,deaths,serve] [--seconds N] [--rounds N] [--minutes N]
+       [--add-after N]
 
 The cluster has several nodes on this machine (`ray.cluster_utils.Cluster`), in an environment of its own that is made
 the first time (benchmarks/.envs/ray). h2load is the client. The compared servers are measured in turns, so that other
@@ -45,8 +46,9 @@ PARTS = ("beside", "deaths", "serve")
 CLIENTS = 8
 BODY = b"x" * 16
 READY_S_MAX = 240.0
-PAUSE_S = 0.02
+PAUSE_S = 0.05
 KILL_EVERY_S = 10.0
+ADD_AFTER_S = 5.0
 DEATH_NODES, DEATH_CLIENTS = 6, 8
 GRPC_PATH = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
 #: The settings that Ray's pages recommend for a high throughput, as variables of the whole cluster.
@@ -93,6 +95,7 @@ class Ours:
             settings["ray_address"] = address
         words = ["--model-store", str(folder.store), "--models", "five=five.mar", "noop=noop.mar"]
         self._folder, self._workers = folder, workers
+        self._client = httpx.Client(timeout=30)  # a new one for each look would take a processor from the workers
         self.running: Running = run_ours(
             folder, words, settings, workers=workers, command=python.with_name("torchserve")
         )
@@ -104,7 +107,7 @@ class Ours:
     def nodes(self, name: str) -> list[str]:
         """The nodes of the workers that are ready, "" for this machine's own."""
         try:
-            told = httpx.get(f"http://127.0.0.1:{self.running.management_http_port}/models/{name}", timeout=30).json()
+            told = self._client.get(f"http://127.0.0.1:{self.running.management_http_port}/models/{name}").json()
         except (httpx.TransportError, ValueError):
             return []
         found = told[0]["workers"] if isinstance(told, list) else []
@@ -225,7 +228,7 @@ def ask_on(port: int, number: int, tally: Tally, over: threading.Event) -> None:
 
 
 def deaths(python: Path, folder: Path, started: Processes, options: argparse.Namespace) -> None:
-    """Kills nodes and adds others, under load. A file has the requests that were begun."""
+    """Kills nodes and later adds others, under load. A file has the requests that were begun."""
     begun = folder / "begun.txt"
     chance = random.Random(options.seed)
     placed_s: list[float] = []
@@ -240,22 +243,25 @@ def deaths(python: Path, folder: Path, started: Processes, options: argparse.Nam
         ]
         for one in clients:
             one.start()
-        end_s = time.monotonic() + options.minutes * 60
-        while (next_s := time.monotonic() + KILL_EVERY_S) < end_s:
-            killed = nodes.pop(chance.randrange(len(nodes)))
-            had = [killed in ours.nodes(name) for name in ("five", "noop")]
-            begun_s = time.monotonic()
-            cluster.kill_node(killed)
-            kills += 1
-            with ThreadPoolExecutor(1) as pool:
-                added = pool.submit(cluster.add_node, num_cpus=2)
-                if any(had):
-                    placed_s += placement(ours, killed, begun_s)
-                nodes.append(added.result())
-            time.sleep(max(0.0, next_s - time.monotonic()))
-        over.set()
-        for one in clients:
-            one.join()
+        try:
+            end_s = time.monotonic() + options.minutes * 60
+            next_s = time.monotonic() + KILL_EVERY_S
+            while next_s < end_s:
+                time.sleep(max(0.0, next_s - time.monotonic()))
+                next_s = time.monotonic() + KILL_EVERY_S
+                killed = nodes.pop(chance.randrange(len(nodes)))
+                had = [killed in ours.nodes(name) for name in ("five", "noop")]
+                kills += 1
+                with ThreadPoolExecutor(1) as pool:
+                    begun_s = time.monotonic()
+                    added = pool.submit(replace_node, cluster, killed, options.add_after)
+                    if any(had):
+                        placed_s += placement(ours, killed, begun_s)
+                    nodes.append(added.result())
+        finally:
+            over.set()
+            for one in clients:
+                one.join()
         started.end_one(ours.running.process)
     ran = begun.read_text().split()
     known = set(ran)
@@ -272,6 +278,14 @@ def deaths(python: Path, folder: Path, started: Processes, options: argparse.Nam
         )
     for word, text in (not_begun or failed)[:5]:
         say(f"  {word}: {text}")
+
+
+def replace_node(cluster: RayCluster, killed: str, after_s: float) -> str:
+    """Kills a node, and adds another one some seconds later: its start takes the processors of this machine, on which
+    the surviving nodes are, too, as a node on a machine of its own wouldn't."""
+    cluster.kill_node(killed)
+    time.sleep(after_s)
+    return cluster.add_node(num_cpus=2)
 
 
 def placement(ours: Ours, killed: str, begun_s: float) -> list[float]:
@@ -384,6 +398,13 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each load (default: 2)")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each (default: 9)")
     parser.add_argument("--minutes", type=float, default=5.0, help="for which nodes die (default: 5)")
+    parser.add_argument(
+        "--add-after",
+        type=float,
+        default=ADD_AFTER_S,
+        metavar="N",
+        help=f"seconds from a node's death until another one is added (default: {ADD_AFTER_S:g})",
+    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(words)
     unknown = set(options.only.split(",")) - {*PARTS}

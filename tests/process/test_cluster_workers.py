@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import select
+import signal
 import socket
 import ssl
 import sys
@@ -29,6 +31,7 @@ from ts_frontend.errors import WorkerDied
 from ts_frontend.job import Job, Ledger
 from ts_frontend.workers.cluster import launcher, remote
 from ts_frontend.workers.cluster.gate import ended
+from ts_frontend.workers.cluster.resources import ClusterRequest
 from ts_frontend.workers.cluster.spares import NEW_S, Spares
 from ts_frontend.workers.failures import StartFailed
 from ts_frontend.workers.pool import Pool, Slot
@@ -244,6 +247,33 @@ def test_a_node_of_which_only_an_actor_has_died_is_not_avoided(model: Path, pems
     run(scenario())
 
 
+def test_a_node_that_starts_no_worker_is_passed_over(
+    model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that doesn't come from the node of its spare process gets one on another node, and then any node."""
+    monkeypatch.setattr(launcher, "SPARE_S", 0.1)
+
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems) as cluster:
+            bridge = cluster.bridge
+            bridge.port = 7
+            cluster.launcher._spares = spares = Spares()
+            spares.told(bridge.state.nodes, -NEW_S)
+            bridge.tell()
+            bridge.room = False  # no actor is started, although the nodes that are told have room
+            assert len(spares.due(bridge.state.nodes, [ClusterRequest()], {}, 0.0)) == 2
+            scaling = asyncio.create_task(cluster.pool.scale(1))
+
+            def placed() -> list[str]:
+                return [order["node"] for order in bridge.orders if order["order"] == "place"]
+
+            await until_async(lambda: placed() == ["node1", "node2", ""])
+            bridge.carry_out(next(order for order in reversed(bridge.orders) if order["order"] == "place"))
+            await scaling
+
+    run(scenario())
+
+
 async def played_ray(cluster: PlayedCluster) -> tuple[asyncio.Server, list[asyncio.StreamWriter]]:
     """Ray's own process on node1, played: a server, and the connections to it."""
     asking: list[asyncio.StreamWriter] = []
@@ -258,9 +288,9 @@ async def played_ray(cluster: PlayedCluster) -> tuple[asyncio.Server, list[async
 def test_a_node_whose_ray_has_ended_has_died(
     model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch, already: bool
 ) -> None:
-    """Ray's reason isn't waited for. `already`: its process there ended before the worker, or after it."""
-    for module in (remote, launcher):
-        monkeypatch.setattr(module, "REASON_S_MAX", 2 * GUARD_S)
+    """Ray's reason isn't waited for. `already`: its process there ended before the worker, or after it. The server
+    has one connection to that process."""
+    monkeypatch.setattr(remote, "REASON_S_MAX", 2 * GUARD_S)
 
     async def scenario() -> None:
         async with PlayedCluster(model, pems) as cluster:
@@ -268,18 +298,24 @@ def test_a_node_whose_ray_has_ended_has_died(
             ray, asking = await played_ray(cluster)
             slot, worker = await first_worker(pool)
             await until_async(lambda: asking)  # the server watches it
+            assert worker.process is not None
             if already:
+                os.kill(cluster.bridge.actors[1].pid, signal.SIGSTOP)  # it can't end the worker, as it is told to
                 ray.close()
-            cluster.bridge.end(1)
-            if not already:
-                await until_async(lambda: len(asking) == 2)
-                assert slot.worker is worker and worker.process is not None
+                asking[0].close()
+                await until_async(lambda: cluster.launcher._ended_nodes)
+                cluster.bridge.end(1)
+            else:
+                cluster.bridge.end(1)
+                await until_async(cluster.launcher._avoided)
                 assert not worker.process.exited.done(), "only its actor may have died, of which Ray would tell"
                 ray.close()
-                asking[1].close()
+                asking[0].close()
             await until_async(lambda: pool.ready_count and slot.worker is not worker)
             assert slot.worker is not None and slot.worker.node["id"] == "node2"
-            assert pool.last_failure is not None and "its node 10.0.0.1 (node1) ended" in pool.last_failure.reason
+            assert pool.last_failure is not None
+            assert "Ray has ended on its node 10.0.0.1 (node1)" in pool.last_failure.reason
+            assert len(asking) == 1
             for writer in asking:
                 writer.close()
 
@@ -338,26 +374,30 @@ def test_the_end_of_a_process_is_seen_only_where_its_port_refuses() -> None:
     run(scenario())
 
 
-def test_nodes_with_room_have_a_process_for_the_next_worker(model: Path, pems: dict[str, str]) -> None:
+def test_nodes_with_room_have_a_process_for_the_next_worker(
+    model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ts_frontend.workers.cluster.spares.APART_S", 0.0)
+
     async def scenario() -> None:
         async with PlayedCluster(model, pems) as cluster:
             bridge, pool = cluster.bridge, cluster.pool
 
-            def asked() -> list[str]:
-                return [order["address"] for order in bridge.orders if order["order"] == "spare"]
+            def asked() -> list[tuple[str, int]]:
+                return [(order["address"], order["count"]) for order in bridge.orders if order["order"] == "spare"]
 
             bridge.port = 7
             cluster.launcher._spares = spares = Spares()
             spares.told(bridge.state.nodes, -NEW_S)
             await first_worker(pool)
             bridge.tell()
-            assert asked() == ["10.0.0.1:7", "10.0.0.2:7"]
+            assert asked() == [("10.0.0.1:7", 1), ("10.0.0.2:7", 1)]
             bridge.tell()
             assert len(asked()) == 2, "once"
             await pool.scale(2)
             assert [order["node"] for order in bridge.orders if order["order"] == "place"] == ["", "node2"]
             bridge.tell()
-            assert asked()[2:] == ["10.0.0.2:7"], "the worker has taken the one on its node"
+            assert asked()[2:] == [("10.0.0.2:7", 1)], "the worker has taken the one on its node"
 
     run(scenario())
 

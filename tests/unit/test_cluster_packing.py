@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable
@@ -11,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+import ts.version
 from ts_frontend.workers.cluster import packing
 
+PACKAGE = str(Path(ts.version.__file__).parent)
 BYTES_MAX = 1 << 20
 
 
@@ -46,13 +50,14 @@ def tree(root: Path) -> dict[str, bytes]:
 def test_files_arrive_as_they_were(model: Path, tmp_path: Path, piece_bytes: int) -> None:
     extra = tmp_path / "metrics.yaml"
     extra.write_text("mode: log\n")
-    pieces = list(packing.packed_pieces(str(model), {".metrics": str(extra)}, "below/", piece_bytes))
+    made = {"below/made": b"here"}
+    pieces = list(packing.packed_pieces(str(model), {".metrics": str(extra)}, "below/", made, piece_bytes))
     assert all(len(piece) == piece_bytes for piece in pieces[:-1])
     target = tmp_path / "target"
     target.mkdir()
     packing.unpack_pieces(pieces, target, BYTES_MAX)
     wanted = {f"below/{name}": data for name, data in tree(model).items() if "__pycache__" not in name}
-    assert tree(target) == wanted | {".metrics": b"mode: log\n"}
+    assert tree(target) == wanted | {".metrics": b"mode: log\n"} | made
     assert os.access(target / "below" / "run.sh", os.X_OK)
     assert not os.access(target / "below" / "handler.py", os.X_OK)
 
@@ -62,6 +67,18 @@ def test_the_same_content_is_the_same_package(model: Path) -> None:
     os.utime(model / "handler.py", (1, 1))
     assert list(packing.packed_pieces(str(model), {})) == first
     assert packing.print_of(str(model)) != look, "a look tells of a file that was written again"
+
+
+def test_a_worker_on_a_node_compiles_no_module(tmp_path: Path) -> None:
+    made = packing.bytecode_of(PACKAGE, "ts/")
+    assert packing.bytecode_of(PACKAGE, "ts/") == made
+    packing.unpack_pieces(packing.packed_pieces(PACKAGE, {}, "ts/", made), tmp_path, 16 * BYTES_MAX)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    words = [sys.executable, "-v", "-c", "import ts.runtime.remote"]
+    told = subprocess.run(words, env=env, cwd=tmp_path, check=True, capture_output=True, text=True).stderr
+    loaded = [line for line in told.splitlines() if line.startswith("# code object from") and str(tmp_path) in line]
+    assert any("remote" in line for line in loaded)
+    assert not [line for line in loaded if "__pycache__" not in line]
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"data", link: str = "") -> bytes:

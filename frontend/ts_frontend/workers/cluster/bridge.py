@@ -175,8 +175,10 @@ class _Packages:
         self._packing: dict[str, threading.Lock] = {}
         self._using = threading.Lock()
 
-    def of(self, root: str, extra: dict[str, str], below: str = "") -> _Package:
-        """The package of a folder's present files. Raises OSError."""
+    def of(
+        self, root: str, extra: dict[str, str], below: str = "", made: Mapping[str, bytes] | None = None
+    ) -> _Package:
+        """The package of a folder's present files; the rest is as for `packed_pieces`. Raises OSError."""
         with self._using:
             lock = self._packing.setdefault(root, threading.Lock())
         with lock:
@@ -184,7 +186,7 @@ class _Packages:
             found = self._found.get(root)
             if found is None or found.print != seen:
                 digest, size, pieces = hashlib.sha256(), 0, []
-                for piece in packing.packed_pieces(root, extra, below):
+                for piece in packing.packed_pieces(root, extra, below, made):
                     digest.update(piece)
                     size += len(piece)
                     pieces.append(ray.put(piece))
@@ -273,6 +275,8 @@ class Bridge:
         self._packages, self._groups = _Packages(), _Groups()
         self._pool = ThreadPoolExecutor(THREADS)
         self._bundles: dict[int, tuple[str, Any, int, int]] = {}
+        self._code = str(Path(ts.version.__file__).parent)
+        self._bytecode = self._pool.submit(packing.bytecode_of, self._code, "ts/")
 
     def send(self, event: str, **more: Any) -> None:
         line = json.dumps({"event": event, **more}).encode() + b"\n"
@@ -295,7 +299,7 @@ class Bridge:
         number = order["id"]
         try:
             extra = {METRICS_FILE: order["metrics_config"]} if order["metrics_config"] else {}
-            code = self._packages.of(str(Path(ts.version.__file__).parent), {}, "ts/")
+            code = self._packages.of(self._code, {}, "ts/", self._bytecode.result())
             model = self._packages.of(order["instructions"]["origin"], extra)
             sent = ray.put((order["instructions"], [code.described(), model.described()]))
             actor = ray.remote(WorkerActor).options(**self._options(number, order)).remote([sent])
@@ -366,11 +370,11 @@ class Bridge:
         ray.kill(actor, no_restart=True)
 
     def _spare(self, order: dict[str, Any]) -> None:
-        self._pool.submit(self._prestart, order["address"])
+        self._pool.submit(self._prestart, order["address"], order["count"])
 
     @staticmethod
-    def _prestart(address: str) -> None:
-        """Asks a node to start a process for a later actor. Without one an actor only starts later. Ray has this call
+    def _prestart(address: str, count: int) -> None:
+        """Asks a node to start processes for later actors. Without one an actor only starts later. Ray has this call
         for its own use: it may be missing in another version."""
         try:
             from ray._private.grpc_utils import init_grpc_channel
@@ -379,7 +383,7 @@ class Bridge:
             wanted = node_manager_pb2.PrestartWorkersRequest(
                 language=common_pb2.Language.PYTHON,
                 job_id=bytes.fromhex(ray.get_runtime_context().get_job_id()),
-                num_workers=1,
+                num_workers=count,
             )
             with init_grpc_channel(address) as channel:
                 node_manager_pb2_grpc.NodeManagerServiceStub(channel).PrestartWorkers(wanted, timeout=SPARE_S_MAX)

@@ -139,17 +139,6 @@ class _Guest:
         self._gate.left(self)
 
 
-async def gone(host: str, port: int) -> None:
-    """Returns when the process that listens there refuses a connection, or has ended one."""
-    with contextlib.suppress(OSError):
-        reader, writer = await asyncio.open_connection(host, port)
-        try:
-            while await reader.read(GREETING_BYTES_MAX):
-                pass
-        finally:
-            writer.close()
-
-
 async def ended(host: str, port: int) -> bool:
     """Returns True when the process that listens there has ended: its connection ends, and another one is refused.
     Returns False if that can't be observed from here."""

@@ -4,7 +4,6 @@ process has connected."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import secrets
@@ -16,9 +15,9 @@ from typing import Any
 
 from ts.protocol.secure import SecureSocket
 from ts_frontend.tasks import watched
-from ts_frontend.workers.cluster.gate import Gate, ended, gone
+from ts_frontend.workers.cluster.gate import Gate, ended
 from ts_frontend.workers.cluster.link import BridgeLink
-from ts_frontend.workers.cluster.remote import REASON_S_MAX, AgentLine, Notes, RemoteProcess, WorkerNode
+from ts_frontend.workers.cluster.remote import AgentLine, Notes, RemoteProcess, WorkerNode
 from ts_frontend.workers.cluster.resources import ClusterRequest
 from ts_frontend.workers.cluster.spares import Spares
 from ts_frontend.workers.cluster.state import ClusterNode
@@ -32,8 +31,9 @@ PATIENCE_S = 1.5
 #: Seconds for which a lost node is avoided: Ray takes some seconds to notice a dead node, and would place workers there
 #: until then.
 AVOID_S = 20.0
-#: Seconds after which a worker that was to get a node's spare process is placed on any node.
+#: Seconds after which a worker that was to get a node's spare process is placed elsewhere; after so many nodes, on any.
 SPARE_S = 8.0
+TRIES_MAX = 2
 #: Seconds for which a launch comes before spare processes, whose start would slow it down.
 HASTE_S = 10.0
 #: The most placements of a worker that loses its place before it has connected.
@@ -49,7 +49,6 @@ class _Launch:
         self.number, self.spec, self.request = number, spec, request
         self.sink = sink
         self.token = secrets.token_hex(16)
-        self.ordered = False
         self.begun_s = time.monotonic()
         self.arrived: asyncio.Future[RemoteProcess] = asyncio.get_running_loop().create_future()
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -60,6 +59,8 @@ class _Launch:
         self.process: RemoteProcess | None = None
         self.tail: list[str] = []
         self.chosen = ""  # the node whose spare process it is to get
+        self.tried: list[str] = []  # the nodes chosen for it so far
+        self.ordered_s = self.greeted_s = self.begun_s  # the last order, and the agent's greeting
 
     def starting(self, now_s: float) -> bool:
         return self.process is None and now_s - self.begun_s < HASTE_S
@@ -115,6 +116,7 @@ class ClusterLauncher:
         self._launches: dict[int, _Launch] = {}
         self._suspects: dict[str, float] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
+        self._ended_nodes: set[str] = set()  # whose Ray has ended, although the head may not have noticed it
         self._spares = Spares()
         self._keep_spares = spares
 
@@ -166,8 +168,9 @@ class ClusterLauncher:
         if not self.bridge.usable:
             raise LaunchFailed(launch.spec.name + " " + self.bridge.state.why_waiting(launch.request, time.monotonic()))
         own, avoided = self.bridge.worker_certificate(), self._avoided()
-        launch.chosen = "" if launch.ordered else self._choose(launch, avoided)
-        launch.ordered = True
+        launch.chosen = self._choose(launch, avoided) if len(launch.tried) < TRIES_MAX else ""
+        launch.tried.append(launch.chosen)
+        launch.ordered_s = time.monotonic()
         instructions = {
             "host": self._listen[0] or self.bridge.host,
             "port": port,
@@ -201,9 +204,12 @@ class ClusterLauncher:
         """The node where a spare process waits for the worker; "" for none. A placement group has its own nodes."""
         if launch.request.group or launch.request.packages:
             return ""
-        nodes = (node for node in self.bridge.state.nodes if node.id not in avoided)
-        workers = Counter(one.node.id or one.chosen for one in self._launches.values())
-        return self._spares.choose(nodes, launch.request, workers)
+        nodes = (node for node in self.bridge.state.nodes if node.id not in avoided and node.id not in launch.tried)
+        return self._spares.choose(nodes, launch.request, self._workers(), time.monotonic())
+
+    def _workers(self) -> Counter[str]:
+        """The number of workers of each node, with those that start."""
+        return Counter(one.node.id or one.chosen for one in self._launches.values() if one.node.id or one.chosen)
 
     def _abandon(self, launch: _Launch) -> None:
         self._launches.pop(launch.number, None)
@@ -219,7 +225,9 @@ class ClusterLauncher:
         first."""
         if role == "agent" and launch.line is None:
             launch.node = WorkerNode.of(hello.get("node"))
-            self._spares.taken(launch.node.id)
+            launch.greeted_s = time.monotonic()
+            if launch.node.id != launch.chosen:
+                self._spares.taken(launch.node.id)
             line = launch.line = AgentLine(sock, lambda what: self._told(launch, what), lambda: self._silent(launch))
             asyncio.get_running_loop().call_later(WORKER_S_MAX, self._give_up_hanging, launch, line)
         elif role == "notes" and launch.line is not None and launch.notes is None:
@@ -239,6 +247,14 @@ class ClusterLauncher:
             process.tail.extend(launch.tail)
             launch.process = process
             launch.arrived.set_result(process)
+            log.info(
+                "A worker of %s has connected from node %s after %.1f s, %.1f s of which Ray took to start its actor%s",
+                launch.spec.name,
+                launch.node.name,
+                time.monotonic() - launch.ordered_s,
+                launch.greeted_s - launch.ordered_s,
+                " in a spare process" if launch.chosen == launch.node.id else "",
+            )
         else:
             log.warning("A second %s of %s was refused", role, launch.spec.name)
             sock.close()
@@ -275,36 +291,25 @@ class ClusterLauncher:
             self.bridge.order("end", id=launch.number)
 
     def _lost(self, launch: _Launch) -> None:
-        """Handles the end of a worker's connections: its node has died, or its actor alone."""
+        """Handles the end of a worker's connections: its node has died, or its actor alone, which Ray would tell."""
         self._suspect(launch.node.id)
-        place = self._place(launch)
-        if place is not None:
-            watched(self._explain(launch, place), "The look at a lost node")
-
-    def _place(self, launch: _Launch) -> ClusterNode | None:
-        """The node of a worker, if the address of Ray's own process there is known."""
-        return next((node for node in self.bridge.state.nodes if node.id == launch.node.id and node.port), None)
+        if launch.node.id in self._ended_nodes and launch.process is not None:
+            launch.process.doomed()
 
     async def _attend(self, place: ClusterNode) -> None:
         """Ends the workers of a node as soon as Ray's own process there has ended: the head takes seconds to notice
-        that, and Ray's processes of the node, with which the workers end, half a second."""
+        that, and Ray's processes of the node, with which the workers end, half a second. For those that have ended
+        before, this is the reason."""
         if not await ended(place.address, place.port):
             return
+        self._ended_nodes.add(place.id)
         self._suspect(place.id)
-        self._spares.taken(place.id)
+        self._spares.lost(place.id)
         for launch in list(self._launches.values()):
             if launch.process is not None and launch.node.id == place.id:
                 launch.process.doomed()
             elif launch.line is None and launch.chosen == place.id:
                 launch.lose(f"Ray has ended on node {place.name}")
-
-    @staticmethod
-    async def _explain(launch: _Launch, place: ClusterNode) -> None:
-        """Ends the wait for Ray's reason as soon as Ray's own process on that node has ended, too."""
-        assert launch.process is not None
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(gone(place.address, place.port), REASON_S_MAX)
-            launch.process.explained("")
 
     def _suspect(self, node_id: str) -> None:
         if node_id:
@@ -333,6 +338,7 @@ class ClusterLauncher:
         living = {node.id: node for node in nodes if node.alive and node.port}
         for node_id in self._watches.keys() - living.keys():
             self._watches.pop(node_id).cancel()
+            self._ended_nodes.discard(node_id)
         for node_id in living.keys() - self._watches.keys():
             self._watches[node_id] = watched(self._attend(living[node_id]), "The watch of a node")
         self._spares.told(nodes, now_s)
@@ -343,8 +349,8 @@ class ClusterLauncher:
             if launch.request not in requests:
                 requests.append(launch.request)
         trusted = [node for node in nodes if node.id not in self._suspects]
-        for node in self._spares.due(trusted, requests, now_s):
-            self.bridge.order("spare", address=f"{node.address}:{node.port}")
+        for node, count in self._spares.due(trusted, requests, self._workers(), now_s):
+            self.bridge.order("spare", address=f"{node.address}:{node.port}", count=count)
 
     def _bridge_ended(self, reason: str) -> None:
         self._spares.forget()

@@ -11,18 +11,22 @@ import fcntl
 import hashlib
 import io
 import os
+import py_compile
 import shutil
 import stat
+import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 #: The bytes of one object in Ray's store.
 PIECE_BYTES = 64 * 1024 * 1024
 SKIPPED = frozenset({"__pycache__", ".git"})
+#: The folders of the package `ts` with the modules that every worker imports.
+WORKERS_PARTS = ("", "protocol", "runtime", "utils")
 #: The number of unused packages that stay unpacked on a node.
 KEPT_MAX = 8
 
@@ -54,9 +58,16 @@ def print_of(root: str, extra: Sequence[str] = ()) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def packed_pieces(root: str, extra: dict[str, str], below: str = "", piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
+def packed_pieces(
+    root: str,
+    extra: dict[str, str],
+    below: str = "",
+    made: Mapping[str, bytes] | None = None,
+    piece_bytes: int = PIECE_BYTES,
+) -> Iterator[bytes]:
     """A tar file of a folder, in pieces, the same for the same content. `extra`: further files, their paths by the
-    names that they get; `below`: before the names of the folder's. Raises OSError."""
+    names that they get; `below`: before the names of the folder's; `made`: further small files by their names. Raises
+    OSError."""
     whole = [*((below + name, path) for name, path, _ in files_of(root)), *sorted(extra.items())]
     buffer = io.BytesIO()
     for name, path in whole:
@@ -75,8 +86,28 @@ def packed_pieces(root: str, extra: dict[str, str], below: str = "", piece_bytes
                 while buffer.tell() >= piece_bytes:
                     yield _taken(buffer, piece_bytes)
             buffer.write(b"\0" * (-about.st_size % tarfile.BLOCKSIZE))
+    for name, data in sorted((made or {}).items()):
+        head = tarfile.TarInfo(name)
+        head.size, head.mode = len(data), 0o600
+        buffer.write(head.tobuf(tarfile.PAX_FORMAT, "utf-8") + data + b"\0" * (-len(data) % tarfile.BLOCKSIZE))
     buffer.write(b"\0" * (2 * tarfile.BLOCKSIZE))
     yield buffer.getvalue()
+
+
+def bytecode_of(root: str, below: str) -> dict[str, bytes]:
+    """The bytecode of the modules in `root`, the package `ts`, as `made` of its tar file. Without it, the first worker
+    of a node compiles the modules, and every worker does so where Python writes no bytecode, as in most container
+    images. Python compares it with a hash of its source. Raises OSError, py_compile.PyCompileError."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        target = os.path.join(folder, "bytecode")
+        for part in WORKERS_PARTS:
+            for source in sorted(Path(root, part).glob("*.py")):
+                mode = py_compile.PycInvalidationMode.CHECKED_HASH
+                py_compile.compile(str(source), target, doraise=True, optimize=0, invalidation_mode=mode)
+                name = PurePosixPath(below, part, "__pycache__", f"{source.stem}.{sys.implementation.cache_tag}.pyc")
+                found[str(name)] = Path(target).read_bytes()
+    return found
 
 
 def _taken(buffer: io.BytesIO, size: int) -> bytes:

@@ -188,6 +188,7 @@ class RemoteProcess(WorkerProcess):
         self._notes = notes
         self._memory_bytes = 0
         self._lost = ""
+        self._silent = False
         self.exited.add_done_callback(lambda _: on_end())
 
     @property
@@ -222,14 +223,20 @@ class RemoteProcess(WorkerProcess):
         ended."""
         if self.exited.done():
             return
+        self._silent = True
         self._lost = self._lost or f"The connection to its node {self.node.name} ended"
         self._on_lost()
         asyncio.get_running_loop().call_later(REASON_S_MAX, self.ended, ExitStatus(None))
 
     def doomed(self) -> None:
-        """Ends the worker, whose node is lost although its connections still work."""
-        if not self.exited.done() and self._line is not None:
-            self._lost = f"Ray has ended on its node {self.node.name}"
+        """Ends the worker, since Ray has ended on its node: at once if its connections have ended, otherwise by its
+        agent."""
+        if self.exited.done() or self._line is None:
+            return
+        self._lost = f"Ray has ended on its node {self.node.name}"
+        if self._silent:
+            self.ended(ExitStatus(None))
+        else:
             self._line.kill()
 
     def explained(self, reason: str) -> None:

@@ -99,6 +99,13 @@ def has_room(request: ClusterRequest, node: ClusterNode) -> bool:
     return node.alive and not unmet(request.labels, node.labels) and _fits(request.amounts, node.free)
 
 
+def room_for(request: ClusterRequest, node: ClusterNode) -> int:
+    """The number of workers with this request for which a node has room; 1 if they request no resources."""
+    if not has_room(request, node):
+        return 0
+    return min((int(node.free[name] / amount) for name, amount in request.amounts.items()), default=1)
+
+
 def _fits(wanted: Mapping[str, float], there: Mapping[str, float]) -> bool:
     return all(there.get(name, 0.0) >= amount for name, amount in wanted.items())
 
