@@ -329,7 +329,7 @@ def test_stop_deletes_the_key_file(tmp_path: Path, store: Path) -> None:
 def test_keys_are_in_no_file_of_the_server(start: Any, tmp_path: Path) -> None:
     """Neither snapshots nor logs, nor a handler's environment."""
     given = {"TS_INFERENCE_TOKEN": "given-inference", "TS_MANAGEMENT_TOKEN": "given-management"}
-    server = start(snapshots=True, env=given, load_models="probe", default_workers_per_model=1)
+    server = start(executed=True, snapshots=True, env=given, load_models="probe", default_workers_per_model=1)
     assert status(server, "management", "/models/probe", "given-management") == 200
     for secret in ("given-inference", "wrong-secret"):
         status(server, "inference", "/predictions/probe", secret)
