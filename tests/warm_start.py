@@ -130,12 +130,12 @@ class Template:
         stderr: int | None = None,
     ) -> Program:
         """A program with these arguments. The others are those of `subprocess.Popen`: its folder and environment are
-        this process's unless given; `stdin` may be PIPE, and `stderr` may be STDOUT."""
+        this process's unless given; `stdin` may be PIPE, and `stderr` STDOUT or a descriptor."""
         stdout = os.pipe()
         given = os.pipe() if stdin == subprocess.PIPE else None
         fds = {1: stdout[1]}
-        if stderr == subprocess.STDOUT:
-            fds[2] = stdout[1]
+        if stderr is not None:
+            fds[2] = stdout[1] if stderr == subprocess.STDOUT else os.dup(stderr)
         if given:
             fds[0] = given[0]
         life = ask(self.control, words, fds, cwd=str(cwd or Path.cwd()), env=dict(os.environ if env is None else env))

@@ -308,6 +308,25 @@ def serving() -> type[Serving]:
 
 
 @pytest.fixture(scope="session")
+def torchserve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`torchserve(*words)`: the command with these words, which start no server, forked like a server. `env`: its
+    environment, this one's by default; `code`: the exit status that it must have, any by default."""
+    file = tmp_path_factory.mktemp("torchserve") / "stderr.txt"
+
+    def run(
+        *words: str, env: Mapping[str, str] | None = None, code: int | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        with file.open("w+") as stderr, server_template().start(words, env=env, stderr=stderr.fileno()) as program:
+            done = program.stdout.read(), program.wait(GUARD_S)
+            stderr.seek(0)
+            found = subprocess.CompletedProcess(words, done[1], done[0], stderr.read())
+        assert code is None or found.returncode == code, found
+        return found
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def client_command() -> Callable[..., subprocess.CompletedProcess[str]]:
     """`client_command(directory, *words, **variables)`: `torchserve` with these words, which start no server, forked
     like a server; standard error is in its output."""
@@ -367,15 +386,15 @@ Start = Callable[..., Serving]
 
 @pytest.fixture
 def start(tmp_path: Path, store: Path) -> Iterator[Start]:
-    """Starts servers, the `executed` ones and those that aren't waited for in new interpreters; at the end they are
-    stopped, and nothing of them may be left."""
+    """Starts servers, the `executed` ones in a new interpreter; at the end they are stopped, and nothing of them may be
+    left."""
     servers: list[Serving] = []
 
     def begin(*arguments: str, wait: bool = True, executed: bool = False, **settings: object) -> Serving:
         if "--ncs" not in arguments and "snapshots" not in settings:
             arguments = (*arguments, "--ncs")
         settings.pop("snapshots", None)
-        server = Serving(tmp_path, store, settings, list(arguments), executed=executed or not wait)
+        server = Serving(tmp_path, store, settings, list(arguments), executed=executed)
         servers.append(server)
         return server.wait_started() if wait else server
 
