@@ -1,17 +1,23 @@
 """Python programs that start without importing: each is a fork of a process that has imported their modules.
 
-For tests that need a server but don't test its start: half of the computing time of a start is imports. A program has
-its own arguments, working directory, standard streams and environment, like an executed one, but its modules were
-imported before.
+For tests that need a server but don't test its start: three quarters of the computing time of a start are imports. A
+program has its own arguments, working directory, standard streams and environment, like an executed one, but its
+modules were imported before.
+
+A server's forkserver is such a program too: a fork of a process that has imported nothing but the forkserver's modules,
+hence a child of that process, not of the server. `family` finds it, and its workers.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
+import functools
 import gc
 import importlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -21,42 +27,37 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from support import GUARD_S
+if TYPE_CHECKING:
+    import psutil
 
 NUMBER = struct.Struct("<q")
+FORKSERVER = "ts.runtime.forkserver"
+LIMITS = tuple(name for name in dir(resource) if name.startswith("RLIMIT_"))
 
 
-class Program:
-    """A running program, with the members of `subprocess.Popen` that tests use."""
+class Running:
+    """A running program, with the members of `subprocess.Popen` that don't concern its streams. `life`: of it can be
+    read the process's id, then its exit status."""
 
-    def __init__(self, stdout: IO[str], stdin: IO[str] | None, life: int) -> None:
-        self.stdout = stdout
-        self.stdin = stdin
+    def __init__(self, life: int) -> None:
         self.returncode: int | None = None
-        self._life = life  # of it can be read: the process's id, then its exit status
+        self._life = life
+        self._one_at_a_time = threading.Lock()
         self.pid = _number(life)
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for stream in (self.stdout, self.stdin):
-            if stream is not None:
-                stream.close()
-        self.wait()
 
     def poll(self) -> int | None:
         """The exit status, that of a signal as a negative number; None while it runs."""
-        if self.returncode is None and _readable(self._life, 0):
-            self.returncode = _number(self._life)
-            os.close(self._life)
-        return self.returncode
+        with self._one_at_a_time:
+            if self.returncode is None and _readable(self._life, 0):
+                self.returncode = _number(self._life)
+                os.close(self._life)
+            return self.returncode
 
-    def wait(self, timeout: float = GUARD_S) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None and not _readable(self._life, timeout):
-            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         status = self.poll()
         assert status is not None
         return status
@@ -69,17 +70,55 @@ class Program:
         self.send_signal(signal.SIGKILL)
 
 
+class Program(Running):
+    """A running program of a test."""
+
+    def __init__(self, stdout: IO[str], stdin: IO[str] | None, life: int) -> None:
+        super().__init__(life)
+        self.stdout = stdout
+        self.stdin = stdin
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in (self.stdout, self.stdin):
+            if stream is not None:
+                stream.close()
+        self.wait()
+
+
 class Template:
     """The process that has imported the modules. `target` ("module:function") is the main function of its programs,
-    with their arguments in `sys.argv`; its result is their exit status. `options`: of the interpreter."""
+    with their arguments in `sys.argv`; its result is their exit status. `options` and `env` are the interpreter's. With
+    `is_main` the programs are like those of `python -m module`. `forkservers`: the template that the forkservers of its
+    programs are forked from."""
 
-    def __init__(self, target: str, *modules: str, options: Sequence[str] = (), path: Path | None = None) -> None:
-        self._control, theirs = socket.socketpair()
-        self._one_at_a_time = threading.Lock()
-        asked = {"control": theirs.fileno(), "target": target, "modules": modules, "path": path and str(path)}
+    def __init__(
+        self,
+        target: str,
+        *modules: str,
+        options: Sequence[str] = (),
+        path: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        is_main: bool = False,
+        forkservers: Template | None = None,
+    ) -> None:
+        self.control, theirs = socket.socketpair()
+        self.env = dict(os.environ if env is None else env)
+        others = [] if forkservers is None else [forkservers.control.fileno()]
+        passed = [theirs.fileno(), *others]
+        asked = {
+            "control": theirs.fileno(),
+            "target": target,
+            "modules": modules,
+            "path": path and str(path),
+            "is_main": is_main,
+            "forkservers": forkservers and [*others, _python(forkservers.env)],
+        }
         command = [sys.executable, *options, str(Path(__file__)), json.dumps(asked)]
         with theirs:
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL, env=self.env)
 
     def start(
         self,
@@ -91,28 +130,87 @@ class Template:
         stderr: int | None = None,
     ) -> Program:
         """A program with these arguments. The others are those of `subprocess.Popen`: its folder and environment are
-        this process's unless given; `stdin` may be PIPE, and `stderr` may be STDOUT."""
-        life, stdout = os.pipe(), os.pipe()
+        this process's unless given; `stdin` may be PIPE, and `stderr` STDOUT or a descriptor."""
+        stdout = os.pipe()
         given = os.pipe() if stdin == subprocess.PIPE else None
-        theirs = [life[1], stdout[1], *([given[0]] if given else [])]
-        with self._one_at_a_time:
-            asked = {
-                "words": list(words),
-                "cwd": str(cwd or Path.cwd()),
-                "env": dict(os.environ if env is None else env),
-                "joined": stderr == subprocess.STDOUT,
-                "umask": _umask(),
-            }
-            body = json.dumps(asked).encode()
-            socket.send_fds(self._control, [NUMBER.pack(len(body))], theirs)
-            self._control.sendall(body)
-        for fd in theirs:
+        fds = {1: stdout[1]}
+        if stderr is not None:
+            fds[2] = stdout[1] if stderr == subprocess.STDOUT else os.dup(stderr)
+        if given:
+            fds[0] = given[0]
+        life = ask(self.control, words, fds, cwd=str(cwd or Path.cwd()), env=dict(os.environ if env is None else env))
+        for fd in {*fds.values()}:
             os.close(fd)
-        return Program(os.fdopen(stdout[0]), os.fdopen(given[1], "w") if given else None, life[0])
+        return Program(os.fdopen(stdout[0]), os.fdopen(given[1], "w") if given else None, life)
 
     def close(self) -> None:
-        self._control.close()
-        self._process.wait(GUARD_S)
+        from support import GUARD_S  # its modules aren't for the programs
+
+        self.control.shutdown(socket.SHUT_RDWR)
+        self.control.close()
+        self.process.wait(GUARD_S)
+
+
+def ask(control: socket.socket, words: Sequence[str], fds: Mapping[int, int], **more: Any) -> int:
+    """Asks a template for a program, whose descriptors are `fds`, by their number there; returns the descriptor of its
+    life. Processes may ask at the same time: what all of them send through the socket is so short that it is whole."""
+    life, body = os.pipe(), os.pipe()
+    asked = {"words": list(words), "fds": list(fds), "umask": _umask(), **more}
+    try:
+        socket.send_fds(control, [NUMBER.pack(0)], [body[0], life[1], *fds.values()])
+    finally:
+        os.close(body[0])
+        os.close(life[1])
+    with open(body[1], "wb") as file:
+        file.write(json.dumps(asked).encode())
+    return life[0]
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """The processes of a server: its descendants, and a forkserver that was forked from a template, with its own."""
+    import psutil  # not for the programs
+
+    found: dict[int, psutil.Process] = {}
+    for root in (pid, *_named(_name(pid))):
+        try:
+            process = psutil.Process(root)
+            found |= {one.pid: one for one in (process, *process.children(recursive=True))}
+        except psutil.NoSuchProcess:
+            continue
+    found.pop(pid, None)
+    return list(found.values())
+
+
+def forkservers(pid: int) -> set[int]:
+    """Those of the server's processes that its workers are forked from. A worker has the command or name of its
+    forkserver."""
+    import psutil
+
+    parents = {}
+    for process in family(pid):
+        try:
+            if FORKSERVER in process.cmdline() or process.name() == _name(pid):
+                parents[process.pid] = process.ppid()
+        except psutil.NoSuchProcess:
+            continue
+    return {one for one, parent in parents.items() if parent not in parents}
+
+
+def _named(name: str) -> list[int]:
+    """The processes with this name."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            if file.read_text() == f"{name}\n":
+                found.append(int(file.parent.name))
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            continue
+    return found
+
+
+def _name(pid: int) -> str:
+    """The name, as in `ps`, of the forkserver of this server."""
+    return f"for {pid}"
 
 
 def _umask() -> int:
@@ -121,10 +219,10 @@ def _umask() -> int:
     return before
 
 
-def _readable(fd: int, timeout_s: float) -> bool:
+def _readable(fd: int, timeout_s: float | None) -> bool:
     poller = select.poll()
     poller.register(fd, select.POLLIN)
-    return bool(poller.poll(timeout_s * 1000))
+    return bool(poller.poll(None if timeout_s is None else timeout_s * 1000))
 
 
 def _number(fd: int) -> int:
@@ -136,8 +234,8 @@ def _number(fd: int) -> int:
 # --- in the template's process
 
 
-def serve(control: socket.socket) -> bool:
-    """Forks programs until the socket ends (False); True in each of them."""
+def serve(control: socket.socket, keep: Sequence[int]) -> bool:
+    """Forks programs until the socket ends (False); True in each of them, where the descriptors `keep` are open."""
     wake_read, wake_write = os.pipe()
     for fd in (wake_read, wake_write):
         os.set_blocking(fd, False)
@@ -153,18 +251,30 @@ def serve(control: socket.socket) -> bool:
             os.read(wake_read, 4096)
             _tell_ends(lives)
         if control.fileno() in ready:
-            size, fds, _, _ = socket.recv_fds(control, NUMBER.size, 3)
+            size, fds, _, _ = socket.recv_fds(control, NUMBER.size, 16)
             if not size:
                 return False
-            request = json.loads(_exactly(control, NUMBER.unpack(size)[0]))
-            if (pid := os.fork()) == 0:
-                control.detach()
-                _become(request, fds)
+            with open(fds.pop(0), "rb") as body:
+                data = body.read()
+            if data.endswith(b"}") and _forked(control, json.loads(data), fds, keep, lives):
                 return True
-            lives[pid], *streams = fds
-            os.write(lives[pid], NUMBER.pack(pid))
-            for fd in streams:
+            for fd in fds:
                 os.close(fd)
+
+
+def _forked(
+    control: socket.socket, request: dict[str, Any], fds: list[int], keep: Sequence[int], lives: dict[int, int]
+) -> bool:
+    """True in the program. Signals that it has to have blocked are blocked before it begins."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, request.get("blocked", ()))
+    if (pid := os.fork()) == 0:
+        control.detach()
+        _become(request, fds[1:], keep)
+        return True
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    lives[pid] = fds.pop(0)
+    os.write(lives[pid], NUMBER.pack(pid))
+    return False
 
 
 def _tell_ends(lives: dict[int, int]) -> None:
@@ -173,35 +283,76 @@ def _tell_ends(lives: dict[int, int]) -> None:
         if pid == 0:
             return
         fd = lives.pop(pid)
-        os.write(fd, NUMBER.pack(os.waitstatus_to_exitcode(status)))
+        try:
+            os.write(fd, NUMBER.pack(os.waitstatus_to_exitcode(status)))
+        except BrokenPipeError:
+            pass  # a killed server doesn't hear of its forkserver's end
         os.close(fd)
 
 
-def _exactly(link: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        piece = link.recv(count - len(data))
-        assert piece, "the request ended too early"
-        data += piece
-    return data
-
-
-def _become(request: dict[str, Any], fds: list[int]) -> None:
+def _become(request: dict[str, Any], fds: list[int], keep: Sequence[int]) -> None:
     """Turns the child into the program: nothing of the template's descriptors and signals is left."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _, output, *given = fds
-    os.dup2(output, 1)
-    if request["joined"]:
-        os.dup2(output, 2)
-    if given:
-        os.dup2(given[0], 0)
-    os.closerange(3, max(map(int, os.listdir("/dev/fd"))) + 1)
+    above = max([*request["fds"], *keep, 2]) + 1
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds]
+    for fd, number in zip(moved, request["fds"], strict=True):
+        os.dup2(fd, number)
+    for fd in {*map(int, os.listdir("/dev/fd"))} - {0, 1, 2, *request["fds"], *keep}:
+        os.closerange(fd, fd + 1)
+    if request.get("session"):
+        os.setsid()
+    if name := request.get("name"):
+        Path("/proc/self/comm").write_text(name)
+    for limit, values in request.get("limits", {}).items():
+        if resource.getrlimit(number := getattr(resource, limit)) != tuple(values):
+            resource.setrlimit(number, values)
     os.chdir(request["cwd"])
     os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv[1:] = request["words"]
+    sys.path[0] = request.get("path", sys.path[0])
+
+
+# --- in a server's process
+
+
+def fork_forkservers(control: socket.socket, variables: Mapping[str, str]) -> None:
+    """The server's forkserver is from now on forked from the template behind the socket, unless it would have other
+    `variables` of the interpreter than that one."""
+    spawning: Any = importlib.import_module("ts_frontend.workers.spawning")
+    executed = spawning.spawn
+
+    def spawn(argv: Sequence[str], **how: Any) -> Any:
+        if tuple(argv[:3]) != (sys.executable, "-m", FORKSERVER) or _python(how["env"]) != variables:
+            return executed(argv, **how)
+        fds = {1: 1, 2: 2} | {fd: fd for fd in how["pass_fds"]}
+        asked = {
+            "cwd": str(Path.cwd()),
+            "path": str(Path.cwd()),
+            "env": how["env"],
+            "session": True,
+            "blocked": list(spawning.STOPPING),
+            "limits": {name: resource.getrlimit(getattr(resource, name)) for name in LIMITS},
+            "name": _name(os.getpid()),
+        }
+        return Running(ask(control, argv[3:], fds, **asked))
+
+    spawning.spawn = spawn
+
+
+def read_before() -> None:
+    """Reads what every server reads at its start and no test changes: the definitions of metrics, and the folders of
+    installed packages."""
+    metrics: Any = importlib.import_module("ts_frontend.telemetry.metrics.registry")
+    metrics.read_definitions = functools.cache(metrics.read_definitions)
+    metrics.read_definitions(metrics.DEFAULT_FILE)
+    importlib.import_module("ts_frontend.cli.launch").rivals()
+
+
+def _python(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith("PYTHON")}
 
 
 def main() -> int:
@@ -209,12 +360,24 @@ def main() -> int:
     sys.path[0] = asked["path"] or ""
     for name in asked["modules"]:
         importlib.import_module(name)
-    module, function = asked["target"].split(":")
-    run: Callable[[], int | None] = getattr(importlib.import_module(module), function)
+    name, function = asked["target"].split(":")
+    module = importlib.import_module(name)
+    run: Callable[[], int | None] = getattr(module, function)
+    keep = []
+    if asked["forkservers"]:
+        fd, variables = asked["forkservers"]
+        os.set_inheritable(fd, False)
+        fork_forkservers(socket.socket(fileno=fd), variables)
+        keep = [fd]
+    if "ts_frontend.server" in asked["modules"]:
+        read_before()
     gc.collect()
     gc.freeze()  # a collection would copy every shared page in the programs
+    if asked["is_main"]:
+        sys.modules["warm_start"] = sys.modules["__main__"]  # whose end would be that of its names
+        sys.argv[0], sys.modules["__main__"] = str(module.__file__), module
     with socket.socket(fileno=asked["control"]) as control:
-        forked = serve(control)
+        forked = serve(control, keep)
     if not forked:
         return 0
     status = run() or 0

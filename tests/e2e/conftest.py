@@ -22,7 +22,9 @@ import httpx._transports.default
 import psutil
 import pytest
 
+import ts.version
 from support import GUARD_S
+from ts.runtime.forkserver import PRELOADED
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_frontend.protos.management_pb2 import (
@@ -32,7 +34,7 @@ from ts_frontend.protos.management_pb2 import (
     UnregisterModelRequest,
 )
 from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub
-from warm_start import Program, Template
+from warm_start import FORKSERVER, Program, Template, family, forkservers
 
 ARCHIVES = Path(__file__).parent / "archives"
 COMMAND = (sys.executable, "-c", "import sys; from ts_frontend.cli.main import main; sys.exit(main())")
@@ -40,6 +42,14 @@ COMMAND = (sys.executable, "-c", "import sys; from ts_frontend.cli.main import m
 # Calls of httpx that name no limit have 5 s, which a busy machine may take for any of them.
 for each in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, each, GUARD_S)
+
+
+@functools.cache
+def forkserver_template() -> Template:
+    """The process that the servers' forkservers are forked from."""
+    package_root = str(Path(ts.version.__file__).parents[1])
+    path = os.pathsep.join(part for part in (package_root, os.environ.get("PYTHONPATH", "")) if part)
+    return Template(f"{FORKSERVER}:main", *PRELOADED, env={**os.environ, "PYTHONPATH": path}, is_main=True)
 
 
 @functools.cache
@@ -55,14 +65,16 @@ def server_template() -> Template:
         "ts_frontend.grpc.exchange",
         "ts_frontend.listeners.application",
         *(["ts_frontend.listeners.h2corn"] if sys.version_info >= (3, 11) else []),
+        forkservers=forkserver_template() if sys.platform == "linux" else None,
     )
 
 
 @pytest.fixture(scope="session", autouse=True)
 def end_of_template() -> Iterator[None]:
     yield
-    if server_template.cache_info().currsize:
-        server_template().close()
+    for template in (server_template, forkserver_template):
+        if template.cache_info().currsize:
+            template().close()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -174,6 +186,14 @@ class Serving:
     @property
     def http_management(self) -> str:
         return f"http://127.0.0.1:{self.port('http_management')}"
+
+    def processes(self) -> list[psutil.Process]:
+        """Its forkserver, its workers, and whatever else it has started and is running."""
+        return family(self.process.pid)
+
+    def forkservers(self) -> set[int]:
+        """The processes that its workers are forked from."""
+        return forkservers(self.process.pid)
 
     # --- calls
 
@@ -288,6 +308,25 @@ def serving() -> type[Serving]:
 
 
 @pytest.fixture(scope="session")
+def torchserve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`torchserve(*words)`: the command with these words, which start no server, forked like a server. `env`: its
+    environment, this one's by default; `code`: the exit status that it must have, any by default."""
+    file = tmp_path_factory.mktemp("torchserve") / "stderr.txt"
+
+    def run(
+        *words: str, env: Mapping[str, str] | None = None, code: int | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        with file.open("w+") as stderr, server_template().start(words, env=env, stderr=stderr.fileno()) as program:
+            done = program.stdout.read(), program.wait(GUARD_S)
+            stderr.seek(0)
+            found = subprocess.CompletedProcess(words, done[1], done[0], stderr.read())
+        assert code is None or found.returncode == code, found
+        return found
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def client_command() -> Callable[..., subprocess.CompletedProcess[str]]:
     """`client_command(directory, *words, **variables)`: `torchserve` with these words, which start no server, forked
     like a server; standard error is in its output."""
@@ -347,23 +386,24 @@ Start = Callable[..., Serving]
 
 @pytest.fixture
 def start(tmp_path: Path, store: Path) -> Iterator[Start]:
-    """Starts servers; at the end they are stopped, and nothing of them may be left."""
+    """Starts servers, the `executed` ones in a new interpreter; at the end they are stopped, and nothing of them may be
+    left."""
     servers: list[Serving] = []
 
-    def begin(*arguments: str, wait: bool = True, **settings: object) -> Serving:
+    def begin(*arguments: str, wait: bool = True, executed: bool = False, **settings: object) -> Serving:
         if "--ncs" not in arguments and "snapshots" not in settings:
             arguments = (*arguments, "--ncs")
         settings.pop("snapshots", None)
-        server = Serving(tmp_path, store, settings, list(arguments), executed=not wait)
+        server = Serving(tmp_path, store, settings, list(arguments), executed=executed)
         servers.append(server)
         return server.wait_started() if wait else server
 
     yield begin
     for server in servers:
-        children = psutil.Process(server.process.pid).children(True) if server.process.poll() is None else []
+        processes = server.processes()
         try:
             assert server.terminate() in (0, 128 + signal.SIGTERM, -signal.SIGTERM, -signal.SIGKILL, 1), server.log
         finally:
             server.process.kill()
-            _, alive = psutil.wait_procs(children, timeout=GUARD_S)
+            _, alive = psutil.wait_procs(processes, timeout=GUARD_S)
         assert not alive, f"left behind: {alive}"

@@ -111,11 +111,6 @@ def predict(channel: grpc.Channel, data: bytes = b"x", timeout: float = GUARD_S)
     return bytes(InferenceAPIsServiceStub(channel).Predictions(request, timeout=timeout).prediction)
 
 
-def torchserve(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from ts_frontend.cli.main import main; raise SystemExit(main())", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S)
-
-
 def announced(log: str, name: str) -> str:
     match = re.search(rf"{name} listens on (.+)", log)
     assert match, log
@@ -215,7 +210,7 @@ def test_http_2_with_curl(secured: Any, pki: Path) -> None:
         assert done.stdout.endswith(status)
 
 
-def test_the_commands_speak_tls(secured: Any, pki: Path) -> None:
+def test_the_commands_speak_tls(secured: Any, pki: Path, torchserve: Any) -> None:
     ports = [*("--inference-port", str(secured.port("grpc_inference")))]
     ports += ["--management-port", str(secured.port("grpc_management"))]
     done = torchserve("list", *ports, "--ca-file", str(pki / "ca.crt"))
@@ -228,7 +223,7 @@ def test_the_commands_speak_tls(secured: Any, pki: Path) -> None:
 # --- client certificates, renewal
 
 
-def test_client_certificates(start: Any, store: Path, pki: Path) -> None:
+def test_client_certificates(start: Any, store: Path, pki: Path, torchserve: Any) -> None:
     write_models(store)
     settings = tls_settings(
         pki,

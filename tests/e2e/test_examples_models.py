@@ -42,18 +42,34 @@ with torch.inference_mode():
 """
 
 
-def measure(folder: Path, script: str) -> Any:
-    """The JSON that a script prints in a folder of examples/; warnings are ignored as for users. torch gets one
+#: Runs each script of a JSON list of [folder, script] in a fork that has torch, and gets its own exit status.
+RUN_EACH = """
+import json, os, sys, torch
+for folder, script in json.loads(sys.argv[1]):
+    if (pid := os.fork()) == 0:
+        os.chdir(folder)
+        exec(script, {"__name__": "__main__"})
+        sys.exit()
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, folder
+"""
+SCRIPTS = {"digits": MEASURE_DIGITS, "text_stream": MEASURE_TEXT, "densenet161": MEASURE_DENSENET}
+
+
+@pytest.fixture(scope="module")
+def measured(root: Path) -> dict[str, Any]:
+    """The JSON that each script prints in its folder of examples/; warnings are ignored as for users. torch gets one
     thread, since several wait for each other by spinning, which takes minutes on a busy machine."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, env=env)
+    asked = json.dumps([[str(root / "examples" / folder), script] for folder, script in SCRIPTS.items()])
+    done = subprocess.run([sys.executable, "-c", RUN_EACH, asked], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return dict(zip(SCRIPTS, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
-def test_digits_are_classified_as_well_as_written_down(root: Path) -> None:
+def test_digits_are_classified_as_well_as_written_down(root: Path, measured: dict[str, Any]) -> None:
     folder = root / "examples/digits"
-    images, eager, scripted = measure(folder, MEASURE_DIGITS)
+    images, eager, scripted = measured["digits"]
     metrics = json.loads((folder / "metrics.json").read_text())
     assert images == metrics["test_images"]
     assert eager == scripted == pytest.approx(metrics["test_accuracy"], abs=0.5 / images)
@@ -61,13 +77,13 @@ def test_digits_are_classified_as_well_as_written_down(root: Path) -> None:
     assert f"**{metrics['test_accuracy']:.2%}**".replace("%", " %") in (folder / "README.md").read_text()
 
 
-def test_the_text_is_known_as_well_as_written_down(root: Path) -> None:
+def test_the_text_is_known_as_well_as_written_down(root: Path, measured: dict[str, Any]) -> None:
     folder = root / "examples/text_stream"
     metrics = json.loads((folder / "metrics.json").read_text())
-    assert measure(folder, MEASURE_TEXT) == pytest.approx(metrics["bits_per_character"], abs=0.01)
+    assert measured["text_stream"] == pytest.approx(metrics["bits_per_character"], abs=0.01)
     assert metrics["bits_per_character"] < 0.3
 
 
-def test_densenet161_is_the_published_network(root: Path) -> None:
+def test_densenet161_is_the_published_network(measured: dict[str, Any]) -> None:
     """28 681 000 parameters, as the paper and torchvision have it, and the first release's names load."""
-    assert measure(root / "examples/densenet161", MEASURE_DENSENET) == [28_681_000, [2, 1000]]
+    assert measured["densenet161"] == [28_681_000, [2, 1000]]

@@ -99,13 +99,12 @@ def test_six_models_of_which_two_fit_answer_all_requests(on_demand: Any) -> None
     listed = httpx.get(f"{server.http_management}/models").json()["models"]
     assert {one["modelName"]: one["state"] for one in listed} == dict.fromkeys(NAMES, "known")
     most, over = 0, threading.Event()
-    process = psutil.Process(server.process.pid)
-    before = set(process.children(recursive=True))  # the forkservers
+    before = set(server.processes())  # the forkservers
 
     def look() -> None:
         nonlocal most
         while not over.wait(0.05):
-            workers = set(process.children(recursive=True)) - before
+            workers = set(server.processes()) - before
             most = max(most, sum(proportional_bytes(one.pid) for one in workers))
 
     watcher = threading.Thread(target=look)

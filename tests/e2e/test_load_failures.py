@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -123,21 +121,13 @@ def test_http_requests_are_answered_503_with_the_cause_and_retry_after(server: A
     assert 1 <= int(answer.headers["retry-after"]) <= 30
 
 
-def test_readiness_health_and_descriptions_tell_it(server: Any) -> None:
+def test_readiness_health_and_descriptions_tell_it(server: Any, torchserve: Any) -> None:
     assert server.describe("m")["loadFailure"] == CAUSE
     assert httpx.get(f"{server.http}/v2/models/m/ready", timeout=GUARD_S).status_code != 200
     assert httpx.get(f"{server.http}/ping", timeout=GUARD_S).status_code == 500
     ports = ["--inference-port", server.inference.split(":")[1], "--management-port", server.management.split(":")[1]]
-    words = [
-        sys.executable,
-        "-c",
-        "import sys; from ts_frontend.cli.main import main; sys.exit(main())",
-        "list",
-        *ports,
-    ]
-    text = subprocess.run(words, capture_output=True, text=True, check=True, timeout=GUARD_S).stdout
-    assert f"failed: {CAUSE}" in text
-    listed = subprocess.run([*words, "--json"], capture_output=True, text=True, check=True, timeout=GUARD_S).stdout
+    assert f"failed: {CAUSE}" in torchserve("list", *ports, code=0).stdout
+    listed = torchserve("list", *ports, "--json", code=0).stdout
     assert json.loads(listed)["models"][0]["state"] == f"failed: {CAUSE}"
 
 

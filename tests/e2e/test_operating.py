@@ -91,11 +91,11 @@ def check(found: dict[str, float | str]) -> None:
     assert sum(float(part) for part in parts) <= float(found["total"])
 
 
-def test_a_wrong_port_is_told_with_those_of_this_machines_server(operated: Any) -> None:
+def test_a_wrong_port_is_told_with_those_of_this_machines_server(operated: Any, torchserve: Any) -> None:
     """Both for gRPC and for HTTP."""
     env = {**os.environ, "TMPDIR": str(operated.directory / "tmp")}
     for words in (["list", "--management-port", "1"], ["top", "--once", "--url", "http://127.0.0.1:1"]):
-        done = subprocess.run([*COMMAND, *words], env=env, capture_output=True, text=True, timeout=GUARD_S)
+        done = torchserve(*words, env=env)
         assert done.returncode == 1 and "No server answers at" in done.stderr
         assert f"runs on this machine as process {operated.process.pid}" in done.stderr
         assert str(operated.port("http_management")) in done.stderr
@@ -154,16 +154,20 @@ def test_the_access_log_tells_of_all(operated: Any) -> None:
     check(entries(line.split(" 200 ")[1].partition(" ")[2]))
 
 
-def torchserve(server: Any, *words: str) -> str:
+@pytest.fixture
+def printed(operated: Any, torchserve: Any) -> Callable[..., str]:
     """The output of a command into a pipe; it must succeed."""
-    url = f"http://127.0.0.1:{server.port('http_management')}"
-    done = subprocess.run([*COMMAND, *words, "--url", url], capture_output=True, text=True, timeout=GUARD_S, check=True)
-    assert "\x1b" not in done.stdout, "no colours in a pipe"
-    return done.stdout
+
+    def run(*words: str) -> str:
+        done = torchserve(*words, "--url", f"http://127.0.0.1:{operated.port('http_management')}", code=0)
+        assert "\x1b" not in done.stdout, "no colours in a pipe"
+        return str(done.stdout)
+
+    return run
 
 
-def test_top_prints_a_table_into_a_pipe(operated: Any) -> None:
-    lines = torchserve(operated, "top").splitlines()
+def test_top_prints_a_table_into_a_pipe(printed: Callable[..., str]) -> None:
+    lines = printed("top").splitlines()
     assert lines[0].startswith("torchrelay ") and " ready " in lines[0]
     rows = [line.split()[:5] for line in lines if line.startswith(("quick", "stream"))]
     assert rows == [[name, "1.0", "*", "ready", "1/1"] for name in ("quick", "stream")]
@@ -204,10 +208,9 @@ def test_top_draws_on_a_narrow_terminal(operated: Any, columns: int) -> None:
     assert ("STATUS" in heads) == (columns == 60)
 
 
-def test_logs_print_what_workers_said(operated: Any) -> None:
+def test_logs_print_what_workers_said(operated: Any, printed: Callable[..., str], torchserve: Any) -> None:
     posted(operated, "/predictions/quick", {})
-    found = until(lambda: torchserve(operated, "logs", "quick"))
+    found = until(lambda: printed("logs", "quick"))
     assert re.search(r"^quick 1\.0 9\d+ \| asked for 1$", found, re.MULTILINE) and "stream" not in found
     url = f"http://127.0.0.1:{operated.port('http_management')}"
-    done = subprocess.run([*COMMAND, "logs", "quik", "--url", url], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "quick" in done.stderr
+    assert "quick" in torchserve("logs", "quik", "--url", url, code=1).stderr

@@ -172,9 +172,7 @@ def test_a_killed_forkserver_is_replaced_and_so_are_its_workers(start, tmp_path)
     server.register("probe", initial_workers=2)
     begun, release = tmp_path / "begun", tmp_path / "release"
     release.touch()
-    (forkserver,) = (
-        child for child in psutil.Process(server.process.pid).children() if "ts.runtime.forkserver" in child.cmdline()
-    )
+    (forkserver,) = server.forkservers()
     with ThreadPoolExecutor(8) as pool:
         for number in range(2):
             ask = {"op": "hold", "begun": f"{begun}{number}", "release": str(tmp_path / "never")}
@@ -182,7 +180,7 @@ def test_a_killed_forkserver_is_replaced_and_so_are_its_workers(start, tmp_path)
             until((tmp_path / f"begun{number}").exists)
         queued = [pool.submit(server.predict, "probe", {"op": "echo"}, timeout=GUARD_S) for _ in range(6)]
         until(lambda: server.describe("probe")["jobQueueStatus"]["pendingRequests"] >= 6)
-        forkserver.send_signal(signal.SIGKILL)
+        os.kill(forkserver, signal.SIGKILL)
         assert [call.result() for call in queued] == [b"ok"] * 6
     server.wait_for_log("is ready (pid", 4)
 

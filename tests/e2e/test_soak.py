@@ -142,7 +142,7 @@ def gauges(server: Any) -> dict[str, float]:
 
 def resources(server: Any) -> dict[str, int]:
     process = psutil.Process(server.process.pid)
-    alive = [one for one in process.children(recursive=True) if one.is_running() and one.status() != "zombie"]
+    alive = [one for one in server.processes() if one.is_running() and one.status() != "zombie"]
     return {"descriptors": process.num_fds(), "processes": len(alive), "threads": process.num_threads()}
 
 

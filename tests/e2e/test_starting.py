@@ -113,7 +113,7 @@ def deaf_server() -> Iterator[tuple[str, threading.Event]]:
 def stops_at_once(server: Any, *, started: bool = False) -> None:
     """SIGTERM ends the server and all its processes, and no temporary file is left. The obstacles to the start in these
     tests would last for a day."""
-    children = psutil.Process(server.process.pid).children(recursive=True)
+    children = server.processes()
     server.process.send_signal(signal.SIGTERM)
     assert server.wait() == 0, server.log
     assert ("Model server started." in server.log) is started, server.log
@@ -367,7 +367,7 @@ def test_what_a_killed_server_unpacked_is_removed_by_the_next_and_nobody_elses(s
     killed = start("--models", "packed.mar", default_workers_per_model=1, env=other)
     (left,) = unpacked(tmp_path) - {its}
     assert list(left.glob("models/*/handler.py"))
-    children = psutil.Process(killed.process.pid).children(recursive=True)
+    children = killed.processes()
     killed.process.kill()
     killed.wait()
     psutil.wait_procs(children, timeout=GUARD_S)

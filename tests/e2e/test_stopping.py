@@ -110,7 +110,7 @@ def test_who_does_not_read_holds_no_server_up(
     server = start(grpc_engine=engine, drain_timeout_s=DRAIN_S)
     server.register("probe")
     with client(server, tmp_path / "left"):
-        children = psutil.Process(server.process.pid).children(True)
+        children = server.processes()
         assert server.terminate() == 0, server.log
         assert_nothing_left(server, children)
 
@@ -120,7 +120,7 @@ def test_a_second_signal_ends_at_once(start: Any, tmp_path: Path, engine: str) -
     server = start(grpc_engine=engine, drain_timeout_s=600)
     server.register("probe")
     with grpc_stream(server, tmp_path / "left"):
-        children = psutil.Process(server.process.pid).children(True)
+        children = server.processes()
         server.process.send_signal(signal.SIGTERM)
         server.wait_for_log("Draining")
         time.sleep(1.1)  # a sooner one counts as the same
@@ -139,7 +139,7 @@ def group(server: Any) -> None:
 
 def every_process(server: Any) -> None:
     """systemd's KillMode=control-group."""
-    for process in [*psutil.Process(server.process.pid).children(True), server.process]:
+    for process in [*server.processes(), server.process]:
         process.send_signal(signal.SIGTERM)
 
 
@@ -179,7 +179,7 @@ def test_a_signal_to_all_processes_loses_no_accepted_request(
             await asyncio.gather(*(client(InferenceAPIsServiceStub(channel)) for _ in range(16)))
         return answered, failures
 
-    children = psutil.Process(server.process.pid).children(True)
+    children = server.processes()
     answered, failures = asyncio.run(scenario())
     assert server.wait() == 0, server.log
     assert {failure.code() for failure in failures} <= {grpc.StatusCode.UNAVAILABLE}, failures

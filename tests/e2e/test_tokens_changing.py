@@ -245,20 +245,22 @@ def test_tokens_turned_off_by_name(start: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "key_file.json").exists()
 
 
-def test_two_servers_of_one_directory(start: Any, serving: Any, tmp_path: Path, store: Path) -> None:
+def test_two_servers_of_one_directory(
+    start: Any, serving: Any, tmp_path: Path, store: Path, client_command: Any
+) -> None:
     first = start(disable_token_authorization="false")
     keys = keys_of(tmp_path)
     other = tmp_path / "other"
     other.mkdir()
     (other / "tmp").mkdir()
     # Another temporary directory, so that it isn't the server that already runs.
-    done = torchserve(tmp_path, "--foreground", "--ncs", "--model-store", str(store), "--set",
-                      "disable_token_authorization=false", *ports(), TMPDIR=str(other / "tmp"))  # fmt: skip
+    done = client_command(tmp_path, "--foreground", "--ncs", "--model-store", str(store), "--set",
+                          "disable_token_authorization=false", *ports(), TMPDIR=str(other / "tmp"))  # fmt: skip
     assert done.returncode == 1
     assert "key_file.json has the keys of another server that runs" in done.stdout
     assert keys_of(tmp_path) == keys
     assert status(first, "management", "/models", keys["management"]) == 200
-    done = torchserve(tmp_path, "--stop", TMPDIR=str(other / "tmp"))
+    done = client_command(tmp_path, "--stop", TMPDIR=str(other / "tmp"))
     assert keys_of(tmp_path) == keys
 
 
@@ -329,7 +331,7 @@ def test_stop_deletes_the_key_file(tmp_path: Path, store: Path) -> None:
 def test_keys_are_in_no_file_of_the_server(start: Any, tmp_path: Path) -> None:
     """Neither snapshots nor logs, nor a handler's environment."""
     given = {"TS_INFERENCE_TOKEN": "given-inference", "TS_MANAGEMENT_TOKEN": "given-management"}
-    server = start(snapshots=True, env=given, load_models="probe", default_workers_per_model=1)
+    server = start(executed=True, snapshots=True, env=given, load_models="probe", default_workers_per_model=1)
     assert status(server, "management", "/models/probe", "given-management") == 200
     for secret in ("given-inference", "wrong-secret"):
         status(server, "inference", "/predictions/probe", secret)

@@ -4,7 +4,6 @@ A request without a row counts as a change of the server, so that other origins'
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -193,7 +192,8 @@ class RouteTable:
     ) -> None:
         self._keys = tuple(KEY_OF_API[api] for api in apis if api in KEY_OF_API)
         self.rows = served_rows(rows, apis, switches)
-        self._serve = {id(row): _bound(row.function, services) for row in self.rows} if services else {}
+        named = [(service, _names_of(type(service))) for service in services]
+        self._serve = {id(row): _bound(row.function, named) for row in self.rows} if services else {}
         self._here = {id(row) for row in self.rows}
         self._root = _Node()
         for row in rows:
@@ -240,10 +240,16 @@ def served_rows(rows: Sequence[Row], apis: Sequence[str], switches: Iterable[Swi
     return [row for row in rows if row.when in on and not set(row.on).isdisjoint(apis)]
 
 
-def _bound(function: Function, services: Sequence[object]) -> Serve:
+def _names_of(kind: type) -> dict[str, object]:
+    """The members of a class and those that it inherits."""
+    return {name: member for one in reversed(kind.__mro__) for name, member in vars(one).items()}
+
+
+def _bound(function: Function, services: Sequence[tuple[object, Mapping[str, object]]]) -> Serve:
+    """`services`: each with the members of its class."""
     name: str = function.__name__
-    for service in services:
-        if inspect.getattr_static(type(service), name, None) is function:
+    for service, members in services:
+        if members.get(name) is function:
             serve: Serve = getattr(service, name)
             return serve
     raise LookupError(f"no service answers by {function.__qualname__}")

@@ -12,7 +12,6 @@ from typing import Any
 
 import grpc
 import httpx
-import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -227,7 +226,7 @@ def test_loading_through_both_apis_at_the_same_time(managed: Begun, model_writer
     """Whoever comes first and last: every caller gets an answer, one model is served, and nothing is left behind."""
     (served,) = managed.servers
     model_writer(managed.directory / "store", "pair", UPPER)
-    before = set(psutil.Process(served.process.pid).children(recursive=True))
+    before = set(served.processes())
 
     def register() -> int:
         asked = {"url": "pair", "initial_workers": "1"}
@@ -245,7 +244,7 @@ def test_loading_through_both_apis_at_the_same_time(managed: Begun, model_writer
         "Model pair 1.0 unregistered",
         served.log.count("Model pair 1.0 added") + served.log.count("Model pair 1.0 replaced"),
     )
-    assert set(psutil.Process(served.process.pid).children(recursive=True)) <= before
+    assert set(served.processes()) <= before
 
 
 def test_a_load_overtakes_a_registration(managed: Begun, model_writer: Callable[..., str]) -> None:

@@ -123,7 +123,7 @@ def listed(served: Any) -> list[str]:
 def workers(served: Any) -> set[int]:
     """The processes of the server that run models."""
     found = set()
-    for process in psutil.Process(served.process.pid).children(recursive=True):
+    for process in served.processes():
         try:
             if process.status() != psutil.STATUS_ZOMBIE:
                 found.add(process.pid)
@@ -185,19 +185,8 @@ def test_loads_and_unloads_that_meet(begin: Any, repository: Path) -> None:
         ask(served)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     served.wait_for_log("Model m 1 unregistered", served.log.count("Model m 1 added"))
-    assert not ready(served) and workers(served) <= before | forked_since(served, before)
-
-
-def forked_since(served: Any, before: set[int]) -> set[int]:
-    """The process that others are forked from may be new."""
-    return {pid for pid in workers(served) - before if "ts.runtime.forkserver" in " ".join(command(pid))}
-
-
-def command(pid: int) -> list[str]:
-    try:
-        return psutil.Process(pid).cmdline()
-    except psutil.NoSuchProcess:
-        return []
+    assert not ready(served)
+    assert workers(served) <= before | served.forkservers(), "the process that others are forked from may be new"
 
 
 def test_a_slow_load_holds_up_its_own_model_alone(begin: Any, repository: Path) -> None:
