@@ -153,8 +153,8 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def client_python() -> Callable[[str], Path]:
-    """`client_python("triton")`: the interpreter of an environment that `make test-external` makes from
-    tests/clients/triton.txt. Run it with `client_env`. Skips the test when the environment isn't there."""
+    """`client_python("kserve")`: the interpreter of an environment that `make test-external` makes from
+    tests/clients/kserve.txt. Run it with `client_env`. Skips the test when the environment isn't there."""
 
     def find(name: str) -> Path:
         python = Path(sys.prefix) / "clients" / name / "bin" / "python"
