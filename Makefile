@@ -14,6 +14,9 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# A newer pip than Python 3.11 brings, since it resolves in half of the time; pip 26 prints 600 lines of setuptools' warnings.
+# Modules are compiled when they are first imported: most of those of torch and of the tests' packages never are.
+PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 
 .DEFAULT_GOAL := help
 .PHONY: help env run test test-external test-slow test-compiled fuzz soak soak-measures docs bench bench-peers bench-instructions format clean FORCE
@@ -32,10 +35,11 @@ $(STAMP): $(VENV)/.torch_spec setup.cfg setup.py pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 10) or sys.exit("Python 3.10 or newer is needed, $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12" % v)'
 	@echo "== [1/3] virtual environment in $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) 'pip >= 25, < 26'
 	@echo "== [2/3] $(TORCH_SPEC) (the largest download; another build: make TORCH_SPEC=...)"
-	@$(BIN)/python -m pip install --disable-pip-version-check $(TORCH_SPEC)
+	@$(PIP) $(TORCH_SPEC)
 	@echo "== [3/3] torchrelay and what it and its tests need"
-	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
+	@$(PIP) -e '.[dev]'
 	@touch $@
 
 run: $(STAMP) ## start the server on the examples, call it, serve until Ctrl-C (ONCE=1: end after the answers)

@@ -6,12 +6,14 @@ file which counts; without the option a skipped test is only reported.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import hypothesis
 import pytest
 
 from left_behind import end_with_this_process
+from support import one_before_the_others
 
 end_with_this_process()
 
@@ -133,13 +136,29 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Accounting(required), "accounting")
 
 
+@functools.cache
+def are_tests_compiled() -> bool:
+    """Whether an earlier run left compiled tests. Cached: the first process answers before the others begin."""
+    return any(Path(__file__).parent.rglob(f"test_*-pytest-{pytest.__version__}.pyc"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["tests_compiled"] = are_tests_compiled()
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """The collected tests and their modules stay: looking for garbage among them takes an eighth of the collection's
-    time in each process, and longer whenever a test looks for its own."""
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """In a first run, one of several processes compiles all tests, and the others load the result: half of the
+    computing of their collections.
+
+    The collected tests and their modules stay: looking for garbage among them takes an eighth of the collection's time
+    in each process, and longer whenever a test looks for its own."""
+    compiled = getattr(session.config, "workerinput", {}).get("tests_compiled", True)
     gc.disable()
     try:
-        return (yield)
+        with nullcontext() if compiled else one_before_the_others(Path(__file__)):
+            return (yield)
     finally:
         gc.freeze()
         gc.enable()
@@ -153,8 +172,8 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def client_python() -> Callable[[str], Path]:
-    """`client_python("triton")`: the interpreter of an environment that `make test-external` makes from
-    tests/clients/triton.txt. Run it with `client_env`. Skips the test when the environment isn't there."""
+    """`client_python("kserve")`: the interpreter of an environment that `make test-external` makes from
+    tests/clients/kserve.txt. Run it with `client_env`. Skips the test when the environment isn't there."""
 
     def find(name: str) -> Path:
         python = Path(sys.prefix) / "clients" / name / "bin" / "python"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import importlib.util
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -39,6 +41,18 @@ async def until_async(look: Callable[[], Found], message: object = "", *, timeou
         assert time.monotonic() < end_s, _said(look, message, timeout_s)
         await asyncio.sleep(0)
     return found
+
+
+@contextmanager
+def one_before_the_others(file: Path) -> Iterator[None]:
+    """The first process that enters is alone until it leaves; then all others enter at once. They share an existing
+    file."""
+    with file.open() as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(opened, fcntl.LOCK_SH)
+        yield
 
 
 def free_port() -> int:

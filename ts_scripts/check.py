@@ -96,6 +96,13 @@ def tests(title: str, marked: str, section: str, *more: str, interpreter: str = 
     return Step(title, [*chosen, "--required", section, *more], again=again)
 
 
+def files_with(mark: str) -> list[str]:
+    """The files of tests that name this mark. Each process of pytest imports all files that it is given, which takes
+    longer than most tests with a mark."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(file.relative_to(ROOT)) for file in files if f"pytest.mark.{mark}" in file.read_text(encoding="utf-8")]
+
+
 def usual_steps() -> list[Step]:
     return [
         Step("format", python("-m", "ruff", "format", "--check", ".")),
@@ -123,7 +130,7 @@ def slow_steps() -> list[Step]:
         Step("Go", python("ts_scripts/debian_packages.py", "go")),
         *ray,
         Step("Redis", python("ts_scripts/debian_packages.py", "redis")),
-        tests("slow tests", "slow", "slow"),
+        tests("slow tests", "slow", "slow", *files_with("slow")),
     ]
 
 
@@ -138,7 +145,7 @@ def external_steps() -> list[Step]:
         *packages,
         Step("Prometheus", python("ts_scripts/debian_packages.py", "prometheus")),
         Step("clients of other systems", python("ts_scripts/client_environments.py")),
-        tests("external tests", "external and not slow", "external", *PARALLEL),
+        tests("external tests", "external and not slow", "external", *PARALLEL, *files_with("external")),
     ]
 
 

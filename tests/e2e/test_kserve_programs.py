@@ -488,7 +488,7 @@ def test_the_checks_are_those_of_aissemble(
     shims = str(Path(start_module.__file__).with_name("shims"))
     found = []
     for python, env in (
-        (str(client_python("aissemble")), client_env),
+        (str(client_python("kserve")), client_env),
         (sys.executable, installed() | {"PYTHONPATH": f"{shims}{os.pathsep}{installed()['PYTHONPATH']}"}),
     ):
         done = subprocess.run(
@@ -502,7 +502,7 @@ def test_the_checks_are_those_of_aissemble(
 def test_aissembles_own_types_are_used_where_they_are_installed(
     start: Start, client_python: Callable[[str], Path]
 ) -> None:
-    python = str(client_python("aissemble"))
+    python = str(client_python("kserve"))
     program = start("handler_program", command=[python, *RUN[1:]], PYTHONPATH=installed()["PYTHONPATH"])
     program.wait_for("of scaling_1.0 is ready")
     (output,) = program.infer("scaling", "where", [1])[1]["outputs"]

@@ -52,6 +52,27 @@ def test_the_types_are_checked_aside(check: ModuleType) -> None:
     assert {step.title for step in check.usual_steps() if step.aside} == {"types", "generated protos"}
 
 
+@pytest.mark.parametrize("mark", ["external", "slow"])
+def test_only_files_with_such_tests_are_listed_for_a_mark(
+    check: ModuleType, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any way in which a test gets a mark, and at any depth."""
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    texts = {
+        "test_module.py": f"pytestmark = pytest.mark.{mark}",
+        "deep/er/test_function.py": f"@pytest.mark.{mark}\ndef test_one(): pass",
+        "deep/test_case.py": f"pytest.param(1, marks=[pytest.mark.{mark}])",
+        "test_none.py": f"def test_{mark}(): pass",
+        "support.py": f"pytest.mark.{mark}",
+    }
+    for name, text in texts.items():
+        file = tmp_path / "tests" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    expected = ["tests/deep/er/test_function.py", "tests/deep/test_case.py", "tests/test_module.py"]
+    assert check.files_with(mark) == expected
+
+
 SAMPLE = """
 import pathlib
 

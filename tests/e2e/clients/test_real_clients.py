@@ -79,14 +79,14 @@ class Program(NamedTuple):
 
 
 PROGRAMS = (
-    Program("triton_grpc.py", "triton", said="triton grpc ok"),
-    Program("triton_http.py", "triton", said="triton http ok"),
-    Program("triton_loading.py", "triton", said="triton loading ok"),
-    Program("triton_beside_ours.py", "triton", ("ours",), "beside ours ok"),
-    Program("triton_beside_ours.py", "triton", ("theirs",), "beside ours ok"),
+    Program("triton_grpc.py", "mlserver", said="triton grpc ok"),
+    Program("triton_http.py", "mlserver", said="triton http ok"),
+    Program("triton_loading.py", "mlserver", said="triton loading ok"),
+    Program("triton_beside_ours.py", "mlserver", ("ours",), "beside ours ok"),
+    Program("triton_beside_ours.py", "mlserver", ("theirs",), "beside ours ok"),
     Program("kserve_clients.py", "kserve", said="kserve ok"),
     Program("mlserver_clients.py", "mlserver", said="mlserver ok"),
-    Program("openai_client.py", "openai", said="openai ok"),
+    Program("openai_client.py", "kserve", said="openai ok"),
     Program("grpcurl_calls.py", "grpcurl", said="grpcurl ok"),
     Program("torchserve_stubs.py", "", said="torchserve ok"),
 )

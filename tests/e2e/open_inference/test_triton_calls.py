@@ -581,7 +581,7 @@ def test_shared_memory_that_nobody_registered_is_an_error(stub: GRPCInferenceSer
 @pytest.mark.external
 def test_tritons_own_client_library(served: Any, client_python: Any, client_env: dict[str, str]) -> None:
     script = Path(__file__).with_name("triton_shared_memory.py")
-    command = [str(client_python("triton")), str(script), served.inference, served.http.removeprefix("http://")]
+    command = [str(client_python("mlserver")), str(script), served.inference, served.http.removeprefix("http://")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, env=client_env)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
