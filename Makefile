@@ -19,7 +19,7 @@ STAMP := $(VENV)/.installed
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-external test-slow test-compiled fuzz soak soak-measures docs bench bench-peers bench-instructions format clean FORCE
+.PHONY: help env run test test-long test-external test-slow test-compiled fuzz soak soak-measures docs bench bench-peers bench-instructions format clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1 = /p' $(MAKEFILE_LIST) | awk -F' = ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -45,8 +45,11 @@ $(STAMP): $(VENV)/.torch_spec setup.cfg setup.py pyproject.toml
 run: $(STAMP) ## start the server on the examples, call it, serve until Ctrl-C (ONCE=1: end after the answers)
 	@$(BIN)/python ts_scripts/quickstart.py $(if $(filter-out 0,$(ONCE)),--once)
 
-test: $(STAMP) ## format, lint, types, all tests but the external and the slow ones
+test: $(STAMP) ## format, lint, types, all tests but the long, external and slow ones
 	@$(BIN)/python ts_scripts/check.py
+
+test-long: $(STAMP) ## the tests that take seconds of computing: real networks, torchrun, drains under load
+	@$(BIN)/python ts_scripts/check.py --long
 
 test-external: $(STAMP) ## the tests that need parts from outside, which are installed first
 	@$(BIN)/python ts_scripts/check.py --external

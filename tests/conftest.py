@@ -1,7 +1,7 @@
 """Counts skipped tests, and fails a run in which a test of required_tests.txt didn't pass.
 
-`--required usual` (make test), `external` (make test-external) and `slow` (make test-slow) name the section of that
-file which counts; without the option a skipped test is only reported.
+`--required usual` (make test), `long` (make test-long), `external` (make test-external) and `slow` (make test-slow)
+name the section of that file which counts; without the option a skipped test is only reported.
 """
 
 from __future__ import annotations
@@ -162,6 +162,13 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def earlier_files_are_not_searched() -> None:
+    """What earlier files imported and left stays: with torch among it, each `gc.collect()` of a test would take half a
+    second."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,15 @@
 """Runs all checks of this repository, and lists the failed ones at the end.
 
-Usage: python ts_scripts/check.py [--external | --slow | --compiled | --compiled-part]
+Usage: python ts_scripts/check.py [--long | --external | --slow | --compiled | --compiled-part]
 
 Tests that fail run once more, alone, if they are few: those that then pass are listed, because they depend on the speed
 of the machine and must be fixed, but don't fail the run.
 
-With `--external`: installs the available requirements of the tests marked `external` (Node, its packages, other
-systems' clients, Debian's Prometheus), and runs those tests. With `--slow`: installs Debian's Go and Ray, and runs the
-tests marked `slow`, one after the other, since they measure. With `--compiled`: the usual tests with the compiled form
-of the package, which gets an environment of its own (`compiled_environment.py`); with `--compiled-part`: the tests of
-the compiled modules.
+With `--long`: the tests marked `long`. With `--external`: installs the available requirements of the tests marked
+`external` (Node, its packages, other systems' clients, Debian's Prometheus), and runs those tests. With `--slow`:
+installs Debian's Go and Ray, and runs the tests marked `slow`, one after the other, since they measure. With
+`--compiled`: the usual tests with the compiled form of the package, which gets an environment of its own
+(`compiled_environment.py`); with `--compiled-part`: the tests of the compiled modules.
 """
 
 from __future__ import annotations
@@ -109,8 +109,12 @@ def usual_steps() -> list[Step]:
         Step("lint", python("-m", "ruff", "check", ".")),
         Step("types", python("-m", "mypy"), aside=True),
         Step("generated protos", python("ts_scripts/gen_protos.py", "--check"), aside=True),
-        tests("tests", "not external and not slow and not compiled_form", "usual", *PARALLEL),
+        tests("tests", "not external and not slow and not long and not compiled_form", "usual", *PARALLEL),
     ]
+
+
+def long_steps() -> list[Step]:
+    return [tests("long tests", "long and not external and not slow", "long", *PARALLEL, *files_with("long"))]
 
 
 def compiled_steps(part: Sequence[str]) -> list[Step]:
@@ -210,6 +214,8 @@ def run_all(steps: Sequence[Step]) -> list[str]:
 
 
 def _asked_for(asked: argparse.Namespace) -> list[Step]:
+    if asked.long:
+        return long_steps()
     if asked.external:
         return external_steps()
     if asked.compiled or asked.compiled_part:
@@ -220,6 +226,7 @@ def _asked_for(asked: argparse.Namespace) -> list[Step]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the checks of this repository.")
     which = parser.add_mutually_exclusive_group()
+    which.add_argument("--long", action="store_true", help="the tests that take seconds of computing")
     which.add_argument("--external", action="store_true", help="the tests that need parts from outside")
     which.add_argument("--slow", action="store_true", help="the tests that take minutes or measure")
     which.add_argument("--compiled", action="store_true", help="the usual tests with the compiled form")

@@ -288,6 +288,7 @@ def test_the_runtime_for_torchserve_speaks_v2(tmp_path: Path, serve: Callable[[P
     assert answer.json()["outputs"][0]["data"] == [10, 12], answer.text
 
 
+@pytest.mark.long
 def test_the_runtime_for_weights_serves_a_bare_file(tmp_path: Path, serve: Callable[[Pod], Serving]) -> None:
     """`/mnt/models/model.pt`, and nothing else, by all three protocols."""
     pod = Pod("kserve/weights", tmp_path)

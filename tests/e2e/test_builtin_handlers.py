@@ -230,6 +230,7 @@ def same(found: dict[str, float], expected: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("model", ["eager", "scripted", "exported", "onnx", "overlapped"])
 @pytest.mark.parametrize("name", ["china.jpg", "flower.jpg"])
+@pytest.mark.long
 def test_the_five_best_are_those_of_the_same_weights(served: Any, nets: Nets, model: str, name: str) -> None:
     file = photo(name)
     answer = call(served, f"/predictions/{model}", file)
@@ -278,6 +279,7 @@ def test_what_is_no_image_is_the_callers_error(served: Any) -> None:
     assert answer.json()["message"].startswith("the input is not an image: cannot identify image file")
 
 
+@pytest.mark.long
 def test_how_much_each_pixel_counts(served: Any, nets: Nets) -> None:
     """Captum's integrated gradients, of the class that the request names."""
     from captum.attr import IntegratedGradients

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 MEASURE_DIGITS = """
 import json, torch, train
 from digit_net import DigitNet

@@ -556,6 +556,7 @@ def test_predictors_over_v2(predictors: Program) -> None:
     ("properties", "first", "is_imported"),
     [("", "", False), ("preload_torch=true", "", True), ("", "import torch", True)],
 )
+@pytest.mark.long
 def test_torch_is_imported_ahead_only_for_programs_that_import_it(
     start: Start, properties: str, first: str, is_imported: bool
 ) -> None:

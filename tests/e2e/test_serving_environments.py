@@ -12,6 +12,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+pytestmark = pytest.mark.long
+
 TELLING = """
 import json, sys
 

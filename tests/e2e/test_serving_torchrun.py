@@ -18,6 +18,8 @@ from support import GUARD_S
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
+pytestmark = pytest.mark.long
+
 COUNT = 2
 
 TOGETHER = """

@@ -115,7 +115,7 @@ def test_a_batch_that_raises_is_halved_until_the_culprit_fails_alone(server: Any
             answers[2].result()
     assert all(2 <= len(ran(file)) <= 3 for file in files) and len(ran(files[2])) == 3
     assert metric(server, "ts_repeated_requests_total", model_name="batching", reason="batch_failed") == 6
-    assert "4 requests that failed together (Prediction failed" in server.log
+    server.wait_for_log("4 requests that failed together (Prediction failed")
 
 
 def test_workers_that_are_replaced_after_some_requests_lose_none(server: Any, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_workers_that_are_replaced_after_some_requests_lose_none(server: Any, tm
     told = server.describe("recycled")
     assert told["lastWorkerReplacement"]["reason"].endswith("requests (recycleAfterRequests: 20)")
     assert "lastWorkerFailure" not in told
-    assert "of recycled_1.0 is replaced: it has answered " in server.log
+    server.wait_for_log("of recycled_1.0 is replaced: it has answered ")
 
 
 def test_a_worker_above_its_memory_is_ended_with_the_reason(server: Any, tmp_path: Path) -> None:

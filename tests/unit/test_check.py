@@ -52,7 +52,7 @@ def test_the_types_are_checked_aside(check: ModuleType) -> None:
     assert {step.title for step in check.usual_steps() if step.aside} == {"types", "generated protos"}
 
 
-@pytest.mark.parametrize("mark", ["external", "slow"])
+@pytest.mark.parametrize("mark", ["external", "long", "slow"])
 def test_only_files_with_such_tests_are_listed_for_a_mark(
     check: ModuleType, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

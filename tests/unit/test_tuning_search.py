@@ -249,6 +249,7 @@ DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100)
     ],
     ids=["small", "usual"],
 )
+@pytest.mark.long
 def test_a_search_takes_a_tenth_of_the_time_of_the_grid(space: Space, length: Length, bounded: bool) -> None:
     """Each of 36 servers, in simulated time."""
     for fixed, each, cores, start in product(
@@ -326,6 +327,7 @@ TYPICAL_SPEED = 0.82
 
 
 @pytest.mark.parametrize(("bound", "poor_max"), [(0.0, 0.08), (2.5, 0.17)], ids=["free", "bounded"])
+@pytest.mark.long
 def test_on_a_machine_that_others_disturb_most_searches_come_close(bound: float, poor_max: float) -> None:
     """72 searches each. A result is poor if, at the usual speed, it exceeds the bound for p99 by more than a tenth, or
     has less than 0.9 of the answers a second of the best configuration that keeps it with a tenth to spare."""

@@ -298,6 +298,7 @@ def listener_at(place: str, certificates: Path, folders: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("place", ["TCP", "Unix"])
+@pytest.mark.long
 def test_drains_under_load_lose_nothing(
     kind: str, place: str, run_server: Any, certificates: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -323,6 +324,7 @@ def test_drains_under_load_lose_nothing(
 
 
 @pytest.mark.parametrize("place", ["TLS", "Unix"])
+@pytest.mark.long
 def test_drains_end_no_call_cancelled(
     place: str, run_server: Any, certificates: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -231,6 +231,7 @@ def number_of(answer: pb.ModelStreamInferResponse) -> int | None:
     return int(text_of(answer.infer_response).split()[0]) if answer.infer_response.outputs else None
 
 
+@pytest.mark.long
 def test_slow_readers_in_tritons_dialect_hold_up_nobody(crowded: Any) -> None:
     """Each of 64 streams has a connection of its own and reads one piece of its 8 MB; then all read on."""
     # Without bandwidth probing a client's window stays small, so that it's full at once.
