@@ -24,7 +24,7 @@ from cluster_stage import PlayedCluster, certificates
 from stage import run
 from support import GUARD_S, until, until_async
 from ts.protocol.frames import Input
-from ts.protocol.progress import NOTE
+from ts.protocol.progress import NOTE, PROGRESS_BYTES
 from ts.protocol.secure import PeerCertificate, SecureSocket, client_context, server_context
 from ts.runtime.remote_link import SentProgress
 from ts_frontend.errors import WorkerDied
@@ -72,6 +72,18 @@ parent = os.getppid()
 while os.getppid() == parent:
     time.sleep(0.01)
 os._exit(0)
+"""
+#: Dies once between the note of a batch and its record, which precedes the call.
+DIES = """
+import os, signal
+from ts.runtime.remote_link import SentProgress
+tell = SentProgress._tell
+def told(progress, batch_id):
+    tell(progress, batch_id)
+    if os.path.exists("die"):
+        os.unlink("die")
+        os.kill(os.getpid(), signal.SIGKILL)
+SentProgress._tell = told
 """
 #: More than the buffers of a connection hold.
 NOTES_MANY = 5000
@@ -154,6 +166,25 @@ def test_a_dead_node_gives_back_what_it_had_not_begun(
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
+@pytest.mark.pure_form
+def test_a_request_whose_note_was_sent_but_whose_handler_was_not_called_runs_elsewhere(
+    model: Path, pems: dict[str, str]
+) -> None:
+    """The agent reports the worker's own record."""
+    (model / "handler.py").write_text(DIES + HANDLER)
+
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems) as cluster:
+            await first_worker(cluster.pool)
+            assert await answer(ask(cluster.pool, "first")) == "FIRST"
+            (model / "die").touch()
+            assert await answer(ask(cluster.pool, "second")) == "SECOND"
+            assert (model / "begun.txt").read_text().split() == ["first", "second"]
+            assert cluster.pool.last_failure is not None, "a worker has died meanwhile"
+
+    run(scenario())
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems report each note")
 def test_the_notes_of_begun_batches_do_not_wake_the_server(
     model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -192,7 +223,7 @@ def test_a_worker_whose_notes_nobody_reads_waits_before_it_calls_its_handler(pem
 
     def begin_many() -> None:
         nonlocal begun
-        progress = SentProgress(worker)
+        progress = SentProgress(worker, bytearray(PROGRESS_BYTES))
         for batch_id in range(1, NOTES_MANY + 1):
             progress.begin(batch_id)
             begun = batch_id

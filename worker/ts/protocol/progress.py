@@ -49,6 +49,11 @@ class Progress:
             _SUMS.pack_into(self._memory, place, before_read_s + read_s, before_written_s + written_s)
 
 
+def newest(table: bytes) -> list[int]:
+    """The ids in the table's places, from which `Progress.begin` makes it again."""
+    return [batch_id for (batch_id,) in _ID.iter_unpack(table[:_TABLE_BYTES]) if batch_id]
+
+
 def has_begun(table: bytes, batch_id: int) -> bool:
     """Whether the worker with this table may have called its handler for the batch. True for a truncated table, so
     that a batch that may have run isn't repeated."""

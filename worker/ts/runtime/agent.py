@@ -1,5 +1,6 @@
 """The supervisor of a worker on another machine than the frontend: it starts the worker's process, sends its lines, its
-memory and its end to the frontend, and ends it on request or at the end of the connection.
+memory, and its end with the batches that it had begun to the frontend, and ends it on request or at the end of the
+connection.
 
 It runs in a process placed there by Ray, as long as the worker lives.
 """
@@ -14,10 +15,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from typing import IO, Any
 
+from ts.protocol.progress import PROGRESS_BYTES, newest
 from ts.protocol.secure import PeerCertificate, SecureSocket, client_context, keep_watch
 
 READ_BYTES = 64 * 1024
@@ -61,6 +64,8 @@ class Agent:
     def __init__(self, instructions: Mapping[str, Any], node: Mapping[str, Any]) -> None:
         self._instructions = dict(instructions)
         self._sock, _ = greet(self._instructions, "agent", node=dict(node))
+        self._record, path = tempfile.mkstemp()
+        os.unlink(path)
         self._child = self._start()
         self._rest: dict[str, bytes] = {"stdout": b"", "stderr": b""}
         self._commands = b""
@@ -68,7 +73,8 @@ class Agent:
         self._selector = selectors.DefaultSelector()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        instructions = self._instructions
+        os.truncate(self._record, PROGRESS_BYTES)
+        instructions = {**self._instructions, "record": self._record}
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         paths = [root, os.environ.get("PYTHONPATH", "")]
         env = {**os.environ, **instructions.pop("env", {}), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -79,6 +85,7 @@ class Agent:
             stderr=subprocess.PIPE,
             env=env,
             cwd=instructions["model_dir"],
+            pass_fds=[self._record],
             start_new_session=True,
         )
         assert child.stdin is not None
@@ -108,7 +115,7 @@ class Agent:
             for name, rest in self._rest.items():
                 if rest:
                     self._send(stream=name, lines=[rest.decode("utf-8", "backslashreplace")])
-            self._send(exit=child.returncode)
+            self._send(exit=child.returncode, begun=newest(os.pread(self._record, PROGRESS_BYTES, 0)))
             while self._unsent:
                 self._turn(0.2)
             return child.returncode
@@ -118,6 +125,7 @@ class Agent:
             self._kill()
             child.wait()
             self._sock.close()
+            os.close(self._record)
             selector.close()
 
     def _turn(self, timeout_s: float) -> None:

@@ -2,7 +2,8 @@
 on standard input.
 
 It connects to the frontend over TLS and identifies itself; then it is a worker like any other. The begun batches, which
-the frontend otherwise reads from a shared file, are sent over a second connection before the handler is called.
+the frontend otherwise reads from a shared file, are sent over a second connection before the handler is called, and
+recorded in a file that the agent reads when the worker has died.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import mmap
 import os
 import sys
 from functools import partial
 from typing import Any
 
+from ts.protocol.progress import PROGRESS_BYTES
 from ts.runtime.agent import greet
 from ts.runtime.handlers import Loaded, load
 from ts.runtime.main import answer, prepare_logging, prepare_process
@@ -51,11 +54,13 @@ def main() -> None:
         sock, ahead_s = greet(instructions, "worker")
     except OSError as error:
         sys.exit(f"the worker can't reach the server at {instructions['host']}:{instructions['port']}: {error}")
+    memory = mmap.mmap(instructions["record"], PROGRESS_BYTES)
+    os.close(instructions["record"])
     link = RemoteLink(sock, ahead_s, notes)
     link.part_from_forks()
     prepare_process()
     ledger: Any = partial(RemoteLedger, ahead_s)
-    status = answer(link, SentProgress(notes), ledger, prepare_logging, loading=partial(_load, instructions))
+    status = answer(link, SentProgress(notes, memory), ledger, prepare_logging, loading=partial(_load, instructions))
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
     leave(status)

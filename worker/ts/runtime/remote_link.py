@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import select
 from math import isinf
+from mmap import mmap
 
 from ts.protocol.frames import Message, Predict, Times
 from ts.protocol.outbox import Outbox
-from ts.protocol.progress import NOTE, PROGRESS_BYTES, Progress
+from ts.protocol.progress import NOTE, PLACES, Progress
 from ts.protocol.secure import SecureSocket
 from ts.runtime.jobs import Ledger
 from ts.runtime.worker import Link, leave, parted
@@ -71,15 +72,24 @@ class RemoteLedger(Ledger):
 class SentProgress(Progress):
     """Tells the frontend of each batch before its handler is called: the operating system has the note by then, and
     sends it even if this process is killed. The notes have a connection of their own, which the frontend reads once in
-    a while, so that it isn't woken by each and answers can still share a write."""
+    a while, so that it isn't woken by each and answers can still share a write.
+
+    The memory is shared with the agent: unless the whole machine dies, it reports which of the batches were begun
+    indeed."""
 
     __slots__ = ("_notes",)
 
-    def __init__(self, notes: SecureSocket) -> None:
-        super().__init__(bytearray(PROGRESS_BYTES))
+    def __init__(self, notes: SecureSocket, memory: mmap | bytearray) -> None:
+        super().__init__(memory)
         self._notes = notes
 
     def begin(self, batch_id: int) -> None:
+        self._tell(batch_id)
+        place = batch_id % PLACES  # as `Progress.begin`, which may not be called: nothing may follow the record
+        if self._ids[place] < batch_id:
+            self._ids[place] = batch_id
+
+    def _tell(self, batch_id: int) -> None:
         note = memoryview(NOTE.pack(batch_id))
         while True:
             try:

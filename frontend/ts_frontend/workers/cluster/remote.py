@@ -7,7 +7,7 @@ import asyncio
 import io
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,6 +186,7 @@ class RemoteProcess(WorkerProcess):
         self._on_end, self._on_lost = on_end, on_lost
         self._line: AgentLine | None = None
         self._notes = notes
+        self._record: bytes | None = None
         self._memory_bytes = 0
         self._lost = ""
         self._silent = False
@@ -216,6 +217,7 @@ class RemoteProcess(WorkerProcess):
         elif "rss" in what:
             self._memory_bytes = int(what["rss"])
         elif "exit" in what:
+            self._record = _table_of(what["begun"])
             self.ended(ExitStatus(None if self._lost else int(what["exit"])))
 
     def silent(self) -> None:
@@ -251,7 +253,8 @@ class RemoteProcess(WorkerProcess):
         await asyncio.wait({self._notes.ended}, timeout=NOTES_S_MAX)
 
     def unbegun(self, batch_ids: Any) -> set[int]:
-        table = self._notes.table()
+        """By the notes, which precede the calls; by the worker's own record once its agent has reported it."""
+        table = self._notes.table() if self._record is None else self._record
         return {batch_id for batch_id in batch_ids if not has_begun(table, batch_id)}
 
     def spent(self) -> dict[int, tuple[float, float]]:
@@ -270,3 +273,12 @@ class RemoteProcess(WorkerProcess):
         self._notes.close()
         if self._line is not None:
             self._line.close()
+
+
+def _table_of(batch_ids: Iterable[int]) -> bytes:
+    """The table of a worker that has begun these batches. Raises TypeError for anything else than numbers."""
+    table = bytearray(PROGRESS_BYTES)
+    progress = Progress(table)
+    for batch_id in batch_ids:
+        progress.begin(batch_id)
+    return bytes(table)
