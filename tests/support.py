@@ -18,6 +18,7 @@ import psutil
 #: A guard against a wait for ever, far above what a busy machine takes: no test's result depends on it.
 GUARD_S = 120
 PAUSE_S = 0.01
+_GIVEN_PORTS: set[int] = set()
 #: For requests that must run out of time while they run: the first that leaves a busy machine the time to begin them.
 TIMEOUTS_US = (1_000_000, 8_000_000, 60_000_000)
 
@@ -56,10 +57,14 @@ def one_before_the_others(file: Path) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 on which nothing listens just now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A TCP port of 127.0.0.1 on which nothing listens just now, another one for each call of this process."""
+    while True:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = int(found.getsockname()[1])
+        if port not in _GIVEN_PORTS:
+            _GIVEN_PORTS.add(port)
+            return port
 
 
 def module_of(path: Path) -> ModuleType:

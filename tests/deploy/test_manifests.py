@@ -121,10 +121,7 @@ class Pod:
         return re.sub(r"(?<=[=:])([789]\d{3})\b", lambda found: str(self.port(int(found[1]))), text)
 
     def port(self, inside: int) -> int:
-        if inside not in self.ports:
-            used = self.ports.values()
-            self.ports[inside] = next(port for port in iter(free_port, 0) if port not in used)
-        return self.ports[inside]
+        return self.ports.setdefault(inside, free_port())
 
     def named_port(self, port: int | str) -> int:
         """A port's number, of a probe or a service, inside."""

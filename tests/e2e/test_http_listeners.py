@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, free_port
 
 
 def ask(port: int, method: str, target: str, body: bytes | None = None) -> tuple[int, Any]:
@@ -25,13 +25,6 @@ def ask(port: int, method: str, target: str, body: bytes | None = None) -> tuple
     finally:
         connection.close()
     return response.status, json.loads(raw) if raw.startswith((b"{", b"[")) else raw.decode()
-
-
-def free_port() -> int:
-    """A port that nobody has just now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def kinds(port: int) -> dict[str, int]:
