@@ -6,6 +6,7 @@ needed unless every import of the handler is known to work without it.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Collection, Iterator
@@ -43,10 +44,12 @@ def may_need_torch(directory: Path, handler: str) -> bool:
 
 
 def module_may_need_torch(name: str, folders: Collection[Path]) -> bool:
-    """The same for the module `package.module`, which may lie in these folders or be installed. Blocking."""
-    if any((folder / f"{name}.py").is_file() for folder in folders):
+    """The same for the module `package.module`, which may lie in these folders or be installed. Blocking.
+
+    os.path's functions say no to a name that no file can have; pathlib's raise OSError."""
+    if any(os.path.isfile(folder / f"{name}.py") for folder in folders):
         return _may_need_torch(name, folders)
-    return any((folder / name.partition(".")[0]).is_dir() for folder in folders) or not _without_torch(name)
+    return any(os.path.isdir(folder / name.partition(".")[0]) for folder in folders) or not _without_torch(name)
 
 
 def _may_need_torch(name: str, folders: Collection[Path]) -> bool:
@@ -56,15 +59,15 @@ def _may_need_torch(name: str, folders: Collection[Path]) -> bool:
         if name in seen:
             continue
         seen.add(name)
-        file = next((found for folder in folders if (found := folder / f"{name}.py").is_file()), None)
+        file = next((found for folder in folders if os.path.isfile(found := folder / f"{name}.py")), None)
         text = _source(file) if file is not None and len(seen) <= FILES_MAX else None
         if text is None or _HIDDEN.search(text):
             return True
         for module in _imported(text):
             first = module.partition(".")[0]
-            if any((folder / f"{first}.py").is_file() for folder in folders):
+            if any(os.path.isfile(folder / f"{first}.py") for folder in folders):
                 pending.append(first)
-            elif not _without_torch(module) or any((folder / first).is_dir() for folder in folders):
+            elif not _without_torch(module) or any(os.path.isdir(folder / first) for folder in folders):
                 return True
     return False
 

@@ -47,7 +47,7 @@ _HEAD_OF_FRAME, _HEAD_OF_BODY = struct.Struct(">IBI"), struct.Struct(">IBIBI")
 _TIMEOUTS_MAX = 64
 #: The most attempts of a call that failed before the server can have seen it.
 _ATTEMPTS_MAX = 10
-_PING_BYTES = 8
+_PING_BYTES, _WORD_BYTES = 8, 4
 #: Before the third attempt, doubled with each further one: a server that takes few calls at a time counts one for a
 #: moment after its answer.
 _PAUSE_S_FIRST = 0.002
@@ -483,7 +483,7 @@ class _Connection(asyncio.Protocol):
             block += content
             self._headers(number, begun_flags | flags & _END_HEADERS, block)
         elif kind == _RST_STREAM:
-            self._reset(number, int.from_bytes(content, "big"))
+            self._reset(number, _word(content))
         elif kind == _SETTINGS and not flags & _ACK:
             self._settings(content)
         elif kind == _PING and not flags & _ACK:
@@ -493,7 +493,7 @@ class _Connection(asyncio.Protocol):
         elif kind == _GOAWAY:
             self._going(int.from_bytes(content[:4], "big") & _MOST)
         elif kind == _WINDOW_UPDATE:
-            self._widened(number, int.from_bytes(content, "big") & _MOST)
+            self._widened(number, _word(content) & _MOST)
 
     def _data(self, number: int, flags: int, content: bytes) -> None:
         self._given += len(content)
@@ -605,6 +605,13 @@ def _message(call: _Call) -> bytes:
 
 def _frame(kind: int, flags: int, number: int, content: bytes | memoryview) -> bytes:
     return b"".join((_HEAD_OF_FRAME.pack(len(content) << 8 | kind, flags, number), content))
+
+
+def _word(content: bytes) -> int:
+    """The number of a frame that has nothing else."""
+    if len(content) != _WORD_BYTES:
+        raise BadBlock(f"a frame with a number has {len(content)} bytes")
+    return int.from_bytes(content, "big")
 
 
 def _unpadded(content: bytes, flags: int) -> bytes:
