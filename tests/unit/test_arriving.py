@@ -14,14 +14,17 @@ import pytest
 
 from support import GUARD_S, until_async
 from ts_frontend.errors import Code
-from ts_frontend.grpc.call import Bidi, Call, ListenerLimits, Method, Shape, Unary
+from ts_frontend.grpc.call import Bidi, Call, ListenerLimits, Method, ServerStream, Shape, Unary
 from ts_frontend.grpc.exchange import Exchange
-from ts_frontend.http.arriving import PIECE_BYTES, Arriving, BodiesFull, SlowSender
+from ts_frontend.grpc.protocol import Header
+from ts_frontend.http.arriving import PIECE_BYTES, REQUEST_BYTES, Arriving, BodiesFull, SlowSender, head_bytes
 from ts_frontend.http.departures import Departures
 from ts_frontend.http.request import BodyLimits, Event, HttpRequest
 
 BODY_BYTES = 4000
 PATH = "/test.Service/Call"
+HEAD: Sequence[Header] = ((b"te", b"trailers"),)
+HEAD_BYTES = head_bytes(HEAD)
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -35,7 +38,8 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 class Sender:
     """A client that sends its body piece by piece."""
 
-    def __init__(self) -> None:
+    def __init__(self, headers: Sequence[Header] = HEAD) -> None:
+        self._headers = headers
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self.sent: list[Event] = []
 
@@ -54,14 +58,14 @@ class Sender:
         self.sent.append(event)
 
     def over_http(self, arriving: Arriving, s_max: float = GUARD_S) -> asyncio.Task[bytes]:
-        scope = {"method": "POST", "path": "/", "headers": [], "query_string": b"", "http_version": "1.1"}
+        scope = {"method": "POST", "path": "/", "headers": self._headers, "query_string": b"", "http_version": "1.1"}
         limits = BodyLimits(1 << 20, s_max, arriving)
         return asyncio.create_task(HttpRequest(scope, self.receive, "id", limits, Departures()).body())
 
     def over_grpc(self, arriving: Arriving, method: Method) -> asyncio.Task[None]:
-        headers = {b"te": b"trailers"}
         limits = ListenerLimits(arriving=arriving)
-        exchange = Exchange({"path": PATH, "headers": []}, headers, self.receive, self.send, limits)
+        scope = {"path": PATH, "headers": self._headers}
+        exchange = Exchange(scope, dict(self._headers), self.receive, self.send, limits)
         return asyncio.create_task(exchange.run(method))
 
     @property
@@ -79,9 +83,18 @@ async def echoes(call: Call, messages: AsyncIterator[bytes]) -> AsyncIterator[Se
         yield [message]
 
 
+async def repeat(call: Call, message: bytes) -> AsyncIterator[Sequence[bytes]]:
+    yield [message, message]
+
+
 UNARY: Unary = echo
+SERVER_STREAM: ServerStream = repeat
 BIDI: Bidi = echoes
-METHODS = {"unary": Method(PATH, Shape.UNARY, UNARY), "bidi": Method(PATH, Shape.BIDI, BIDI)}
+METHODS = {
+    "unary": Method(PATH, Shape.UNARY, UNARY),
+    "server stream": Method(PATH, Shape.SERVER_STREAM, SERVER_STREAM),
+    "bidi": Method(PATH, Shape.BIDI, BIDI),
+}
 
 
 async def until_held(arriving: Arriving, count: int) -> None:
@@ -90,7 +103,7 @@ async def until_held(arriving: Arriving, count: int) -> None:
 
 @in_loop
 async def test_the_body_that_began_first_makes_room() -> None:
-    arriving = Arriving(2 * BODY_BYTES + 3 * PIECE_BYTES)
+    arriving = Arriving(2 * (HEAD_BYTES + BODY_BYTES + PIECE_BYTES) + HEAD_BYTES + PIECE_BYTES)
     senders = [Sender() for _ in range(3)]
     bodies = []
     for number, sender in enumerate(senders[:2], 1):
@@ -125,7 +138,7 @@ async def test_pieces_of_one_byte_count_with_the_memory_that_they_need() -> None
     body = sender.over_http(arriving)
     for _ in range(100):
         sender.piece(b"x")
-    await until_async(lambda: arriving.bytes == 100 * (PIECE_BYTES + 1))
+    await until_async(lambda: arriving.bytes == HEAD_BYTES + 100 * (PIECE_BYTES + 1))
     sender.piece(b"", more=False)
     assert len(await body) == 100
 
@@ -150,12 +163,12 @@ PIECES = [pytest.param("unary", "a part"), pytest.param("unary", "the whole"), p
 @pytest.mark.parametrize(("shape", "part"), PIECES)
 @in_loop
 async def test_messages_of_grpc_are_bodies_too(shape: str, part: str) -> None:
-    arriving = Arriving(2 * BODY_BYTES)
+    arriving = Arriving(2 * (HEAD_BYTES + BODY_BYTES))
     first, second = Sender(), Sender()
     call = first.over_grpc(arriving, METHODS[shape])
     for piece in PARTS[part]:
         first.piece(piece)
-    await until_async(lambda: arriving.bytes >= BODY_BYTES)
+    await until_async(lambda: arriving.bytes >= REQUEST_BYTES + BODY_BYTES)
     body = second.over_http(arriving)
     second.piece(b"x" * BODY_BYTES)
     second.piece(b"x")
@@ -186,6 +199,57 @@ async def test_the_rest_of_a_message_of_grpc_must_come_in_time(shape: str, part:
     await call
     assert sender.grpc_status == Code.DEADLINE_EXCEEDED
     assert (arriving.bytes, len(arriving)) == (0, 0)
+
+
+LONG_HEAD = [(b"te", b"trailers"), *[(b"x-a", b"v" * 1000)] * 20]
+#: A message of a byte in a stream that isn't ended, which needs little memory.
+SMALL = b"\0" + (1).to_bytes(4, "big") + b"x"
+
+
+@pytest.mark.parametrize(("shape", "data"), [("unary", b""), ("unary", SMALL), ("server stream", SMALL), ("bidi", b"")])
+@in_loop
+async def test_a_head_counts_until_its_message_is_there(shape: str, data: bytes) -> None:
+    """HTTP/2 can repeat long headers with a few bytes: a client that only sends heads must not fill the memory."""
+    arriving = Arriving(2 * head_bytes(LONG_HEAD) - 1)
+    first, second = Sender(LONG_HEAD), Sender(LONG_HEAD)
+    call = first.over_grpc(arriving, METHODS[shape])
+    if data:
+        first.piece(data)
+    await until_async(lambda: first.empty and arriving.bytes > REQUEST_BYTES + 20 * 1000)
+    other = second.over_http(arriving)
+    await call
+    assert first.grpc_status == Code.RESOURCE_EXHAUSTED
+    second.piece(b"", more=False)
+    assert await other == b""
+    assert (arriving.bytes, len(arriving)) == (0, 0)
+
+
+@pytest.mark.parametrize("data", [b"", SMALL])
+@pytest.mark.parametrize("shape", ["unary", "server stream"])
+@in_loop
+async def test_a_head_without_its_message_is_given_up_in_time(shape: str, data: bytes) -> None:
+    arriving = Arriving(message_timeout_s=0.05)
+    sender = Sender()
+    call = sender.over_grpc(arriving, METHODS[shape])
+    if data:
+        sender.piece(data)
+    await asyncio.wait_for(call, GUARD_S)
+    assert sender.grpc_status == Code.DEADLINE_EXCEEDED
+    assert (arriving.bytes, len(arriving)) == (0, 0)
+
+
+@in_loop
+async def test_a_stream_may_rest_before_its_first_message() -> None:
+    limit_s = 0.05
+    arriving = Arriving(message_timeout_s=limit_s)
+    sender, late = Sender(), Sender()
+    call = sender.over_grpc(arriving, METHODS["bidi"])
+    await until_held(arriving, 1)
+    await late.over_grpc(arriving, METHODS["unary"])
+    assert late.grpc_status == Code.DEADLINE_EXCEEDED
+    sender.piece(SMALL, more=False)
+    await call
+    assert sender.grpc_status == Code.OK
 
 
 @in_loop
@@ -225,7 +289,7 @@ async def test_a_cancelled_call_is_counted_no_longer() -> None:
     call = sender.over_grpc(arriving, METHODS["unary"])
     for piece in PARTS["a part"]:
         sender.piece(piece)
-    await until_async(lambda: arriving.bytes >= BODY_BYTES)
+    await until_async(lambda: arriving.bytes >= REQUEST_BYTES + BODY_BYTES)
     call.cancel()
     await asyncio.wait({call})
     assert (arriving.bytes, len(arriving)) == (0, 0)
@@ -233,7 +297,7 @@ async def test_a_cancelled_call_is_counted_no_longer() -> None:
 
 @in_loop
 async def test_a_refused_body_is_freed_without_garbage_collection() -> None:
-    arriving = Arriving(BODY_BYTES)
+    arriving = Arriving(HEAD_BYTES + BODY_BYTES)
     piece = bytes(bytearray(BODY_BYTES))
     before = sys.getrefcount(piece)
     gc.disable()

@@ -538,14 +538,14 @@ class ServerConfig:
     request_body_timeout_s: float = _own(
         number(0),
         120.0,
-        "seconds in which an HTTP client must send a request's body, with pauses of at most 60 s, and a gRPC client a "
-        "message that it has begun (not by the grpcio engine)",
+        "seconds in which an HTTP client must send a request's body, with pauses of at most 60 s, and a gRPC client "
+        "the message of its call, or one of its stream that it has begun (not by the grpcio engine)",
     )
     arriving_bytes_max: int = _own(
         whole(1),
         1 << 30,
-        "bytes of all requests together whose bodies or gRPC messages are still arriving; above it, those that began "
-        "first are refused (not by the grpcio engine)",
+        "bytes of all requests together whose bodies or gRPC messages are still arriving, with their headers; above "
+        "it, those that began first are refused (not by the grpcio engine)",
     )
     write_timeout_s: float = _own(
         number(),

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 from ts.protocol.frames import Pairs
 from ts_frontend.errors import ClientGone, Code, ServeError
 from ts_frontend.grpc.protocol import METADATA_KEY, METADATA_VALUE, Header, ReceivedMetadata
-from ts_frontend.http.arriving import Arriving
+from ts_frontend.http.arriving import Arriving, head_bytes
 from ts_frontend.telemetry.metrics.families import TIMES_MAX, Histogram
 from ts_frontend.telemetry.timing import ANSWER, ASK, RequestTimes, asking
 
@@ -94,6 +94,11 @@ class Call:
     def without_metadata(self) -> bool:
         """Whether the headers tell that there is no metadata of the client's own, so that nobody need look at it."""
         return self._metadata is None and _TRANSPORT_NAMES.issuperset(self._headers[1])
+
+    @property
+    def head_bytes(self) -> int:
+        """The memory of the request's head."""
+        return head_bytes(self._headers[0])
 
     @property
     def initial(self) -> Entries:

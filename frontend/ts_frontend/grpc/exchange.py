@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from typing import Any
 
 from ts_frontend.errors import ClientGone, Code, Draining, ServeError, Unimplemented
@@ -26,7 +26,7 @@ from ts_frontend.grpc.protocol import (
     status_headers,
     timeout_s,
 )
-from ts_frontend.http.arriving import PIECE_BYTES
+from ts_frontend.http.arriving import PIECE_BYTES, is_future
 from ts_frontend.http.request import Event, Receive, Scope, Send
 from ts_frontend.tasks import Expiry, current_task, uncancel
 
@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 THREAD_BYTES_MIN = 256 * 1024
 #: Larger compressed messages are decompressed in a thread: they may grow a thousandfold.
 THREAD_COMPRESSED_BYTES_MIN = 1024
-#: A larger message counts as arriving until the client ends its stream.
-UNCOUNTED_BYTES_MAX = 1024
 #: The prefix of a larger message is sent separately, to avoid a copy of the message.
 JOIN_BYTES_MAX = 64 * 1024
 
@@ -132,12 +130,15 @@ class Exchange:
         without metadata; it hands other calls on. With a deadline it runs within `_run`, which ends failed calls."""
         call, limits, receive, send = self._call, self._limits, self._receive, self._send
         try:
-            event = await receive()
+            following = receive()
+            # h2corn returns a future only for an event that hasn't come yet.
+            event = await (self._waited(following, 0) if is_future(type(following)) else following)
             message = self._whole_message(event)
             if message is None:
                 message = await self._only_message([event])
             elif event.get("more_body"):  # clients often end the stream with a separate empty frame
-                end = await (receive() if len(message) <= UNCOUNTED_BYTES_MAX else self._after(message))
+                following = receive()
+                end = await (self._waited(following, len(message)) if is_future(type(following)) else following)
                 if end["type"] != "http.request" or end.get("body") or end.get("more_body"):
                     message = await self._only_message([event, end])
             if method.counted is None:
@@ -171,12 +172,13 @@ class Exchange:
                 raise
             await self._fail(error)
 
-    async def _after(self, message: bytes) -> Event:
-        """Returns the event after a whole message, which counts as arriving until the client ends its stream."""
+    async def _waited(self, following: Awaitable[Event], size: int) -> Event:
+        """Returns the event that `following` waits for; the request and the `size` bytes of its message count as
+        arriving meanwhile."""
         held = self._limits.arriving.body()
-        held.hold_message(len(message))
+        held.hold(self._call.head_bytes + size, timed=True)
         try:
-            return await held.piece(self._receive())
+            return await held.piece(following)
         finally:
             held.end()
 
@@ -227,16 +229,21 @@ class Exchange:
 
     async def _messages(self, received: Sequence[Event] = (), *, kept: bool = False) -> AsyncIterator[bytes]:
         """Yields the request's messages as they arrive; `received`: the events read so far. `kept`: the caller keeps
-        them until the end of the stream, so that they count as arriving."""
+        them until the end of the stream, so that they count as arriving; else the head counts until the first one."""
         decoder = protocol.Decoder(self._limits.request_bytes_max)
         waiting = iter(received)
         held = self._limits.arriving.body()
-        kept_bytes = 0
+        head_bytes, kept_bytes = self._call.head_bytes, 0
         try:
             while True:
                 event = next(waiting, None)
                 if event is None:
-                    event = await held.piece(self._receive())
+                    following = self._receive()
+                    if is_future(type(following)):
+                        size = head_bytes + kept_bytes + decoder.held_bytes
+                        # A stream may rest before its first message and between two.
+                        held.hold(size, timed=kept or decoder.held_bytes > 0)
+                    event = await held.piece(following)
                 if event["type"] != "http.request":
                     raise ClientGone
                 for message in decoder.feed(event.get("body", b"")):
@@ -244,11 +251,11 @@ class Exchange:
                     if kept:
                         kept_bytes += PIECE_BYTES + len(content)
                     else:
+                        head_bytes = 0
                         held.next_message()  # no time passes while the caller doesn't ask for more
                     yield content
                 if not event.get("more_body"):
                     break
-                held.hold_message(decoder.held_bytes + kept_bytes or int(kept))
         finally:
             held.end()
         decoder.finish()

@@ -1,8 +1,9 @@
-"""Bodies of requests that are still arriving: one limit for those of all connections together.
+"""Requests whose bodies are still arriving: one limit for those of all connections together.
 
-A body that arrives in one piece is never counted. Above the limit, the body whose first piece is longest ago is given
-up: clients that send slowly make room for those that send fast. A body that is the only one is never given up for its
-size. A gRPC message is also given up when the rest of it doesn't come in time; HTTP bodies have a limit of their own.
+A request that arrives in one piece is never counted; any other counts with its head, since a few bytes of HTTP/2 can
+repeat long headers. Above the limit, the request that has been arriving for the longest time is given up: clients that
+send slowly make room for those that send fast. One that is alone is never given up for its size. A gRPC message is also
+given up when the rest of it doesn't come in time; HTTP bodies have a limit of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
+from functools import lru_cache
 from typing import TypeVar
 
 from ts_frontend.errors import Code, ServeError
@@ -21,7 +23,21 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 #: The bytes that a piece needs beside its data: a peer may send a body in pieces of one byte.
 PIECE_BYTES = 64
+#: The bytes that a request needs beside its headers and its body (measured: 15 KB).
+REQUEST_BYTES = 16 * 1024
 _LOG_EVERY_S = 60.0
+
+
+def head_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """The memory of a request without its body."""
+    return REQUEST_BYTES + sum(PIECE_BYTES + len(name) + len(value) for name, value in headers)
+
+
+@lru_cache(maxsize=64)
+def is_future(kind: type) -> bool:
+    """`asyncio.isfuture` of the objects of a class. It is cached, because an attribute that isn't there costs an
+    exception."""
+    return hasattr(kind, "_asyncio_future_blocking")
 
 
 class BodiesFull(ServeError):
@@ -73,7 +89,7 @@ class Arriving:
         if now_s - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = now_s
             _log.warning(
-                "%d request bodies that are still arriving have over %d bytes together: those that began first are "
+                "%d requests that are still arriving have over %d bytes together: those that began first are "
                 "refused. arriving_bytes_max raises the limit",
                 len(self._bodies),
                 self.bytes_max,
@@ -92,18 +108,15 @@ class ArrivingBody:
         self._given_up = self._late = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def hold(self, size: int) -> None:
-        """Sets the number of bytes that are in memory; 0 between two messages of a stream."""
+    def hold(self, size: int, *, timed: bool = False) -> None:
+        """Sets the number of bytes that are in memory; 0 between two messages of a stream. `timed`: they are a part of
+        a gRPC request, which is given up if the rest doesn't arrive in time."""
         if size == 0:
             self.end()
         elif not self._given_up:
             change, self._bytes = size - self._bytes, size
             self._arriving.count(self, change)
-
-    def hold_message(self, size: int) -> None:
-        """The same for a part of a gRPC message, which is given up if the rest doesn't arrive in time."""
-        self.hold(size)
-        if self._timer is None and not self._given_up and size > 0 and self._arriving.message_timeout_s < math.inf:
+        if timed and self._timer is None and not self._given_up and self._arriving.message_timeout_s < math.inf:
             later = asyncio.get_running_loop().call_later
             self._timer = later(self._arriving.message_timeout_s, self._run_out)
 
@@ -149,6 +162,6 @@ class ArrivingBody:
             seconds = self._arriving.message_timeout_s
             return SlowSender(f"The request's message took more than {seconds:g} s to arrive (request_body_timeout_s)")
         return BodiesFull(
-            f"The bodies of requests that are arriving are over arriving_bytes_max of {self._arriving.bytes_max} bytes "
-            "together, and this one began first"
+            f"The requests that are arriving are over arriving_bytes_max of {self._arriving.bytes_max} bytes together, "
+            "and this one began first"
         )

@@ -7,13 +7,12 @@ import json
 import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
 from ts.protocol.frames import Pairs
 from ts_frontend.errors import ClientGone, InvalidArgument, MessageTooLarge
-from ts_frontend.http.arriving import PIECE_BYTES, Arriving, SlowSender
+from ts_frontend.http.arriving import PIECE_BYTES, Arriving, SlowSender, head_bytes, is_future
 from ts_frontend.http.departures import Departures, Watched
 from ts_frontend.job import handlers_headers
 from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, small_members
@@ -132,7 +131,7 @@ class HttpRequest:
         """Returns the whole body. Raises BodiesFull, ClientGone, MessageTooLarge, SlowSender."""
         first = self._receive()
         # h2corn returns a future only for an event that hasn't come yet: most bodies need no timeout.
-        event = None if _is_future(type(first)) else await first
+        event = None if is_future(type(first)) else await first
         if event is not None and event["type"] == "http.request" and not event.get("more_body"):
             data: bytes = event.get("body") or b""
             self._check_size(len(data))
@@ -155,9 +154,11 @@ class HttpRequest:
     async def _pieces(self, event: Event | None, following: Awaitable[Event]) -> bytes:
         """Returns the body from `event` on; None: it is the result of `following`."""
         pieces: list[bytes] = []
-        size = 0
+        size, head = 0, head_bytes(self.headers)
         held = self.limits.arriving.body()
         try:
+            if event is None:
+                held.hold(head)
             while True:
                 event = await held.piece(following) if event is None else event
                 if event["type"] != "http.request":
@@ -168,7 +169,7 @@ class HttpRequest:
                 if not event.get("more_body"):
                     self._taken = True
                     return b"".join(pieces)
-                held.hold(size + PIECE_BYTES * len(pieces))
+                held.hold(head + size + PIECE_BYTES * len(pieces))
                 event, following = None, self._receive()
         finally:
             held.end()
@@ -218,13 +219,6 @@ class HttpRequest:
             if self._watched is not None:
                 self._departures.forget(self._watched)
             self._watcher = self._watched = None
-
-
-@lru_cache(maxsize=64)
-def _is_future(kind: type) -> bool:
-    """`asyncio.isfuture` of the objects of a class. It is cached, because an attribute that isn't there costs an
-    exception."""
-    return hasattr(kind, "_asyncio_future_blocking")
 
 
 async def _closed() -> Event:
