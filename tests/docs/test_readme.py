@@ -88,6 +88,7 @@ def reader(root: Path, tmp_path: Path, clean_env: dict[str, str]) -> Iterator[Re
     somebody.leave()
 
 
+@pytest.mark.long
 def test_everything_in_the_readme_runs(root: Path, reader: Reader) -> None:
     printed, ran = "", 0
     for block in blocks((root / "README.md").read_text()):

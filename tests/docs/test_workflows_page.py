@@ -53,6 +53,7 @@ def walk(root: Path, tmp_path: Path, clean_env: dict[str, str]) -> Iterator[Call
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page's commands are curl's")
 @pytest.mark.parametrize("page", ["workflows.md", "first-model.md"])
+@pytest.mark.long
 def test_the_walk(root: Path, walk: Callable[[str], str], page: str) -> None:
     text_of_page = (root / "docs" / page).read_text()
     printed, checked = "", 0

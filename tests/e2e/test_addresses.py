@@ -319,6 +319,7 @@ def test_https_without_a_certificate_says_how_to_make_one(serving: Any, folder: 
 
 
 @pytest.mark.parametrize("kind", ["PKCS12", "JKS"])
+@pytest.mark.long
 def test_a_key_store_is_converted_by_the_command_of_the_refusal(
     serving: Any, folder: Path, pki: Path, kind: str
 ) -> None:

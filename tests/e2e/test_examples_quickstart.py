@@ -35,6 +35,7 @@ def test_the_first_five_minutes(root: Path, tmp_path: Path, clean_env: dict[str,
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.long
 def test_it_serves_until_it_is_told_to_end(
     root: Path, tmp_path: Path, clean_env: dict[str, str], number: signal.Signals
 ) -> None:

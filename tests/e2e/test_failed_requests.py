@@ -439,6 +439,7 @@ def leaves_nothing(server: Any, ask: Callable[[str], None], paths: list[str]) ->
 DEADLY = ["predictions", "stream_predictions_2", "model_infer", "model_stream_infer", "http_predictions", "http_infer"]
 
 
+@pytest.mark.long
 def test_a_dead_worker_leaves_nothing_behind(server: Any, clients: Clients) -> None:
     def die() -> None:
         for call in DEADLY:

@@ -28,6 +28,7 @@ number_of_gpu=0
 """
 
 
+@pytest.mark.long
 def test_a_language_model_is_served_until_it_is_ended(tmp_path: Path) -> None:
     (tmp_path / "config.properties").write_text(SETTINGS)
     (tmp_path / "packages").mkdir()

@@ -97,6 +97,7 @@ def ask(port: int, model: str, tls: Any = None) -> str:
 
 
 @pytest.mark.parametrize("number", [2, 5, 15])
+@pytest.mark.long
 def test_dynamos_commands(number: int, run: Callable[..., Any], tmp_path: Path) -> None:
     """Promises 001-11, 001-15, 001-16, 001-20, 001-29, 001-36, 001-37, 001-38, 001-39: with the page's model repository
     in the folder where it is started. Who can reach only this machine loads and unloads."""

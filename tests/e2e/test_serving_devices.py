@@ -115,6 +115,7 @@ def test_workers_with_several_devices_see_a_block_of_them_each(start, write, tmp
     assert json.loads(server.predict("listed", {})) == [0, "4,1", None]
 
 
+@pytest.mark.long
 def test_a_rank_of_torchrun_is_told_its_own_device_among_those_it_sees(start, write, tmp_path):
     write("team", SEEING, config="parallelType: pp\ntorchrun:\n  nproc-per-node: 2\ndeviceIds: [3, 2]\n")
     server = start(env=with_gpus(tmp_path, 4), number_of_gpu=4)

@@ -299,6 +299,7 @@ def test_a_model_that_never_finishes_loading_is_given_up_after_its_startup_timeo
     assert code is grpc.StatusCode.INTERNAL and "within 1 s (startupTimeout)" in details
 
 
+@pytest.mark.long
 def test_a_handler_that_never_finishes_loading_shows_where_it_is(start, write, tmp_path):
     """Also where the handler ignores the signal that ends a process."""
     source = tmp_path / "endless.py"

@@ -199,6 +199,7 @@ def at_rest(server: Any) -> dict[str, int]:
     return resources(server)
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_a_storm(server: Any) -> None:
     for name in MODELS:
         server.register(name)

@@ -148,7 +148,13 @@ def timeout_alone(server: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "stop"), [("h2corn", group), ("grpcio", group), ("h2corn", every_process), ("h2corn", timeout_alone)]
+    ("engine", "stop"),
+    [
+        ("h2corn", group),
+        ("grpcio", group),
+        pytest.param("h2corn", every_process, marks=pytest.mark.long),
+        pytest.param("h2corn", timeout_alone, marks=pytest.mark.long),
+    ],
 )
 def test_a_signal_to_all_processes_loses_no_accepted_request(
     start: Any, store: Path, tmp_path: Path, engine: str, stop: Callable[[Any], None]

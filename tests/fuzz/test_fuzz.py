@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 RUN = Path(__file__).with_name("run.py")
 #: A guard against a fuzzer that hangs: its inputs have their own limit, of processor time.
 GUARD_S = 600
@@ -23,6 +25,7 @@ def test_nothing_from_outside_ends_in_an_error_that_is_not_documented(tmp_path: 
     assert len(targets) > 25, run.stdout
 
 
+@pytest.mark.long
 def test_the_fuzzer_finds_errors_and_hangs(tmp_path: Path) -> None:
     """On a target that has both, so that a fuzzer that finds nothing is one that would find something."""
     program = tmp_path / "broken.py"

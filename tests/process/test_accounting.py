@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support import one_before_the_others
 
 SAMPLE = """
@@ -64,6 +66,7 @@ def test_a_required_test_that_is_missing_fails_the_run(tmp_path: Path, root: Pat
     assert "test_sample.py::test_renamed: no such test was run" in done.stdout
 
 
+@pytest.mark.long
 def test_several_processes_are_counted_together(tmp_path: Path, root: Path) -> None:
     """Only these processes know of modules that skip as a whole, and of deselected tests."""
     (tmp_path / "test_other.py").write_text("import pytest\npytest.skip('not here', allow_module_level=True)\n")
@@ -98,6 +101,7 @@ def test_one_process_compiles_the_tests_and_then_all_others_load_them(tmp_path: 
     assert is_free(file, fcntl.LOCK_EX)
 
 
+@pytest.mark.long
 def test_processes_of_a_first_run_collect_one_before_the_others(tmp_path: Path, root: Path) -> None:
     """Each module fails if its process doesn't have the file's lock."""
     held = """

@@ -85,6 +85,7 @@ def test_it_is_made_once_and_used_again(
     assert caplog.messages == [f"Model other uses the virtual environment {first.held.path}."]
 
 
+@pytest.mark.long
 def test_two_that_need_the_same_at_once_share_the_work(
     archive: Archive, make: Callable[..., Environments], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -99,6 +100,7 @@ def test_two_that_need_the_same_at_once_share_the_work(
     assert sum("another process is making its virtual environment" in message for message in caplog.messages) == 1
 
 
+@pytest.mark.long
 def test_another_wheel_of_the_same_name_is_another_environment(
     archive: Archive, make: Callable[..., Environments]
 ) -> None:
@@ -115,6 +117,7 @@ def test_without_need_there_is_none(archive: Archive, make: Callable[..., Enviro
     assert not directory.exists()
 
 
+@pytest.mark.long
 def test_a_failure_says_what_pip_said_and_leaves_nothing(
     archive: Archive, make: Callable[..., Environments], directory: Path
 ) -> None:

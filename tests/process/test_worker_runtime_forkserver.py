@@ -234,7 +234,7 @@ SHARE = max(1, CORES // 2)
         ({"threads": 5, "workers": 2}, "3", 5, "5"),
     ],
 )
-@pytest.mark.parametrize("when", ["at its start", "by the handler"])
+@pytest.mark.parametrize("when", ["at its start", pytest.param("by the handler", marks=pytest.mark.long)])
 def test_the_threads_that_a_handler_sees(shared_forkservers, tmp_path, when, settings, given, sees, known):
     """The model's setting, else the environment's, else its share of the cores, also if torch is imported later."""
     (tmp_path / "seeing.py").write_text(

@@ -91,6 +91,7 @@ def test_tests_that_fail_run_once_more_alone(
 ) -> None:
     """Those that fail again, and many that fail at once, fail the run."""
     monkeypatch.setattr(check, "LAST_FAILED", tmp_path / ".pytest_cache/v/cache/lastfailed")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     sample = tmp_path / "test_sample.py"
     step = check.tests("tests", "not slow", "usual")

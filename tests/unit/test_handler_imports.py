@@ -145,6 +145,7 @@ def test_python_finds_nothing_that_this_does_not(tmp_path_factory: pytest.TempPa
         assert found <= {"json", "os.path", "numpy", "ts.context", "local"}
 
 
+@pytest.mark.long
 def test_modules_that_count_as_without_torch_are() -> None:
     there = [name for name in sorted(WITHOUT_TORCH) if importlib.util.find_spec(name) is not None]
     assert {"numpy", "ts.context", "ts.metrics"} <= set(there)

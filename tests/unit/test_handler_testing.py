@@ -15,6 +15,8 @@ import pytest
 from ts.testing import Answer, NotLoaded, Request, RequestFailed, ServedModel
 from ts.testing.fixtures import load_model as load_model
 
+pytestmark = pytest.mark.usefixtures("earlier_tests_are_not_searched")
+
 HANDLER = """
 import time
 from ts.utils.util import PredictionException

@@ -219,6 +219,7 @@ def work_at_once(server: Any, model: str, workers: int) -> float:
     return sum(ended - begun for begun, ended in spans) / (max(ended for _, ended in spans) - min(spans)[0])
 
 
+@pytest.mark.long
 def test_more_workers_do_more_at_once(crowded: Any) -> None:
     """Promise 001-46. Without a clock's verdict: two workers are at work at the same time, however slow the machine is;
     one never works on two calls at once."""

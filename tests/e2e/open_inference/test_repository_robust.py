@@ -147,6 +147,7 @@ def test_a_version_that_cannot_start_changes_nothing(begin: Any, repository: Pat
     until(lambda: workers(served) == before, lambda: f"{workers(served)}, not {before}")
 
 
+@pytest.mark.long
 def test_reloads_lose_no_request(begin: Any, repository: Path) -> None:
     write(repository, "m", 1)
     served = begin("explicit", "--load-model", "m", "--ncs")
