@@ -48,7 +48,7 @@ run: $(STAMP) ## start the server on the examples, call it, serve until Ctrl-C (
 test: $(STAMP) ## format, lint, types, all tests but the long, external and slow ones
 	@$(BIN)/python ts_scripts/check.py
 
-test-long: $(STAMP) ## the tests that take seconds of computing: real networks, torchrun, drains under load
+test-long: $(STAMP) ## the tests that take seconds of computing: real networks, torchrun, drains, pip
 	@$(BIN)/python ts_scripts/check.py --long
 
 test-external: $(STAMP) ## the tests that need parts from outside, which are installed first

@@ -95,6 +95,14 @@ def test_a_level_may_be_full_alone() -> None:
     assert len(batcher) == 2 and priorities.jobs_max == 0
 
 
+def test_the_levels_of_a_file_are_counted_without_a_look_at_each() -> None:
+    own = {1: WaitPolicy(jobs_max=5), 7: WaitPolicy(jobs_max=2)}
+    assert Priorities(10, 1, WaitPolicy(jobs_max=3), own).jobs_max == 5 + 2 + 8 * 3
+    assert Priorities(22_222_222_222, 1, WaitPolicy(jobs_max=3)).jobs_max == 66_666_666_666
+    assert Priorities(1, 1, policies={1: WaitPolicy(jobs_max=5)}).jobs_max == 5
+    assert Priorities(2, 1, policies={1: WaitPolicy(jobs_max=5)}).jobs_max == 0
+
+
 @pytest.mark.parametrize(
     ("wish_s", "overridable", "until_s"), [(0, True, 15), (2, True, 12), (2, False, 15), (9, True, 15)]
 )

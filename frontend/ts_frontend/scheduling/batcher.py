@@ -152,9 +152,11 @@ class Priorities:
     @property
     def jobs_max(self) -> int:
         """Returns the number of jobs that may wait in all levels together, 0 for any number."""
-        levels = range(1, self.levels + 1) if self.levels else (0,)
-        most = [self.policy_of(level).jobs_max for level in levels]
-        return sum(most) if all(most) else 0
+        own = [policy.jobs_max for level, policy in self.policies.items() if 0 < level <= self.levels]
+        others = max(self.levels, 1) - len(own)  # not a loop over the levels, of which a file may name billions
+        if not all(own) or (others and not self.policy.jobs_max):
+            return 0
+        return sum(own) + others * self.policy.jobs_max
 
 
 class PriorityJob(Job):
