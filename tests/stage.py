@@ -62,9 +62,13 @@ class Actor(WorkerProcess):
         found = await until_async(lambda: self.heard(Predict))
         assert isinstance(found, Predict)
         if begins:
-            Progress(self._table).begin(found.batch_id)
-            os.pwrite(self.progress.fileno(), self._table, 0)
+            self.note(found)
         return found
+
+    def note(self, batch: Predict) -> None:
+        """Notes that the batch's handler is called."""
+        Progress(self._table).begin(batch.batch_id)
+        os.pwrite(self.progress.fileno(), self._table, 0)
 
     def resident_bytes(self) -> int:
         return self.memory

@@ -19,7 +19,7 @@ from support import GUARD_S, until_async
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Cancel, Input, Load, LoadFailed, Ready, encode_bytes
 from ts.runtime.handlers import NETWORK_HINT
-from ts_frontend.errors import PROCESS_DIED, DeadlineExceeded, ModelNotLoaded
+from ts_frontend.errors import PROCESS_DIED, DeadlineExceeded, ModelNotLoaded, WorkerDied
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.workers import process as orphans
 from ts_frontend.workers.connection import Connection
@@ -27,6 +27,7 @@ from ts_frontend.workers.devices import Device
 from ts_frontend.workers.failures import Failure, StartFailed
 from ts_frontend.workers.launchers import LaunchFailed
 from ts_frontend.workers.pool import Pool, Slot
+from ts_frontend.workers.process import ExitStatus
 
 DIED = "Backend worker monitoring thread interrupted or backend worker process died."
 
@@ -350,6 +351,37 @@ def test_a_mistake_anywhere_is_logged_and_the_worker_started_again(
     assert "a mistake" in caplog.text
     if where != "launch":  # that is a failure like others: its message says it
         assert raised and "Traceback" in caplog.text
+
+
+def test_notes_are_read_after_the_end_of_a_process_that_lived_on_without_its_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has read batches ahead, and may begin one before the kill works: that batch must not run twice."""
+    monkeypatch.setattr("ts_frontend.workers.worker.EXIT_STATUS_S_MAX", 0.02)
+
+    async def scenario() -> None:
+        stage = Stage()
+        pool = pool_of(stage, Skipping())
+        await pool.scale(1)
+        job, actor = waiting(pool), stage.actors[0]
+        batch = await actor.batch(begins=False)
+
+        def kill(killed: Actor) -> None:
+            def end() -> None:
+                killed.note(batch)
+                killed.ended(ExitStatus(-signal.SIGKILL))
+
+            asyncio.get_running_loop().call_soon(end)
+
+        with monkeypatch.context() as slow:
+            slow.setattr(Actor, "kill", kill)
+            actor.theirs.close()
+            with pytest.raises(WorkerDied, match="killed by SIGKILL"):
+                await job.result()
+        await until_async(lambda: stage.launched == 2 and pool.ready_count == 1)
+        await pool.close(0)
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("turns", range(14))

@@ -602,11 +602,14 @@ class Worker:
         return jobs
 
     async def _exit_of(self, process: WorkerProcess) -> ExitStatus:
-        try:
-            return await asyncio.wait_for(asyncio.shield(process.exited), EXIT_STATUS_S_MAX)
-        except asyncio.TimeoutError:
-            process.kill()
-            return ExitStatus(None)
+        """Waits for the process's end, after which no batch begins. A process that lives on without its socket is
+        killed."""
+        for _ in range(2):
+            try:
+                return await asyncio.wait_for(asyncio.shield(process.exited), EXIT_STATUS_S_MAX)
+            except asyncio.TimeoutError:
+                process.kill()
+        return ExitStatus(None)
 
     # --- time
 
