@@ -45,7 +45,7 @@ class DrivenWorker:
         self.sock, self.theirs = socket.socketpair()
         self.sock.settimeout(GUARD_S)
         self.out_file, self.err_file = folder / "stdout", folder / "stderr"
-        self.progress = (folder / "progress").open("w+b")
+        self.progress = (folder / "torchrelay-progress").open("w+b")
         self.progress.truncate(PROGRESS_BYTES)
         self.decoder = Decoder(1 << 30)
         self.ids = itertools.count(1)

@@ -20,15 +20,14 @@ import os
 import random
 import secrets
 import shutil
-import signal
-import struct
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote_to_bytes
 
 import grpc
 import grpc.aio
@@ -41,8 +40,8 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from e2e.conftest import Serving, write_model
+from soak import notes
 from soak.table import ENGINES, Row, difference, finish, options
-from ts.protocol.progress import PLACES
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 
 GUARD_S = 60.0
@@ -51,53 +50,11 @@ HANG_S = 40.0
 SERVICE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService"
 BODY_BYTES_MAX = 8_000
 PIECES = 5
-#: For the notes of one worker. The file has holes: what isn't written takes no room.
-NOTES_BYTES = 64 << 20
-#: Where a note is no disk's work, on Linux.
-MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 SCALE_EVERY_S, REGISTER_EVERY_S = 3.0, 5.0
 MEMORY_GROWTH_BYTES_MAX, DESCRIPTORS_MORE_MAX, TASKS_MORE_MAX = 20 << 20, 8, 8
 
-ID_BYTES, BATCH_MAX, UNKNOWN = 16, 4, 255
-#: A body is `ID ASK PADDING`. Whose work has begun is noted before anything else, in memory that outlives the worker: a
-#: call of the system would take its time, in which a kill could hide that the work had begun. So would the notes of a
-#: batch's requests, one after another: that there is a batch goes first, then its size, then the requests.
-HANDLER = """
-import hashlib, mmap, os, secrets, time
-from ts.utils.util import PredictionException
-
-NOTES = open(os.path.join({begun!r}, f"{{os.getpid()}}-{{secrets.token_hex(8)}}"), "wb+")
-NOTES.truncate({size})
-BEGUN, noted = mmap.mmap(NOTES.fileno(), {size}), 0
-BEGUN[:65536] = bytes(65536)  # the system gives the pages now, not at the first note on each
-
-def body_of(row):
-    return bytes(row.get("data") or row.get("body"))
-
-def answer_of(body):
-    ask = body.split(b" ", 2)[1]
-    if ask == b"slow":
-        time.sleep(0.03)
-    if ask == b"fail":
-        return PredictionException("this one fails", 422)
-    return hashlib.sha256(body).hexdigest()
-
-def handle(data, context):
-    BEGUN[noted] = {unknown}
-    if data is None:
-        BEGUN[noted] = 0
-        return None
-    note(data)
-    return [answer_of(body_of(row)) for row in data]
-
-def note(data):
-    global noted
-    BEGUN[noted] = len(data)
-    for row in data:
-        noted += {id_bytes}
-        BEGUN[noted : noted + {id_bytes}] = (row.get("data") or row.get("body"))[:{id_bytes}]
-    noted += {id_bytes}
-"""
+BATCH_MAX = 4
+#: A body is `ID ASK PADDING`; the ID is the one of the request, too.
 STREAM = """
 import asyncio, hashlib
 
@@ -142,7 +99,7 @@ class Broken(Exception):
 
 
 class Answer(NamedTuple):
-    """`status`: of HTTP or of gRPC, as text."""
+    """`status`: of HTTP or of gRPC, as text. `body`: of an error of gRPC, its message."""
 
     status: str
     body: bytes
@@ -155,6 +112,11 @@ def make_body(ask: str) -> bytes:
 def expected(body: bytes, streamed: bool) -> bytes:
     digest = hashlib.sha256(body).hexdigest()
     return ("".join(f"{index}:{digest};" for index in range(PIECES)) if streamed else digest).encode()
+
+
+def name_of(body: bytes) -> str:
+    """The ID of a request: in its body, for the handler, and in its headers, for the server's log."""
+    return body.split(b" ", 1)[0].decode()
 
 
 def grpc_body(model: str, body: bytes) -> bytes:
@@ -172,7 +134,8 @@ class Http1:
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams
-        head = f"POST /predictions/{model} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /predictions/{model} HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: {name_of(body)}\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
         try:
             writer.write(head.encode() + body)
             if leave_after_s is not None:
@@ -246,16 +209,17 @@ class Http2:
         if not self._grpc:
             return Answer(exchange.headers[b":status"].decode(), exchange.body)
         status = exchange.headers.get(b"grpc-status", b"none").decode()
-        return Answer(status, _joined(exchange.body) if status == "0" else b"")
+        told = unquote_to_bytes(exchange.headers.get(b"grpc-message", b""))
+        return Answer(status, _joined(exchange.body) if status == "0" else told)
 
     async def _sent(self, model: str, body: bytes) -> tuple[int, _Exchange]:
         async with self._lock:
             if self._reading is None or self._reading.done():
                 await self._connect()
-            path, more = f"/predictions/{model}", []
+            path, more = f"/predictions/{model}", [("x-request-id", name_of(body))]
             if self._grpc:
                 method = "StreamPredictions" if model == "stream" else "Predictions"
-                path, more = f"{SERVICE}/{method}", [("content-type", "application/grpc"), ("te", "trailers")]
+                path, more = f"{SERVICE}/{method}", [*more, ("content-type", "application/grpc"), ("te", "trailers")]
                 message = grpc_body(model, body)
                 body = b"\0" + len(message).to_bytes(4, "big") + message
             stream = self._http.get_next_available_stream_id()
@@ -350,7 +314,8 @@ class Grpcio:
     async def ask(self, model: str, body: bytes, leave_after_s: float | None = None) -> Answer:
         message = grpc_body(model, body)
         timeout = leave_after_s if leave_after_s and random.random() < 0.5 else None
-        call = (self._many if model == "stream" else self._one)(message, timeout=timeout)
+        method = self._many if model == "stream" else self._one
+        call = method(message, timeout=timeout, metadata=(("x-request-id", name_of(body)),))
         if leave_after_s is not None and timeout is None:
             await asyncio.sleep(leave_after_s)
             call.cancel()
@@ -360,7 +325,7 @@ class Grpcio:
                 return Answer("0", b"".join([piece.prediction async for piece in call]))
             return Answer("0", (await call).prediction)
         except grpc.aio.AioRpcError as error:
-            return Answer("deadline" if timeout else str(error.code().value[0]), b"")
+            return Answer("deadline" if timeout else str(error.code().value[0]), (error.details() or "").encode())
 
     async def stop(self) -> None:
         await self._channel.close()
@@ -392,13 +357,13 @@ SLOWEST = 10
 
 class Tally:
     """The outcomes of the requests. `failed`: answers of the model `echo` that failed with a worker, by the request's
-    ID, to be compared with the begun requests; `between`: workers killed between two notes (`stands_between`)."""
+    ID, to be compared with the begun requests."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.failed: dict[str, str] = {}
-        self.between = 0
+        self.kills: list[notes.Kill] = []
         self.begun_s = time.monotonic()
         self.faults: list[Fault] = []
         self.slowest: list[Slow] = []
@@ -460,7 +425,7 @@ async def one(client: Any, name: str, tally: Tally) -> None:
     elif answer.status in FINE and answer.body != expected(body, model == "stream"):
         tally.wrong.append(f"{name} {model} {ask}: {answer.body[:200]!r}")
     elif model == "echo" and answer.status in UNDER_KILLS:
-        tally.failed[body.split(b" ", 1)[0].decode()] = f"{name}: {answer.status} {answer.body[:300]!r}"
+        tally.failed[name_of(body)] = f"{name}: {answer.status} {answer.body[:300]!r}"
 
 
 async def hammer(
@@ -537,12 +502,7 @@ async def load(
     loops = sum(count for _, _, count in clients)
 
     def kill() -> None:
-        pid = random.choice(server.worker_pids("echo"))
-        try:
-            stop(pid)
-            tally.between += stands_between(pid, begun)
-        finally:
-            os.kill(pid, signal.SIGKILL)
+        tally.kills.append(notes.kill(random.choice(server.worker_pids("echo")), begun))
 
     def scale() -> None:
         server.scale("echo", random.choice((2, 3)))
@@ -576,13 +536,17 @@ async def load(
     await asyncio.to_thread(server.scale, "echo", 2)
 
 
+#: Signs of exceptions in the server's log that no caller has heard of.
+RAISED = ("never retrieved", "Task exception", "could not be settled")
+
+
 async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[Row]:
     store, python = directory / "store", directory / "python"
     for folder in (store, python):
         folder.mkdir()
-    begun = Path(tempfile.mkdtemp(prefix="soak-begun-", dir=MEMORY))
+    begun = Path(tempfile.mkdtemp(prefix="soak-begun-", dir=notes.MEMORY))
     (python / "sitecustomize.py").write_text(TASKS)
-    handler = HANDLER.format(begun=str(begun), size=NOTES_BYTES, id_bytes=ID_BYTES, unknown=UNKNOWN)
+    handler = notes.handler_of(begun)
     write_model(
         store, "echo", handler, config=f"batchSize: {BATCH_MAX}\nmaxBatchDelay: 2\nminWorkers: 2\nmaxWorkers: 2\n"
     )
@@ -600,21 +564,24 @@ async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[
         await load(server, tally, begun, given.seconds, given.requests, given.rate, given.kill_every_s)
         took_s, after = time.monotonic() - tally.begun_s, await state_of(server, directory)
         status = await asyncio.to_thread(server.terminate)
-        began, unnamed = await asyncio.to_thread(noted, begun)
-        unnamed += tally.between * BATCH_MAX
+        began = await asyncio.to_thread(notes.named, begun)
     finally:
         server.terminate()
         shutil.rmtree(begun)
     print(f"{engine}: {json.dumps(dict(sorted(tally.outcomes.items())), indent=1)}")
     for line in tally.wrong[:20]:
         print(f"{engine}: WRONG {line}")
-    lost = [what for name, what in tally.failed.items() if name not in began]
-    for line in lost[:20]:
-        print(f"{engine}: NOT BEGUN {line}")
+    deaths = notes.deaths_in(server.lines)
+    verdicts = {name: notes.verdict(name, deaths, tally.kills) for name in tally.failed if name not in began}
+    for name, found in list(verdicts.items())[:20]:
+        word = "NOT NOTED" if found.explained else "NOT BEGUN"
+        print(f"{engine}: {word} {tally.failed[name]}: {found.text}")
+    ends = Counter(found.where for found in verdicts.values())
+    lost = sum(not found.explained for found in verdicts.values())
     for slow in sorted(tally.slowest, reverse=True):
         print(f"{engine}: SLOW {slow.told(tally.faults)}")
     done = Counter(fault.name for fault in tally.faults)
-    raised = [line for line in server.lines if "never retrieved" in line or "Task exception" in line]
+    raised = [line for line in server.lines if any(sign in line for sign in RAISED)]
     rows = [
         Row("requests", f"{given.requests} or more", f"{tally.accepted} in {took_s:.0f} s", True),
         Row("faults", "", ", ".join(f"{name} {count}" for name, count in sorted(done.items())), True),
@@ -622,9 +589,9 @@ async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[
         Row("hangs (over 40 s)", "0", str(tally.count("hung")), not tally.count("hung")),
         Row("connections that ended before an answer", "0", str(tally.count("gone")), not tally.count("gone")),
         Row("failed by a killed worker", "", f"{len(tally.failed)} begun or not", True),
-        Row("of them, not noted by the handler", "", str(len(lost)), True),
-        Row("requests in batches whose call was being noted", "", f"{unnamed} or fewer", True),
-        Row("of them, not begun", "0", str(max(0, len(lost) - unnamed)), len(lost) <= unnamed),
+        Row("of them, killed between the server's and the handler's note", "", str(ends[notes.BETWEEN]), True),
+        Row("of them, killed in the handler's note", "", str(ends[notes.NOTING]), True),
+        Row("of them, not begun", "0", str(lost), not lost),
         Row("items that fail; left; deadlines", "", _counts(tally), True),
         Row("slowest answer", "", f"{max(tally.slowest).seconds:.2f} s" if tally.slowest else "none", True),
         difference("memory, MB", before.memory_bytes / 1e6, after.memory_bytes / 1e6, MEMORY_GROWTH_BYTES_MAX / 1e6),
@@ -635,47 +602,6 @@ async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[
         Row("exit status", "0", str(status), status == 0),
     ]
     return [row._replace(measure=f"{engine}: {row.measure}") for row in rows]
-
-
-def calls_in(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """The calls that a worker's handler has noted: the size of each (UNKNOWN: it had no time to say so), and the IDs of
-    its requests."""
-    with file.open("rb") as notes:
-        while (head := notes.read(ID_BYTES)) and head[0]:
-            names = [notes.read(ID_BYTES) for _ in range(head[0])] if head[0] != UNKNOWN else []
-            yield head[0], [name.decode() for name in names if name[0]]
-            if head[0] == UNKNOWN:
-                return
-
-
-def noted(folder: Path) -> tuple[set[str], int]:
-    """The IDs that the workers' handlers have noted, each worker in a file of its own; and how many requests, at most,
-    are missing of the batches in whose notes their workers died."""
-    calls = [call for file in folder.iterdir() for call in calls_in(file)]
-    missing = sum(min(size, BATCH_MAX) - len(names) for size, names in calls)
-    return {name for _, names in calls for name in names}, missing
-
-
-def stands_between(pid: int, folder: Path) -> bool:
-    """Whether a worker that stands still (Linux) is between the server's note that it calls the handler for a batch and
-    the handler's own: a kill there fails requests that the handler has seen nothing of, since nobody can know that.
-    Both notes are counted, in the worker's memory. The server's has room for as many batches as a worker lives for."""
-    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    starts = [int(line.partition("-")[0], 16) for line in maps if "torchrelay-progress" in line]
-    if not starts:
-        return False  # it has no memory of that kind yet
-    with Path(f"/proc/{pid}/mem").open("rb") as memory:
-        memory.seek(starts[0])
-        begun = sum(map(bool, struct.unpack(f"{PLACES}Q", memory.read(PLACES * 8))))
-    return begun > sum(1 for file in folder.glob(f"{pid}-*") for _ in calls_in(file))
-
-
-def stop(pid: int) -> None:
-    """Returns when the process stands still."""
-    os.kill(pid, signal.SIGSTOP)
-    end_s = time.monotonic() + GUARD_S
-    while psutil.Process(pid).status() != psutil.STATUS_STOPPED and time.monotonic() < end_s:
-        time.sleep(0.0005)
 
 
 def _counts(tally: Tally) -> str:
