@@ -93,6 +93,8 @@ def handle(data, context):
         return [PredictionException("only this one", 422)] * len(data)
     if ask == "large":
         return [b"x" * 300_000] * len(data)
+    if ask == "hang":
+        time.sleep(1000)
     while ask == "wait" and not context.is_cancelled(0):
         time.sleep(0.001)
     return [b"ok"] * len(data)
@@ -144,6 +146,8 @@ def server(
     write_to(store, "idle", HANDLER)
     write_to(store, "mortal", HANDLER)
     write_to(store, "full", HANDLER, config="jobQueueSize: 1\n")
+    write_to(store, "late", HANDLER, config="clientTimeoutInMills: 50\n")
+    write_to(store, "hung", HANDLER, config="responseTimeout: 1\n")
     settings = {
         "env": {
             "PYTHONPATH": os.pathsep.join(filter(None, (str(directory / "python"), os.environ.get("PYTHONPATH")))),
@@ -155,7 +159,7 @@ def server(
     }
     found = serving(directory, store, settings, []).wait_started()
     try:
-        for model in ("whole", "stream", "full", "mortal"):
+        for model in ("whole", "stream", "full", "late", "mortal", "hung"):
             found.register(model)
         found.register("idle", initial_workers=0)
         found.alive = Alive(directory / str(found.process.pid))
@@ -242,6 +246,13 @@ class Clients:
     def http_predictions(self, model: str, ask: str, wait_s: float) -> None:
         self._post(f"/predictions/{model}", wait_s, content=body(ask))
 
+    def http_explanations(self, model: str, ask: str, wait_s: float) -> None:
+        self._post(f"/explanations/{model}", wait_s, content=body(ask))
+
+    def http_v1_predict(self, model: str, ask: str, wait_s: float) -> None:
+        asked = {"instances": [0], "text_input": body(ask).decode()}
+        self._post(f"/v1/models/{model}:predict", wait_s, json=asked)
+
     def http_infer(self, model: str, ask: str, wait_s: float) -> None:
         self._post(f"/v2/models/{model}/versions/1.0/infer", wait_s, json=_json(model, ask))
 
@@ -262,6 +273,7 @@ WAYS: dict[str, tuple[str, str, float]] = {
     "item": ("whole", "item", GUARD_S),
     "too large": ("whole", "large", GUARD_S),
     "left": ("whole", "wait", 0.1),
+    "too late": ("late", "", GUARD_S),
     "stream raises": ("stream", "raise", GUARD_S),
     "stream left": ("stream", "wait", 0.1),
     "queue full": ("full", "", GUARD_S),
@@ -316,6 +328,8 @@ def test_a_failure_leaves_nothing_behind(server: Any, clients: Clients, service:
         ):
             busy.append(clients.native.Predictions.future(prediction("full", "wait"), timeout=GUARD_S))
             until(is_there)
+        busy.append(clients.native.Predictions.future(prediction("late", "wait"), timeout=GUARD_S))
+        until(lambda: re.search(r'^ts_running_requests\{model_name="late".*\} 1', metrics_of(server), re.MULTILINE))
         for way in WAYS.values():
             fail(call, *way)  # the first brings what a server keeps for good
         before = server.alive.count()
@@ -440,11 +454,12 @@ DEADLY = ["predictions", "stream_predictions_2", "model_infer", "model_stream_in
 
 
 @pytest.mark.long
-def test_a_dead_worker_leaves_nothing_behind(server: Any, clients: Clients) -> None:
+@pytest.mark.parametrize(("model", "ask"), [("mortal", "die"), ("hung", "hang")])
+def test_a_dead_worker_leaves_nothing_behind(server: Any, clients: Clients, model: str, ask: str) -> None:
     def die() -> None:
         for call in DEADLY:
-            fail(getattr(clients, call), "mortal", "die", GUARD_S)
-            clients.predictions("mortal", "", GUARD_S)  # the next one is there
+            fail(getattr(clients, call), model, ask, GUARD_S)
+            clients.predictions(model, "", GUARD_S)  # the next one is there
 
     die()
     before = server.alive.count()

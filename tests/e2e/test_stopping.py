@@ -16,10 +16,15 @@ from typing import Any
 import grpc
 import h2.config
 import h2.connection
+import httpx
 import psutil
 import pytest
 
 from support import GUARD_S
+from ts.protocol import open_inference_pb2 as pb
+from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest, HealthCheckResponse
+from ts_frontend.protos.grpc_health_v1_health_pb2_grpc import HealthStub
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
@@ -213,11 +218,41 @@ def test_nohup_and_daemons_outlive_a_terminal(start: Any, store: Path, by: str) 
 # --- readiness first
 
 
-def test_readiness_fails_first_while_serving_goes_on(start: Any) -> None:
-    server = start(drain_grace_s=3)
+#: The paths that a router may ask, with their status while the server ends.
+PROBES = {
+    "/ping": 500,
+    "/v2/health/ready": 503,
+    "/v2/models/probe/ready": 503,
+    "/v2/models/probe/versions/1.0/ready": 503,
+    "/v1/models/probe": 503,
+    "/v2/health/live": 200,
+}
+
+
+def readiness(server: Any) -> tuple[dict[str, int], list[bool]]:
+    """What probes get over HTTP, and over gRPC: the server's readiness, the model's, and the health of both."""
+    over_http = {path: httpx.get(server.http + path, timeout=GUARD_S).status_code for path in PROBES}
+    with grpc.insecure_channel(server.inference) as channel:
+        tensors, health = GRPCInferenceServiceStub(channel), HealthStub(channel)
+        asked = [health.Check(HealthCheckRequest(service=name), timeout=GUARD_S) for name in ("", "probe")]
+        over_grpc = [
+            tensors.ServerReady(pb.ServerReadyRequest(), timeout=GUARD_S).ready,
+            tensors.ModelReady(pb.ModelReadyRequest(name="probe"), timeout=GUARD_S).ready,
+            *(one.status == HealthCheckResponse.SERVING for one in asked),
+        ]
+    return over_http, over_grpc
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_readiness_fails_first_while_serving_goes_on(start: Any, engine: str) -> None:
+    server = start(drain_grace_s=4, grpc_engine=engine)
     server.register("probe")
+    assert readiness(server) == (dict.fromkeys(PROBES, 200), [True] * 4)
     server.process.send_signal(signal.SIGTERM)
     server.wait_for_log("No longer ready")
+    assert readiness(server) == (PROBES, [False] * 4)
+    managed = httpx.get(f"{server.http_management}/v1/models/probe", timeout=GUARD_S)
+    assert managed.json() == {"name": "probe", "ready": False}
     with link_to(server.port("http_inference")) as link:
         link.sendall(PING)
         answer = link.recv(4096)

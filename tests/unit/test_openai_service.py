@@ -19,6 +19,7 @@ from ts_frontend.http.errors import ErrorDialect, refusal
 from ts_frontend.http.openai import HttpOpenAI
 from ts_frontend.http.request import BodyLimits, HttpAnswer, HttpRequest
 from ts_frontend.job import Job, JobState, Ledger
+from ts_frontend.models.health import Health
 from ts_frontend.models.model import OpenAIHandler
 from ts_frontend.models.registry import Registry
 
@@ -88,7 +89,7 @@ class Client:
 def service(model: Any) -> tuple[HttpOpenAI, Registry]:
     models = Registry()
     models.add(model)
-    return HttpOpenAI(models), models
+    return HttpOpenAI(models, Health(models, frozenset())), models
 
 
 async def answered(played: Any, **body: Any) -> tuple[int, Any]:

@@ -115,6 +115,7 @@ def test_links_that_lead_nowhere(root: Path) -> None:
     "url",
     [
         "http://example.org/x.mar",
+        "http://example.org/m.mar",  # a file of that name, which an earlier call may have brought, is there
         "https://torchserve.pytorch.org/other/x.mar",
         "https://torchserve.pytorch.org.evil.example/mar_files/x.mar",
         "https://torchserve.pytorch.org/mar_files/a/x.mar",

@@ -15,12 +15,15 @@ from ts_frontend.grpc.protocol import status_of
 from ts_frontend.job import Job
 from ts_frontend.models.health import Health
 from ts_frontend.models.registry import Registry
+from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, check_fields
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub as Names
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 from ts_frontend.scheduling.stream import Multiplexer, StreamRequest
 
 INPUTS_MAX = 4096
+#: The most fields of a large request, which are parsed one by one: inputs, names, and some that are unknown here.
+FIELDS_MAX = INPUTS_MAX + 16
 INPUT_NAME_BYTES_MAX = 1024
 VIEW_BYTES_MIN = 4096
 
@@ -172,6 +175,8 @@ def _parse_any(method: str, data: bytes) -> PredictionRequest:
 def parse(method: str, data: bytes) -> PredictionRequest:
     """Returns the request in `data`; large inputs are views of it. Raises InvalidArgument, naming `method`, for
     anything else."""
+    if len(data) > WHOLE_BYTES_MAX:
+        check_fields(data, "PredictionsRequest", FIELDS_MAX)
     try:
         return _parse_usual(data)
     except (IndexError, ValueError):

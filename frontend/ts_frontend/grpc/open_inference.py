@@ -115,7 +115,7 @@ class OpenInferenceService:
 
     async def model_ready(self, call: Call, data: bytes) -> bytes:
         request = message(pb.ModelReadyRequest, data)
-        ready = tensor_models.is_ready(self._models, request.name, request.version)
+        ready = not self._health.draining and tensor_models.is_ready(self._models, request.name, request.version)
         return pb.ModelReadyResponse(ready=ready).SerializeToString()
 
     async def server_metadata(self, call: Call, data: bytes) -> bytes:

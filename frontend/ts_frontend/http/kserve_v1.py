@@ -10,6 +10,7 @@ from ts_frontend.errors import ServeError, Unimplemented
 from ts_frontend.http.errors import ErrorDialect, refusal
 from ts_frontend.http.request import HttpAnswer, HttpRequest, compact_json
 from ts_frontend.http.torchserve import HttpInference, json_of_model
+from ts_frontend.models.health import Health
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.open_inference.requests import refused
@@ -22,8 +23,8 @@ class HttpKServe:
     """Calls of models written for other servers, with errors in KServe's form; `torchserve` answers the calls of
     TorchServe handlers."""
 
-    def __init__(self, models: Registry, torchserve: HttpInference) -> None:
-        self._models = models
+    def __init__(self, models: Registry, health: Health, torchserve: HttpInference) -> None:
+        self._models, self._health = models, health
         self._torchserve = torchserve
 
     async def alive(self, request: HttpRequest) -> HttpAnswer:
@@ -34,7 +35,7 @@ class HttpKServe:
 
     async def ready(self, request: HttpRequest) -> HttpAnswer:
         name = request.path_params["model_name"]
-        ready = self._models.find(name).ready
+        ready = self._health.serves(self._models.find(name))
         return compact_json(200 if ready else 503, {"name": name, "ready": ready})
 
     async def predict(self, request: HttpRequest) -> HttpAnswer:

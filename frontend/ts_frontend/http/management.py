@@ -12,6 +12,7 @@ from ts_frontend.errors import InvalidArgument
 from ts_frontend.http.errors import MethodNotAllowed, ResourceNotFound
 from ts_frontend.http.request import HttpAnswer, HttpRequest, Parameters, check_json_size, json_answer, query_pairs
 from ts_frontend.models.description import LIST_LIMIT
+from ts_frontend.models.health import Health
 from ts_frontend.models.manager import ModelManager, Outcome
 from ts_frontend.models.registry import Registry
 
@@ -90,9 +91,9 @@ def _value(row: CallParameter, parameters: Parameters) -> Any:
 class HttpManagement:
     """`model_api` False: models can't be registered and unregistered (405)."""
 
-    def __init__(self, manager: ModelManager, models: Registry, *, model_api: bool = True) -> None:
+    def __init__(self, manager: ModelManager, models: Registry, health: Health, *, model_api: bool = True) -> None:
         self._manager = manager
-        self._models = models
+        self._models, self._health = models, health
         self._model_api = model_api
 
     def _check_model_api(self) -> None:
@@ -131,7 +132,7 @@ class HttpManagement:
 
     async def ready(self, request: HttpRequest) -> HttpAnswer:
         name = request.path_params["model_name"]
-        return json_answer(200, {"name": name, "ready": self._models.find(name).ready})
+        return json_answer(200, {"name": name, "ready": self._health.serves(self._models.find(name))})
 
 
 def _model(request: HttpRequest) -> tuple[str, str | None]:

@@ -145,7 +145,8 @@ class HttpOpenInference:
 
     async def ready(self, request: HttpRequest) -> HttpAnswer:
         model = self._model(request)
-        return compact_json(200 if model.ready else 503, {"name": model.name, "ready": model.ready})
+        ready = self._health.serves(model)
+        return compact_json(200 if ready else 503, {"name": model.name, "ready": ready})
 
     async def metadata(self, request: HttpRequest) -> HttpAnswer:
         model = self._model(request)

@@ -28,6 +28,7 @@ from ts_frontend.http.request import (
 )
 from ts_frontend.http.torchserve import PREDICT, answer_of
 from ts_frontend.job import Job
+from ts_frontend.models.health import Health
 from ts_frontend.models.model import Model, OpenAIHandler
 from ts_frontend.models.registry import Registry
 from ts_frontend.open_inference.heads import MEMBER_BYTES_MAX, members
@@ -44,8 +45,8 @@ TEXT, CHAT = "v1/completions", "v1/chat/completions"
 class HttpOpenAI:
     """The service of OpenAI's API."""
 
-    def __init__(self, models: Registry) -> None:
-        self._models = models
+    def __init__(self, models: Registry, health: Health) -> None:
+        self._models, self._health = models, health
 
     async def list_models(self, request: HttpRequest) -> HttpAnswer:
         """Answers with OpenAI's list and KServe's (`models`) in one."""
@@ -59,7 +60,8 @@ class HttpOpenAI:
         """Answers with OpenAI's object and KServe's readiness in one."""
         name = request.path_params["model_name"]
         model = self._find(name)
-        return compact_json(200 if model.ready else 503, _object(name, model) | {"name": name, "ready": model.ready})
+        ready = self._health.serves(model)
+        return compact_json(200 if ready else 503, _object(name, model) | {"name": name, "ready": ready})
 
     async def completion(self, request: HttpRequest) -> HttpAnswer:
         return await self._complete(request, TEXT)

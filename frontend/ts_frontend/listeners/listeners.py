@@ -401,10 +401,10 @@ class Listeners:
         return [
             inference,
             tensors,
-            HttpKServe(registry, inference),
-            HttpOpenAI(registry),
+            HttpKServe(registry, self._health, inference),
+            HttpOpenAI(registry, self._health),
             HttpTriton(registry, self._regions, self._log_settings, self._traces),
-            HttpManagement(self._manager, registry, model_api=config.model_api_enabled),
+            HttpManagement(self._manager, registry, self._health, model_api=config.model_api_enabled),
             HttpWorkflows(self._workflows, model_api=config.model_api_enabled),
             HttpMetrics(self._metrics, self._gpus),
             HttpConsole(collector, registry, self._manager.loader.store.names),

@@ -55,6 +55,10 @@ class Health:
         Protocol."""
         return self.healthy and not (self._strict and self._starting())
 
+    def serves(self, model: Model) -> bool:
+        """Whether requests should be sent to the model: it is ready, and the server doesn't shut down."""
+        return not self._draining and model.ready
+
     def _starting(self) -> bool:
         """True while the default version of a model that is loaded at the start loads for the first time."""
         models = self._registry.defaults()
@@ -80,7 +84,7 @@ class Health:
             return self.healthy
         name, _, version = service.partition("/")
         try:
-            return not self._draining and self._registry.find(name, version).ready
+            return self.serves(self._registry.find(name, version))
         except (ModelNotFound, ModelVersionNotFound):
             return None
 

@@ -104,14 +104,14 @@ class HeadReader:
         self._known[len(data), data[:FIRST_BYTES]] = before + tag, UsualHead(message.model_name, message.model_version)
 
 
-def check_fields(data: bytes, name: str) -> None:
+def check_fields(data: bytes, name: str, fields_max: int = FIELDS_MAX) -> None:
     """Raises InvalidArgument for a large message, of type `name`, with too many fields to parse at once, or malformed.
     The parser itself checks a small one."""
     if len(data) <= WHOLE_BYTES_MAX:
         return
     try:
-        if any(count >= FIELDS_MAX for count, _ in enumerate(_fields(data, 0, len(data)))):
-            raise _Malformed(f"it has more than {FIELDS_MAX} fields")
+        if any(count >= fields_max for count, _ in enumerate(_fields(data, 0, len(data)))):
+            raise _Malformed(f"it has more than {fields_max} fields")
     except _Malformed as error:
         raise InvalidArgument(f"The {len(data)} bytes of the request are not a {name}: {error}") from None
 
