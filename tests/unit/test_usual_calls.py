@@ -268,5 +268,29 @@ def test_the_last_http_requests_of_a_drain_stay_open(
     assert asyncio.run(one()) is draining
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_http2_answer_that_has_begun_gets_no_second_head_when_the_server_ends(begun: bool) -> None:
+    async def answers(scope: Scope, receive: Receive, send: Send) -> None:
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Event().wait()
+
+    async def heads() -> list[int]:
+        app = application.application(Listener("test", "127.0.0.1", 0, {}, http_app=answers))
+        sent: list[Event] = []
+
+        async def send(event: Event) -> None:
+            sent.append(event)
+
+        scope = {"type": "http", "http_version": "2", "method": "GET", "path": "/", "headers": []}
+        task = asyncio.ensure_future(app(scope, never, send))
+        await asyncio.sleep(0)
+        assert app.abort() == 1
+        await task
+        return [event["status"] for event in sent if event["type"] == "http.response.start"]
+
+    assert asyncio.run(heads()) == [200 if begun else 503]
+
+
 async def never() -> Event:
     raise AssertionError("the request isn't read")

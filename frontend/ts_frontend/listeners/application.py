@@ -20,6 +20,8 @@ from ts_frontend.tasks import uncancel
 #: the end of its last request without reading what the client has just sent; the kernel then resets the connection, and
 #: the client may lose answers that it hasn't read yet.
 LINGER_S = 0.25
+#: The key in the scope of an HTTP/2 request whose answer has begun. h2corn prints an error for a second one.
+BEGUN = "torchrelay.begun"
 
 
 class Application:
@@ -73,9 +75,16 @@ class Application:
 
     def _closing(self, scope: Scope, send: Send) -> Send:
         """Wraps `send` so that HTTP/1.1 answers ask the client to close the connection once the server drains: h2corn
-        closes it without notice."""
-        if scope["type"] != "http" or scope["http_version"][0] != "1":
+        closes it without notice. HTTP/2 answers that have begun are noted in the scope."""
+        if scope["type"] != "http":
             return send
+        if scope["http_version"][0] != "1":
+
+            def beginning(message: Event) -> Awaitable[None]:
+                scope[BEGUN] = True
+                return send(message)
+
+            return beginning
 
         def closing(message: Event) -> Awaitable[None]:
             if self._draining and message["type"] == "http.response.start" and CLOSE not in message["headers"]:
@@ -125,8 +134,9 @@ class Application:
                 self._floods.cancelled(scope)
                 raise
             uncancel()
-            with contextlib.suppress(Exception):  # an answer that has begun can't be replaced
-                await answer_error(send, Draining.http_status, Draining.type_name, "The server is shutting down")
+            if BEGUN not in scope:
+                with contextlib.suppress(Exception):  # an answer that has begun can't be replaced
+                    await answer_error(send, Draining.http_status, Draining.type_name, "The server is shutting down")
         finally:
             self._running.discard(task)
         if self._draining:
