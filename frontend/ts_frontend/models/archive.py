@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from ts_frontend.config.files import read_file
 from ts_frontend.errors import ArchiveNotFound
 from ts_frontend.models.extraction import OUTLINE_BYTES_MAX, ExtractLimits, extract, not_unpacked, refusal, safe_parts
 from ts_frontend.models.signature import Signature
@@ -187,11 +188,7 @@ def read_manifest(path: Path, file: Path) -> dict[str, Any]:
 def read_text(path: Path, file: Path) -> str | None:
     """A small text file (UTF-8, byte order mark allowed), None if it isn't there."""
     try:
-        with file.open("rb") as source:
-            data = source.read(_TEXT_BYTES_MAX + 1)
-        if len(data) > _TEXT_BYTES_MAX:
-            raise refusal(path, f"larger than {_TEXT_BYTES_MAX} bytes", file.name)
-        return data.decode("utf-8-sig")
+        return read_file(file, _TEXT_BYTES_MAX).decode("utf-8-sig")
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:
