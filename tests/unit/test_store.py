@@ -7,6 +7,7 @@ import errno
 import hashlib
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -464,6 +465,29 @@ def test_an_address_that_is_not_public_needs_the_operators_word(root: Path, site
     answer = open_remote(site.url("/x.mar"), lambda url: False, DownloadLimits(), Stop())
     with pytest.raises(OSError, match="not a public address; allowed_urls"), answer:
         pass
+
+
+def test_a_second_answer_of_the_resolver_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DNS rebinding: a name is public when it is checked, and would be this machine when it is connected to."""
+    answers = ["192.88.98.1", "127.0.0.1", "127.0.0.1"]
+    asked: list[str] = []
+    connected: list[Any] = []
+
+    def resolve(host: str, port: int, **_: Any) -> list[Any]:
+        asked.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (answers[len(asked) - 1], port))]
+
+    class Noting(socket.socket):
+        def connect(self, address: Any) -> None:
+            connected.append(address)
+            raise OSError("nobody is there")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "socket", Noting)
+    answer = open_remote("http://models.example/x.mar", lambda url: False, DownloadLimits(), Stop())
+    with pytest.raises(OSError, match="nobody is there"), answer:
+        pass
+    assert (asked, connected) == (["models.example"], [("192.88.98.1", 80)])
 
 
 def test_progress_tells_share_or_size_every_few_seconds() -> None:

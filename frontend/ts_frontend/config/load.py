@@ -17,6 +17,7 @@ from ts_frontend.config import checks as config_checks
 from ts_frontend.config import properties
 from ts_frontend.config.derived import Derived
 from ts_frontend.config.display import as_text
+from ts_frontend.config.files import read_file, read_text
 from ts_frontend.config.foreign import kserve as properties_file
 from ts_frontend.config.foreign import mlserver as mlserver_settings
 from ts_frontend.config.foreign.aliases import ALIASES, Alias, canonical
@@ -207,7 +208,7 @@ def _file(ts_config: Path | None, environ: Mapping[str, str], found: _Findings) 
     if path is None:
         return _Layer("config file", {})
     try:
-        entries = properties.parse(properties.decode(path.read_bytes()))
+        entries = properties.parse(properties.decode(read_file(path)))
     except (OSError, properties.PropertiesError) as error:
         raise ConfigError(f"{path} can't be read: {error}") from None
     values = {entry.key: _Value(entry.value, f"{path}:{entry.line}") for entry in entries}
@@ -320,7 +321,7 @@ def _mlserver(
 
 
 def _content(file: Path) -> str | None:
-    return file.read_text(encoding="utf-8") if file.is_file() else None
+    return read_text(file) if file.is_file() else None
 
 
 def _oip_properties(environ: Mapping[str, str], found: _Findings) -> _Layer:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ts_frontend.config import properties
+from ts_frontend.config.files import read_file
 
 _NAME = re.compile(r"\d{17}-(startup|snapshot|shutdown)\.cfg")
 _MODELS_KEY = "model_snapshot"
@@ -222,7 +223,7 @@ class SnapshotFiles:
         for name in reversed(names):
             path = self.directory / name
             try:
-                settings, snapshot = decode(properties.decode(path.read_bytes()))
+                settings, snapshot = decode(properties.decode(read_file(path)))
             except (OSError, SnapshotError) as error:
                 skipped.append(f"snapshot {path} is skipped: {error}")
                 continue

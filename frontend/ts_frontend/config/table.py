@@ -545,7 +545,8 @@ class ServerConfig:
         whole(1),
         1 << 30,
         "bytes of all requests together whose bodies or gRPC messages are still arriving, with their headers; above "
-        "it, those that began first are refused (not by the grpcio engine)",
+        "it, those that began first are refused (not by the grpcio engine). Also of all open gRPC streams together, "
+        "each with 16 KiB and its metadata; above it, further ones are refused (by both engines)",
     )
     write_timeout_s: float = _own(
         number(),

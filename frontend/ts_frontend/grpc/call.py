@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeAlias
 
 from ts.protocol.frames import Pairs
 from ts_frontend.errors import ClientGone, Code, ServeError
+from ts_frontend.grpc.open_streams import OpenStream, OpenStreams
 from ts_frontend.grpc.protocol import METADATA_KEY, METADATA_VALUE, Header, ReceivedMetadata
 from ts_frontend.http.arriving import Arriving, head_bytes
 from ts_frontend.telemetry.metrics.families import TIMES_MAX, Histogram
@@ -29,6 +30,7 @@ Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
 Entries: TypeAlias = "list[tuple[str, str | bytes]]"
 #: The headers of a request, and their last values by name.
 ReceivedHeaders: TypeAlias = "tuple[Sequence[Header], Mapping[bytes, bytes]]"
+_NO_HEADERS: ReceivedHeaders = ((), {})
 
 
 class Call:
@@ -48,6 +50,7 @@ class Call:
         "deadline_s",
         "path",
         "request_id",
+        "stream",
         "times",
     )
 
@@ -58,7 +61,7 @@ class Call:
         deadline_s: float = math.inf,
         peer: str | None = "",
         client: tuple[str, int] | None = None,
-        headers: ReceivedHeaders = ((), {}),
+        headers: ReceivedHeaders = _NO_HEADERS,
     ) -> None:
         self.path = path
         self._metadata, self._headers = metadata, headers
@@ -71,6 +74,8 @@ class Call:
         self._trailing: Entries | None = None
         #: The times of its jobs; None if they aren't measured.
         self.times: RequestTimes | None = None
+        #: Counts a streaming call.
+        self.stream: OpenStream | None = None
 
     @property
     def peer(self) -> str:
@@ -83,7 +88,7 @@ class Call:
     def metadata(self) -> Metadata:
         """The client's metadata."""
         if self._metadata is None:
-            self._metadata = ReceivedMetadata(*self._headers)
+            self._metadata, self._headers = ReceivedMetadata(self._headers[0]), _NO_HEADERS
         return self._metadata
 
     @metadata.setter
@@ -98,7 +103,13 @@ class Call:
     @property
     def head_bytes(self) -> int:
         """The memory of the request's head."""
-        return head_bytes(self._headers[0])
+        return head_bytes(self._headers[0] if self._metadata is None else self._metadata)
+
+    def forget_head(self) -> None:
+        """Drops the client's metadata, which nobody needs any longer: the call may last long."""
+        self._metadata, self._headers = (), _NO_HEADERS
+        if self.stream is not None:
+            self.stream.without_head()
 
     @property
     def initial(self) -> Entries:
@@ -276,7 +287,8 @@ class ListenerLimits:
     """The limits of a listener. Sizes in bytes, times in seconds; `math.inf` for no limit. `head_pause_s_max`: the
     longest pause while a client sends a request's head; `write_s_max`: the longest time in which a client reads nothing
     of an answer, 0 for no limit; `connections_max`: of a listener at a time, 0 for its share of the open files;
-    `arriving`: the requests that are still arriving, with the limit for all of them together (grpcio shows none)."""
+    `arriving`: the requests that are still arriving, with the limit for all of them together (grpcio shows none);
+    `streams`: the streaming calls that are open, with theirs."""
 
     request_bytes_max: int = 6_553_500
     response_bytes_max: int = 6_553_500
@@ -287,6 +299,7 @@ class ListenerLimits:
     connections_max: int = 0
     keepalive: Keepalive = Keepalive()
     arriving: Arriving = field(default_factory=Arriving, compare=False)
+    streams: OpenStreams = field(default_factory=OpenStreams, compare=False)
 
 
 REQUEST_ID_KEY = "x-request-id"

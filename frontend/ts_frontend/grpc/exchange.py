@@ -43,6 +43,8 @@ UNEXPECTED = "The server failed unexpectedly; its log says why"
 
 _HEADERS = (CONTENT_TYPE,)
 _TRAILERS_OK = (STATUS_OK,)
+#: The headers that a streaming call still needs after its beginning.
+_KEPT = frozenset({b"grpc-encoding", b"grpc-timeout"})
 
 
 class Exchange:
@@ -56,6 +58,7 @@ class Exchange:
         "_limits",
         "_receive",
         "_request",
+        "_scope",
         "_send",
         "_started",
     )
@@ -64,6 +67,7 @@ class Exchange:
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, limits: ListenerLimits
     ) -> None:
         self._call = Call(scope["path"], None, math.inf, None, scope.get("client"), (scope["headers"], headers))
+        self._scope = scope
         self._request = headers
         self._receive = receive
         self._send = send
@@ -199,12 +203,25 @@ class Exchange:
         if method.shape is Shape.UNARY:
             unary: Unary = run  # type: ignore[assignment]  # the shape says which of the three it is
             await self._answer(await unary(self._call, await self._only_message()))
-        elif method.shape is Shape.SERVER_STREAM:
-            server_stream: ServerStream = run  # type: ignore[assignment]
-            await self._answer_stream(server_stream(self._call, await self._only_message()))
         else:
-            bidi: Bidi = run  # type: ignore[assignment]
-            await self._answer_stream(bidi(self._call, self._messages()))
+            await self._perform_stream(method)
+
+    async def _perform_stream(self, method: Method) -> None:
+        """Performs a streaming call, which may last long: it counts until its end, and the headers are left only to the
+        call."""
+        call = self._call
+        call.stream = stream = self._limits.streams.open(call.head_bytes)
+        self._scope["headers"] = ()
+        self._request = {name: value for name, value in self._request.items() if name in _KEPT}
+        try:
+            if method.shape is Shape.SERVER_STREAM:
+                server_stream: ServerStream = method.run  # type: ignore[assignment]
+                await self._answer_stream(server_stream(call, await self._only_message()))
+            else:
+                bidi: Bidi = method.run  # type: ignore[assignment]
+                await self._answer_stream(bidi(call, self._messages()))
+        finally:
+            stream.end()
 
     def _check_headers(self) -> None:
         if self._request.get(b"te") != b"trailers":
@@ -246,15 +263,22 @@ class Exchange:
                     event = await held.piece(following)
                 if event["type"] != "http.request":
                     raise ClientGone
-                for message in decoder.feed(event.get("body", b"")):
+                messages, more = decoder.feed(event.get("body", b"")), event.get("more_body")
+                # A stream may rest with the next line that waits, which then refers to no message.
+                del event
+                messages.reverse()
+                while messages:
+                    message = messages.pop()
                     content = await self._content(message) if message.compressed else message.data
+                    del message
                     if kept:
                         kept_bytes += PIECE_BYTES + len(content)
                     else:
                         head_bytes = 0
                         held.next_message()  # no time passes while the caller doesn't ask for more
                     yield content
-                if not event.get("more_body"):
+                    del content
+                if not more:
                     break
         finally:
             held.end()
@@ -278,6 +302,7 @@ class Exchange:
             async for messages in answers:
                 if messages:
                     await self._write(messages, more=True)
+                del messages  # the stream may rest
         finally:
             close = getattr(answers, "aclose", None)
             if close is not None:

@@ -14,6 +14,8 @@ from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest, Hea
 from ts_frontend.tasks import owned
 
 SERVICE = "grpc.health.v1.Health"
+#: A larger request isn't one: its only field is a name. A watcher's stays in memory as long as it watches.
+REQUEST_BYTES_MAX = 4096
 
 
 class UnknownService(ServeError):
@@ -47,6 +49,7 @@ class HealthService:
 
     async def watch(self, call: Call, data: bytes) -> AsyncIterator[Sequence[bytes]]:
         name = _requested(data)
+        call.forget_head()
         sent: bytes | None = None
         while True:
             change = owned(self._source.changed())
@@ -64,6 +67,10 @@ class HealthService:
 
 
 def _requested(data: bytes) -> str:
+    if len(data) > REQUEST_BYTES_MAX:
+        raise InvalidArgument(
+            f"The message has {len(data)} bytes; a HealthCheckRequest has at most {REQUEST_BYTES_MAX}"
+        )
     try:
         return HealthCheckRequest.FromString(data).service
     except DecodeError as error:

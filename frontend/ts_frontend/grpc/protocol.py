@@ -10,7 +10,7 @@ import re
 import struct
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, overload
 from urllib.parse import quote
 
@@ -378,19 +378,18 @@ def _encode_entry(key: str, value: str | bytes) -> Header:
 
 
 class ReceivedMetadata(Sequence[Entry]):
-    """The metadata of a request, decoded on first use, which most calls never need. `by_name`: the last value of each
-    header."""
+    """The metadata of a request, decoded on first use, which most calls never need."""
 
-    __slots__ = ("_by_name", "_entries", "_headers")
+    __slots__ = ("_entries", "_headers")
 
-    def __init__(self, headers: Sequence[Header], by_name: Mapping[bytes, bytes] | None = None) -> None:
+    def __init__(self, headers: Sequence[Header]) -> None:
         self._headers = headers
-        self._by_name = dict(headers) if by_name is None else by_name
         self._entries: list[Entry] | None = None
 
     def _decoded(self) -> list[Entry]:
         if self._entries is None:
             self._entries = decode_metadata(self._headers)
+            self._headers = ()
         return self._entries
 
     def __len__(self) -> int:

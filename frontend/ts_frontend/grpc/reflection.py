@@ -72,8 +72,12 @@ class ReflectionService:
         }
 
     async def info(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncIterator[Sequence[bytes]]:
+        call.forget_head()
         async for data in requests:
-            yield [self._answer(data)]
+            answer = self._answer(data)
+            del data  # the stream may rest
+            yield [answer]
+            del answer
 
     def _answer(self, data: bytes) -> bytes:
         try:

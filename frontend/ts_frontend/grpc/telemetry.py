@@ -72,6 +72,7 @@ def _logged_streaming(run: Callable[[Call, Any], AsyncIterator[Sequence[bytes]]]
         try:
             async for messages in answers:
                 yield messages
+                del messages  # the stream may rest
         except BaseException as error:
             done(call, begun_s, error)
             raise
@@ -150,6 +151,7 @@ def _counted_streaming(run: Any, counts: MethodCounts) -> Any:
             async for messages in answers:
                 yield messages
                 counts.sent += len(messages)
+                del messages  # the stream may rest
         except BaseException as error:
             counts.ended(code_of(call, error), time.perf_counter() - begun_s)
             raise

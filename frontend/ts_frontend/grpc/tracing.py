@@ -81,6 +81,7 @@ def _traced_streaming(run: Any, begin: Begin) -> Any:
         try:
             async for messages in answers:
                 yield messages
+                del messages  # the stream may rest
         except BaseException as one:
             error = one
             raise

@@ -28,8 +28,8 @@ REQUEST_BYTES = 16 * 1024
 _LOG_EVERY_S = 60.0
 
 
-def head_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """The memory of a request without its body."""
+def head_bytes(headers: Iterable[tuple[bytes | str, bytes | str]]) -> int:
+    """The memory of a request without its body: of its headers, or of its metadata."""
     return REQUEST_BYTES + sum(PIECE_BYTES + len(name) + len(value) for name, value in headers)
 
 

@@ -50,6 +50,7 @@ class Application:
         ) and not await self._admit(scope, receive, send, headers):
             return
         exchange = Exchange(scope, headers, receive, send, self._limits)
+        del headers  # a stream that lasts long drops them
         task = self._task()
         assert task is not None
         self._running.add(task)

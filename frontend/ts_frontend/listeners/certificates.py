@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ts_frontend.config.checks import secured
+from ts_frontend.config.files import read_file
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.listeners.listener import Tls
@@ -162,7 +163,7 @@ def read(tls: Tls, now: datetime | None = None) -> Pem:
 
 def _file(setting: str, path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return read_file(Path(path))
     except OSError as error:
         raise CertificateRefused(f"{setting} {path}: {error.strerror}") from None
 
@@ -354,5 +355,5 @@ class CertificateEnds:
 
 def _first_end_s(path: str) -> float | None:
     with contextlib.suppress(OSError, ValueError):  # the watch over the files logs it
-        return min(one.ends.timestamp() for one in validities(Path(path).read_bytes()))
+        return min(one.ends.timestamp() for one in validities(read_file(Path(path))))
     return None

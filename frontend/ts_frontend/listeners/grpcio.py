@@ -24,7 +24,7 @@ from ts_frontend.grpc.call import Bidi, Call, Keepalive, ListenerLimits, Method,
 from ts_frontend.grpc.exchange import UNEXPECTED
 from ts_frontend.grpc.protocol import bounded, status_details, too_large
 from ts_frontend.listeners.certificates import CertificateFiles, Pem, key_refused
-from ts_frontend.listeners.listener import Listener, Tls
+from ts_frontend.listeners.listener import HEADER_BYTES_MAX, STREAMS_PER_CONNECTION_MAX, Listener, Tls
 from ts_frontend.listeners.sockets import (
     CONNECTIONS_LOOK_EVERY_S,
     LINGER_S_MAX,
@@ -48,7 +48,6 @@ from ts_frontend.tasks import ENDING, kept, owned, uncancel
 
 logger = logging.getLogger(__name__)
 
-HEADER_BYTES_MAX = 64 * 1024
 #: The number of checks within `write_s_max` whether a client reads.
 STALL_LOOKS = 4
 #: Seconds after the cancellation of calls until their statuses are sent.
@@ -289,6 +288,7 @@ def server_options(limits: ListenerLimits) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", limits.request_bytes_max),
         ("grpc.max_send_message_length", -1),
+        ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION_MAX),
         ("grpc.max_metadata_size", HEADER_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", HEADER_BYTES_MAX),
     ]
@@ -460,11 +460,21 @@ def _server_stream(
 def _bidi(
     path: str, run: Bidi, limits: ListenerLimits, running: RunningCalls
 ) -> Callable[[AsyncIterator[bytes], Context], Awaitable[None]]:
-    async def bidi(requests: AsyncIterator[bytes], context: Context) -> None:
+    async def bidi(_: AsyncIterator[bytes], context: Context) -> None:
         call = _call(path, context)
-        await running.run(call, context, _answer_stream(call, context, run(call, requests), limits))
+        await running.run(call, context, _answer_stream(call, context, run(call, _messages(context)), limits))
 
     return bidi
+
+
+async def _messages(context: Context) -> AsyncIterator[bytes]:
+    """A stream's messages. grpcio's own iterator keeps each in memory until the next one, which may come late."""
+    while True:
+        message = await context.read()
+        if message is grpc.aio.EOF:
+            return
+        yield message
+        del message
 
 
 async def _answer_stream(
@@ -473,14 +483,11 @@ async def _answer_stream(
     """Writes all messages (`context.write` costs less than a yield) and returns b"", the empty rest."""
     stall = Stall(limits.write_s_max)
     try:
+        call.stream = limits.streams.open(call.head_bytes)
         async for messages in answers:
             await _send_initial(call, context)
-            for message in messages:
-                _check_size(message, limits)
-                stall.writing = True
-                await context.write(message)
-                stall.writing = False
-                stall.written += 1
+            await _write(messages, context, limits, stall)
+            del messages  # the stream may rest
         await _send_initial(call, context)
         context.set_trailing_metadata(tuple(call.last_metadata()))
         return b""
@@ -491,9 +498,20 @@ async def _answer_stream(
         raise DeadlineExceeded(f"The stream's reader has taken nothing for {limits.write_s_max:g} s") from None
     finally:
         stall.end()
+        if call.stream is not None:
+            call.stream.end()
         close = getattr(answers, "aclose", None)
         if close is not None:
             await close()
+
+
+async def _write(messages: Sequence[bytes], context: Context, limits: ListenerLimits, stall: Stall) -> None:
+    for message in messages:
+        _check_size(message, limits)
+        stall.writing = True
+        await context.write(message)
+        stall.writing = False
+        stall.written += 1
 
 
 class Stall:

@@ -23,7 +23,7 @@ from ts_frontend.grpc.call import Keepalive
 from ts_frontend.listeners.application import LINGER_S, application
 from ts_frontend.listeners.certificates import CertificateFiles, CertificateRefused, Pem, key_refused
 from ts_frontend.listeners.descriptors import is_exhausted, report_full
-from ts_frontend.listeners.listener import Listener
+from ts_frontend.listeners.listener import HEADER_BYTES_MAX, STREAMS_PER_CONNECTION_MAX, Listener
 from ts_frontend.listeners.sockets import LINGER_S_MAX, Listening, cut, hold, keep, listen, quiet
 from ts_frontend.tasks import kept, owned, watched
 
@@ -37,8 +37,6 @@ SETTLE_S = 1.0
 AGAIN_S = 1.0
 #: Seconds that a drain waits for active HTTP/1.1 clients before h2corn closes idle connections.
 QUIET_S_MAX = 1.0
-STREAMS_PER_CONNECTION_MAX = 4096
-HEADER_BYTES_MAX = 64 * 1024
 #: The time limit for sending a connection's queued frames, however steadily its client reads.
 FLUSH_S_MAX = 3600.0
 HTTP_IDLE_S_MAX = 120.0

@@ -13,6 +13,11 @@ from dataclasses import dataclass
 from ts_frontend.grpc.call import ListenerLimits, Routes
 from ts_frontend.http.request import AsgiApp
 
+#: The limits of an HTTP/2 connection, the same with both engines: requests at a time, and the bytes of a request's
+#: headers.
+STREAMS_PER_CONNECTION_MAX = 4096
+HEADER_BYTES_MAX = 64 * 1024
+
 
 def _nothing() -> None:
     """Does nothing: the default of `flooded`."""

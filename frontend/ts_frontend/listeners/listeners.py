@@ -28,6 +28,7 @@ from ts_frontend.grpc.call import Keepalive, ListenerLimits, Method, RequestIds,
 from ts_frontend.grpc.inference import InferenceService
 from ts_frontend.grpc.management import ManagementService
 from ts_frontend.grpc.open_inference import OpenInferenceService, StreamDialect
+from ts_frontend.grpc.open_streams import OpenStreams
 from ts_frontend.grpc.repository import RepositoryService
 from ts_frontend.grpc.telemetry import CallMetrics, logged
 from ts_frontend.grpc.triton import SettingsService, SharedMemoryService, StatisticsService
@@ -218,6 +219,7 @@ class Listeners:
             metrics.gather(self._calls.families, always=bool(config.grpc_metrics))
         self._floods: dict[str, int] = {}
         self._arriving = Arriving(config.arriving_bytes_max, config.request_body_timeout_s or math.inf)
+        self._streams = OpenStreams(config.arriving_bytes_max)
         metrics.gather(lambda: [flooded_connections(self._floods, metrics.host)], always=True)
         self._regions = Regions(config.shared_memory_keys)
         self._log_settings = LogSettings(logs, manager.check_model_api)
@@ -322,6 +324,7 @@ class Listeners:
             keepalive=self._keepalive,
             write_s_max=config.write_timeout_s,
             arriving=self._arriving,
+            streams=self._streams,
         )
         table = routes(*map(self._counted, (*own, *reflection.methods(own))))
         app = (

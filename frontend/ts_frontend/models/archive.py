@@ -15,14 +15,24 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
+from ts_frontend.config.files import read_file
 from ts_frontend.errors import ArchiveNotFound
-from ts_frontend.models.extraction import OUTLINE_BYTES_MAX, ExtractLimits, extract, not_unpacked, refusal, safe_parts
+from ts_frontend.models.extraction import (
+    OUTLINE_BYTES_MAX,
+    Check,
+    ExtractLimits,
+    extract,
+    not_unpacked,
+    refusal,
+    safe_parts,
+)
 from ts_frontend.models.signature import Signature
 from ts_frontend.models.store.http import Stop
+from ts_frontend.models.store.pins import Pin, Stamp, digest
 from ts_frontend.scheduling.batcher import Priorities
 from ts_frontend.tasks import owned
 
@@ -38,12 +48,12 @@ _NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 
 
 class PackedFiles:
-    """The files of the archive `path`, which lie in `directory` (`PARENT/<32 hex>`) while they are needed. The methods
-    block, apart from `needed`."""
+    """The files of the archive `path`, which lie in `directory` (`PARENT/<32 hex>`) while they are needed. `pin`: the
+    digest of the archive. The methods block, apart from `needed`."""
 
-    def __init__(self, path: Path, parent: Path, limits: ExtractLimits) -> None:
+    def __init__(self, path: Path, parent: Path, limits: ExtractLimits, pin: Pin | None = None) -> None:
         self.directory = parent / secrets.token_hex(16)
-        self._path, self._limits = path, limits
+        self._path, self._limits, self._pin = path, limits, pin
         self._stamp = self._now()
         self._lock = threading.Lock()
         self._whole = False
@@ -88,17 +98,31 @@ class PackedFiles:
         self._removed.set("the model was removed")
         self.put_away()
 
-    def _now(self) -> tuple[int, int]:
+    def _now(self) -> Stamp:
         try:
-            found = self._path.stat()
+            return Stamp.of(self._path.stat())
         except OSError as error:
             raise ArchiveNotFound(f"Model not found at: {self._path} ({error.strerror})") from error
-        return found.st_mtime_ns, found.st_size
 
     def _unpacked(self, stop: Stop, *, outline: bool) -> bool:
-        if self._now() != self._stamp:
+        self._now()
+
+        def check(file: IO[bytes]) -> bool:
+            self._check(file, stop)
+            return self._pin is not None
+
+        return unpack_to(self._path, self.directory, self._limits, stop, outline=outline, check=check)
+
+    def _check(self, file: IO[bytes], stop: Stop) -> None:
+        """Raises InvalidArchive unless the opened file is the one that was registered, with the pinned digest."""
+        now = Stamp.of(os.fstat(file.fileno()))
+        if not now.is_like(self._stamp):
             raise refusal(self._path, "it was changed since the model was registered: register the model again")
-        return unpack_to(self._path, self.directory, self._limits, stop, outline=outline)
+        if self._pin is None or now == self._pin.stamp:
+            return
+        if (found := digest(file, stop)) != self._pin.sha256:
+            raise refusal(self._path, f"its SHA-256 is {found}, not {self._pin.sha256}")
+        self._pin = Pin(found, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +160,24 @@ class Archive:
             self.packed.remove()
 
 
-def unpack(path: Path, directory: Path, limits: ExtractLimits, stop: Stop | None = None) -> Path:
-    """The files of an archive, unpacked to `directory/<32 hex>`. Blocking. Raises InvalidArchive, ServeError (disk);
-    Stopped once `stop` is set."""
-    target = directory / secrets.token_hex(16)
-    unpack_to(path, target, limits, stop)
-    return target
+def unpack(
+    path: Path, directory: Path, limits: ExtractLimits, stop: Stop | None = None, pin: Pin | None = None
+) -> Path:
+    """The files of an archive, unpacked to `directory/<32 hex>`. Blocking. Raises ArchiveNotFound, InvalidArchive,
+    ServeError (disk); Stopped once `stop` is set."""
+    packed = PackedFiles(path, directory, limits, pin)
+    packed.unpack(stop)
+    return packed.directory
 
 
 def unpack_to(
-    path: Path, target: Path, limits: ExtractLimits, stop: Stop | None = None, *, outline: bool = False
+    path: Path,
+    target: Path,
+    limits: ExtractLimits,
+    stop: Stop | None = None,
+    *,
+    outline: bool = False,
+    check: Check | None = None,
 ) -> bool:
     """Unpacks an archive to `target`, which appears only when it's complete, or has the `outline` (`extract`); True
     when all files are there. Blocking. Raises as `unpack`."""
@@ -153,7 +185,7 @@ def unpack_to(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir(mode=0o700)
-        whole = extract(path, partial, limits, stop, outline=outline)
+        whole = extract(path, partial, limits, stop, outline=outline, check=check)
         os.rename(root_of(partial), target)
     except OSError as error:
         raise not_unpacked(path, target.parent, error) from error
@@ -187,11 +219,7 @@ def read_manifest(path: Path, file: Path) -> dict[str, Any]:
 def read_text(path: Path, file: Path) -> str | None:
     """A small text file (UTF-8, byte order mark allowed), None if it isn't there."""
     try:
-        with file.open("rb") as source:
-            data = source.read(_TEXT_BYTES_MAX + 1)
-        if len(data) > _TEXT_BYTES_MAX:
-            raise refusal(path, f"larger than {_TEXT_BYTES_MAX} bytes", file.name)
-        return data.decode("utf-8-sig")
+        return read_file(file, _TEXT_BYTES_MAX).decode("utf-8-sig")
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:

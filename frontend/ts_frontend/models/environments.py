@@ -24,6 +24,7 @@ from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ts_frontend.config.files import read_file
 from ts_frontend.config.load import environment
 from ts_frontend.errors import Code, ServeError
 from ts_frontend.models.archive import Archive
@@ -211,7 +212,7 @@ def _parts(directory: Path, file: Path, seen: set[Path]) -> Iterator[bytes]:
     if file in seen:
         return
     seen.add(file)
-    yield file.read_bytes()
+    yield read_file(file)
     for line in _lines(file):
         if _IN_PLACE.match(line):  # the installed package is, or is a link to, this very folder
             yield str(directory).encode()
@@ -233,7 +234,7 @@ def _named(line: str, option: re.Match[str] | None, bases: tuple[Path, ...]) -> 
 
 
 def _lines(file: Path) -> list[str]:
-    text = file.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
+    text = read_file(file).decode(errors="replace").replace("\\\n", " ")
     return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 

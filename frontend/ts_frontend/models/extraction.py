@@ -15,14 +15,15 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from ts_frontend.errors import InvalidArchive, ServeError
 from ts_frontend.models.store.http import Stop
+from ts_frontend.models.store.pins import Stamp
 
 try:
     from lzma import LZMAError
@@ -66,15 +67,15 @@ def refusal(archive: Path, reason: str, entry: str | None = None) -> InvalidArch
     return InvalidArchive(f"{where}: {reason}")
 
 
-def archive_kind(path: Path) -> str | None:
+def archive_kind(file: IO[bytes]) -> str | None:
     """'zip', 'tar.gz' or 'tar' by content (names are not reliable), None for anything else. Raises OSError."""
-    with path.open("rb") as file:
-        head = file.read(512)
+    file.seek(0)
+    head = file.read(512)
     if head.startswith(b"\x1f\x8b"):
         return "tar.gz"
     if head[257:262] == b"ustar":
         return "tar"
-    return "zip" if zipfile.is_zipfile(path) else None
+    return "zip" if zipfile.is_zipfile(file) else None
 
 
 def safe_parts(archive: Path, name: str) -> tuple[str, ...]:
@@ -145,27 +146,51 @@ class Budget:
             raise refusal(self.archive, reason, entry)
 
 
+#: Raises ServeError for an opened archive that may not be unpacked; returns whether it has a digest.
+Check: TypeAlias = Callable[[IO[bytes]], bool]
+
+
 def extract(
-    archive: Path, target: Path, limits: ExtractLimits, stop: Stop | None = None, *, outline: bool = False
+    archive: Path,
+    target: Path,
+    limits: ExtractLimits,
+    stop: Stop | None = None,
+    *,
+    outline: bool = False,
+    check: Check | None = None,
 ) -> bool:
     """Unpacks `archive` (zip, tar, gzipped tar) into the empty directory `target`; True when all of it is there.
-    Blocking. `outline`: of a zip file, whose directory is read at once, the files of more than OUTLINE_BYTES_MAX are
-    only named: each is one byte longer than that, and takes no room.
+    Blocking. The file is opened once: what `check` has seen is unpacked, and must not be written meanwhile. Another one
+    may take its name, unless it has a digest: the time that a writer can't set changes then, too. `outline`: of a zip
+    file, whose directory is read at once, the files of more than OUTLINE_BYTES_MAX are only named: each is one byte
+    longer than that, and takes no room.
 
-    Raises InvalidArchive; ServeError where the disk fails; Stopped once `stop` is set. Files written so far stay: the
-    caller removes them.
+    Raises InvalidArchive, the errors of `check`; ServeError where the disk fails; Stopped once `stop` is set. Files
+    written so far stay: the caller removes them.
     """
     try:
-        kind = archive_kind(archive)
-        budget = Budget(archive, limits, archive.stat().st_size, stop or Stop(), outline)
-        if kind is None:
-            raise refusal(archive, "neither a zip file (.mar) nor a tar file (.tar.gz, .tgz), or broken or incomplete")
-        unpack = _extract_zip if kind == "zip" else _extract_tar
-        with _broken_archive(archive):
-            unpack(archive, target, budget)
+        with archive.open("rb") as file:
+            before = Stamp.of(os.fstat(file.fileno()))
+            pinned = check is not None and check(file)
+            budget = Budget(archive, limits, before.size_bytes, stop or Stop(), outline)
+            try:
+                _unpack(file, target, budget)
+            finally:
+                after = Stamp.of(os.fstat(file.fileno()))
+                if after != before if pinned else not after.is_like(before):
+                    raise refusal(archive, "it was changed while it was unpacked: register the model again")
         return not budget.left_out
     except OSError as error:
         raise not_unpacked(archive, target, error) from error
+
+
+def _unpack(file: IO[bytes], target: Path, budget: Budget) -> None:
+    kind = archive_kind(file)
+    if kind is None:
+        reason = "neither a zip file (.mar) nor a tar file (.tar.gz, .tgz), or broken or incomplete"
+        raise refusal(budget.archive, reason)
+    with _broken_archive(budget.archive):
+        (_extract_zip if kind == "zip" else _extract_tar)(file, target, budget)
 
 
 def not_unpacked(archive: Path, target: Path, error: OSError) -> ServeError:
@@ -202,8 +227,8 @@ def _broken_archive(archive: Path) -> Iterator[None]:
 class _ZipSource(io.FileIO):
     """An archive whose directory may not be read as one huge block: zipfile takes it into memory whole."""
 
-    def __init__(self, path: Path, read_bytes_max: int) -> None:
-        super().__init__(path, "rb")
+    def __init__(self, file: IO[bytes], path: Path, read_bytes_max: int) -> None:
+        super().__init__(file.fileno(), "rb", closefd=False)
         self._archive, self._read_bytes_max = path, read_bytes_max
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -217,9 +242,9 @@ class _ZipSource(io.FileIO):
         return super().seek(offset, whence)
 
 
-def _extract_zip(archive: Path, target: Path, budget: Budget) -> None:
+def _extract_zip(file: IO[bytes], target: Path, budget: Budget) -> None:
     directory_bytes_max = max(_COPY_BYTES, budget.limits.files_max * 512)
-    with _ZipSource(archive, directory_bytes_max) as source, zipfile.ZipFile(source) as package:
+    with _ZipSource(file, budget.archive, directory_bytes_max) as source, zipfile.ZipFile(source) as package:
         infos = package.infolist()
         budget.check_entries(len(infos))
         budget.check(sum(info.file_size for info in infos))
@@ -287,16 +312,16 @@ class _Counted(io.RawIOBase):
         return data
 
 
-def _extract_tar(archive: Path, target: Path, budget: Budget) -> None:
-    with archive.open("rb") as raw:
-        gzipped = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        source: IO[bytes] = gzip.GzipFile(fileobj=raw) if gzipped else raw  # type: ignore[assignment]
-        stream = _Counted(source, budget)
-        # A stream ("r|"): one pass forward, no seeking back through compressed data.
-        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_TarEntry, bufsize=_COPY_BYTES) as package:
-            for entry in package:
-                _extract_tar_entry(package, entry, target, budget)
+def _extract_tar(raw: IO[bytes], target: Path, budget: Budget) -> None:
+    raw.seek(0)
+    gzipped = raw.read(2) == b"\x1f\x8b"
+    raw.seek(0)
+    source: IO[bytes] = gzip.GzipFile(fileobj=raw) if gzipped else raw  # type: ignore[assignment]
+    stream = _Counted(source, budget)
+    # A stream ("r|"): one pass forward, no seeking back through compressed data.
+    with tarfile.open(fileobj=stream, mode="r|", tarinfo=_TarEntry, bufsize=_COPY_BYTES) as package:
+        for entry in package:
+            _extract_tar_entry(package, entry, target, budget)
 
 
 def _extract_tar_entry(package: tarfile.TarFile, entry: tarfile.TarInfo, target: Path, budget: Budget) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ts_frontend.config.files import read_text
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive
 from ts_frontend.job import Job, new_job
@@ -355,7 +356,7 @@ class ModelFactory:
 def requirements_in(path: Path) -> tuple[str, ...]:
     """The lines of a requirements file that aren't blank or comments. Raises InvalidArchive."""
     try:
-        lines = path.read_text().splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArchive(f"{path.name} can't be read: {error}") from error
     stripped = (line.split(" #")[0].strip() for line in lines)

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from ts_frontend.config.files import read_text
+
 FILES_MAX = 16
 FILE_BYTES_MAX = 128 * 1024
 
@@ -75,9 +77,7 @@ def _may_need_torch(name: str, folders: Collection[Path]) -> bool:
 def _source(file: Path) -> str | None:
     """The text of a source file; None when it's too large, or no text."""
     try:
-        with file.open("rb") as opened:
-            data = opened.read(FILE_BYTES_MAX + 1)
-        return data.decode() if len(data) <= FILE_BYTES_MAX else None
+        return read_text(file, FILE_BYTES_MAX)
     except (OSError, UnicodeDecodeError):
         return None
 

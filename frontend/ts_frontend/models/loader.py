@@ -60,7 +60,8 @@ class ModelLoader:
     async def open(self, fetched: Fetched, requested: Requested) -> Archive:
         """Opens a fetched archive, of which only the outline is unpacked until `load`. One without a name that serves a
         single model gets the model's name. Raises ServeError."""
-        opening = partial(self.formats.open, fetched.path, self._work_dir, self._extract_limits, outline=True)
+        place = fetched.path, self._work_dir, self._extract_limits
+        opening = partial(self.formats.open, *place, outline=True, pin=fetched.pin)
         archive = await in_thread(opening, Archive.remove)
         try:
             return archive if requested.model_name else await self._named(archive)

@@ -111,6 +111,7 @@ class Multiplexer:
                     await self._ahead.enter(len(data))
                     if not self._closed:
                         self._take(data)
+                del data  # the stream may rest
                 if self._closed:
                     return
             if self._fed is not None:

@@ -95,7 +95,7 @@ class WorkflowManager:
         """Registers the workflow in `fetched`. `fetch`: finds the nodes' archives; `start`: also starts the workers,
         which the caller does otherwise. A failure leaves nothing behind."""
         try:
-            opening = partial(open_workflow, fetched.path, self._work_dir, self._extract_limits)
+            opening = partial(open_workflow, fetched.path, self._work_dir, self._extract_limits, pin=fetched.pin)
             archive = await in_thread(opening, WorkflowArchive.remove)
             try:
                 return await self._add(fetched, archive, name or archive.name, timeouts, fetch, start)

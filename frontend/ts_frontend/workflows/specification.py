@@ -18,6 +18,7 @@ from ts_frontend.models.archive import file_name, member, read_config, read_mani
 from ts_frontend.models.extraction import ExtractLimits, refusal
 from ts_frontend.models.settings import INT_MAX
 from ts_frontend.models.store.http import Stop
+from ts_frontend.models.store.pins import Pin
 
 NODES_MAX = 256
 
@@ -239,15 +240,17 @@ class WorkflowArchive:
         shutil.rmtree(self.dir, ignore_errors=True)
 
 
-def open_workflow(path: Path, work_dir: Path, limits: ExtractLimits, stop: Stop | None = None) -> WorkflowArchive:
-    """Unpacks the archive at `path` to `work_dir/workflows/<32 hex>` and reads it. Blocking.
+def open_workflow(
+    path: Path, work_dir: Path, limits: ExtractLimits, stop: Stop | None = None, pin: Pin | None = None
+) -> WorkflowArchive:
+    """Unpacks the archive at `path`, with the digest `pin`, to `work_dir/workflows/<32 hex>` and reads it. Blocking.
 
     Raises InvalidWorkflow, InvalidGraph, ServeError (disk), Stopped once `stop` is set; nothing stays behind then.
     """
     try:
         if path.is_dir():
             raise refusal(path, "a directory can't be registered: make an archive with torch-workflow-archiver")
-        target = unpack(path, work_dir / "workflows", limits, stop)
+        target = unpack(path, work_dir / "workflows", limits, stop, pin)
         try:
             return _read(path, target)
         except BaseException:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ts_frontend.config import properties
+from ts_frontend.config.files import read_file
 from ts_frontend.config.kinds import ConfigError, no_effect
 
 TRUE, FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
@@ -217,7 +218,7 @@ def read(environ: Mapping[str, str]) -> dict[str, str]:
         if not file.is_file():
             continue
         try:
-            found |= {one.key: one.value for one in properties.parse(properties.decode(file.read_bytes()))}
+            found |= {one.key: one.value for one in properties.parse(properties.decode(read_file(file)))}
         except (OSError, properties.PropertiesError) as error:
             raise ConfigError(f"{file} can't be read: {error}") from None
     return found

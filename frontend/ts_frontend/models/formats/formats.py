@@ -18,6 +18,7 @@ from ts_frontend.models.formats.torchserve import TorchServeFormat, bare
 from ts_frontend.models.formats.triton import TritonFormat
 from ts_frontend.models.formats.weights import WeightsFormat
 from ts_frontend.models.store.http import Stop
+from ts_frontend.models.store.pins import Pin
 
 #: The depth to which a store's folders are searched for models of `nested` formats.
 DEPTH_MAX = 8
@@ -79,11 +80,13 @@ class Formats:
         stop: Stop | None = None,
         *,
         outline: bool = False,
+        pin: Pin | None = None,
     ) -> Archive:
         """Opens the archive file, model directory or program at `path`.
 
         An archive is unpacked to `work_dir/models/<32 hex>`, which appears only when it's complete; with `outline`, its
         outline is, if its format needs no more to open it (`PackedFiles`). Everything else is used where it lies.
+        `pin`: the digest of the archive file.
         Raises ArchiveNotFound, InvalidArchive, ServeError (disk); Stopped once `stop` is set.
         """
         if path.is_dir():
@@ -92,7 +95,7 @@ class Formats:
             raise ArchiveNotFound(f"Model not found at: {path}")
         if self.shown(path) is not None:
             return self._open(ModelFiles(path.resolve(), path.resolve().parent), self.of(path))
-        packed = PackedFiles(path, work_dir / "models", limits)
+        packed = PackedFiles(path, work_dir / "models", limits, pin)
         try:
             packed.outline(stop) if outline else packed.unpack(stop)
             found = self.of(packed.directory, unpacked=True)

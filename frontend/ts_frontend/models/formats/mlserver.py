@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ts_frontend.config.files import read_file
 from ts_frontend.config.foreign.mlserver import MEMBERS, PARAMETERS, MLServerDefaults
 from ts_frontend.config.kinds import nearest
 from ts_frontend.config.parameters import WORKERS_MAX
@@ -107,7 +108,7 @@ class MLServerFormat(ModelFormat):
     def stored(self, root: Path, path: str) -> StoredModel | None:
         directory = (root / path).resolve()
         try:
-            own = json.loads((directory / FILE).read_bytes()) if self.matches(directory) else {}
+            own = json.loads(read_file(directory / FILE)) if self.matches(directory) else {}
             if not isinstance(own, dict):
                 return None
             settings = with_defaults(own, self._defaults.model)

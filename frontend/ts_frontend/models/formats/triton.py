@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from ts.protocol.datatypes import OF_NUMBER
 from ts.protocol.model_config_pb2 import ModelConfig
 from ts.protocol.pool import POOL
+from ts_frontend.config.files import read_text
 from ts_frontend.config.kinds import no_effect
 from ts_frontend.config.parameters import WORKERS_MAX
 from ts_frontend.errors import InvalidArgument
@@ -452,9 +453,7 @@ def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDir
 def _text(file: Path) -> str:
     """The file's text, "" when there is no such file."""
     try:
-        if file.stat().st_size > CONFIG_BYTES_MAX:
-            raise InvalidArgument(f"{file} is larger than {CONFIG_BYTES_MAX} bytes")
-        return file.read_text(encoding="utf-8")
+        return read_text(file, CONFIG_BYTES_MAX)
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:

@@ -410,16 +410,6 @@ def check_digest(url: str, digest: str, expected: str | None) -> None:
         raise failure(url, f"its SHA-256 is {digest}, not {expected.lower()}")
 
 
-def check_file_digest(url: str, path: Path, expected: str, stop: Stop) -> None:
-    """Raises DownloadFailed when the file's SHA-256 differs; Stopped."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while data := file.read(_CHUNK_BYTES):
-            stop.check()
-            digest.update(data)
-    check_digest(url, digest.hexdigest(), expected)
-
-
 @contextmanager
 def new_file(target: Path) -> Iterator[IO[bytes]]:
     """A new file: it is named `target` after the block, and deleted if the block fails."""

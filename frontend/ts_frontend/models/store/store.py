@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
@@ -30,11 +30,12 @@ from ts_frontend.models.store.http import (
     TOTAL_S,
     DownloadLimits,
     Stop,
-    check_file_digest,
+    check_digest,
     download,
     exists,
     failure,
 )
+from ts_frontend.models.store.pins import Pin, Stamp, digest
 from ts_frontend.tasks import owned
 
 _URL_CHARS_MAX = 4096
@@ -105,12 +106,13 @@ _Place = Callable[[str], "tuple[Path, Path | None]"]
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """An archive file or model directory. `url`: as it was given; `downloaded`: `path` is a copy made for this model;
-    `folder`: the folder outside the store that holds only this copy."""
+    `folder`: the folder outside the store that holds only this copy; `pin`: the digest that the URL demands."""
 
     path: Path
     url: str
     downloaded: bool
     folder: Path | None = None
+    pin: Pin | None = field(default=None, compare=False)
 
     @property
     def recorded(self) -> str:
@@ -211,9 +213,12 @@ class ModelStore:
             scheme[1].lower() == "file" and self._root is not None and not (self._root / name).is_file()
         ):
             return await self.fetch(url)
-        found = await self.fetch(name)
+        pin = PIN.search(url)
+        found = await self.fetch(name + (pin[0] if pin else ""))
         path = Path(url2pathname(urlsplit(url).path)) if scheme[1].lower() == "file" else None
-        return Fetched(found.path, url, downloaded=path is None or path.resolve() != found.path.resolve())
+        return Fetched(
+            found.path, url, downloaded=path is None or path.resolve() != found.path.resolve(), pin=found.pin
+        )
 
     def _discard_unwanted(self, work: asyncio.Future[Fetched]) -> None:
         if not work.cancelled() and work.exception() is None:
@@ -279,11 +284,13 @@ class ModelStore:
         check_text(url, plain)
         scheme = SCHEME.match(plain)
         if scheme is None:
-            return Fetched(self._inside(url, plain, pin, stop), url, downloaded=False)
+            path, checked = self._inside(url, plain, pin, stop)
+            return Fetched(path, url, downloaded=False, pin=checked)
         if scheme[1].lower() == "file":
             path = Path(url2pathname(urlsplit(plain).path))
             if self._lies_inside(path) or (path.is_dir() and self._allow(plain)):
-                return Fetched(self._used_in_place(url, path, pin, stop), url, downloaded=False)
+                path, checked = self._used_in_place(url, path, pin, stop)
+                return Fetched(path, url, downloaded=False, pin=checked)
         self._allow(plain)
         path, folder = place(plain)
         try:
@@ -292,9 +299,9 @@ class ModelStore:
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        return Fetched(path, url, downloaded=True, folder=folder)
+        return Fetched(path, url, downloaded=True, folder=folder, pin=Pin(pin[1].lower()) if pin else None)
 
-    def _inside(self, url: str, plain: str, pin: re.Match[str] | None, stop: Stop) -> Path:
+    def _inside(self, url: str, plain: str, pin: re.Match[str] | None, stop: Stop) -> tuple[Path, Pin | None]:
         """The path for a name in the store (links are followed) or an absolute path, which must be inside the store
         unless its file:// URL is allowed."""
         if self._root is None:
@@ -327,14 +334,18 @@ class ModelStore:
             return False
         return self._root is not None and self._root in real.parents
 
-    def _used_in_place(self, url: str, path: Path, pin: re.Match[str] | None, stop: Stop) -> Path:
+    def _used_in_place(self, url: str, path: Path, pin: re.Match[str] | None, stop: Stop) -> tuple[Path, Pin | None]:
         if not path.is_file() and not path.is_dir():
             raise ArchiveNotFound(f"{self._missing}: {url}{self._known(url)}")
-        if pin is not None:
-            if path.is_dir():
-                raise InvalidArgument(f"{url}: a directory has no SHA-256; leave #sha256= out")
-            check_file_digest(url, path, pin[1], stop)
-        return path.resolve()
+        if pin is None:
+            return path.resolve(), None
+        if path.is_dir():
+            raise InvalidArgument(f"{url}: a directory has no SHA-256; leave #sha256= out")
+        real, sha256 = path.resolve(), pin[1].lower()
+        with real.open("rb") as file:
+            stamp = Stamp.of(os.fstat(file.fileno()))
+            check_digest(url, digest(file, stop), sha256)
+        return real, Pin(sha256, stamp)
 
     def _in_store(self, url: str) -> tuple[Path, None]:
         """The path for a copy: in the store, under the URL's last path segment."""

@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 
 import yaml
 
+from ts_frontend.config.files import read_file, read_text
 from ts_frontend.config.kinds import ConfigError
 from ts_frontend.telemetry.logging.files import Complaints, Console, RotatedFile, Rotation
 from ts_frontend.telemetry.logging.formats import JsonFormatter, PatternFormatter, TextFormatter, java_date
@@ -77,7 +78,7 @@ def read_plan(path: Path, lookups: Mapping[str, Mapping[str, str]]) -> LogPlan:
     :raises ConfigError: the file can't be read, isn't XML, or its lookups expand to too much text.
     """
     try:
-        root = ElementTree.parse(path).getroot()
+        root = ElementTree.fromstring(read_file(path))
     except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # unknown encodings
         raise ConfigError(f"log_config {path}: not a log4j2 XML file, YAML or JSON: {error}") from None
     return _Reader(lookups).read(root)
@@ -292,7 +293,7 @@ def apply_dict_config(path: Path) -> None:
     :raises ConfigError: the file can't be read or used.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         tree = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
         logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, **tree})
     except (OSError, ValueError, TypeError, AttributeError, ImportError, RecursionError, yaml.YAMLError) as error:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import yaml
 
+from ts_frontend.config.files import read_text
 from ts_frontend.config.kinds import ConfigError
 
 #: The dimension that the server adds to every model metric.
@@ -48,7 +49,7 @@ class Definitions:
 def read_definitions(path: Path) -> Definitions:
     """The definitions in a metrics.yaml; a section that isn't there has none. Raises ConfigError."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))  # libyaml crashes on deep nesting
+        content = yaml.safe_load(read_text(path))  # libyaml crashes on deep nesting
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"metrics_config {path} can't be read: {error}") from error
     if not isinstance(content, dict):

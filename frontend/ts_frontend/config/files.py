@@ -1,0 +1,46 @@
+"""Files that settings name, and files of models: read at once, whatever lies at their path.
+
+Opening a named pipe waits until somebody writes to it, and a device may never end: both would hold the thread that
+reads them for ever. Only regular files are read, also behind links, up to a size that no such file needs.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+FILE_BYTES_MAX = 16 << 20
+#: A path may become a pipe between the look at it and its opening.
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def read_file(path: Path, bytes_max: int = FILE_BYTES_MAX) -> bytes:
+    """Returns the content of a regular file. Raises OSError, also for anything else, whose `strerror` says what it is,
+    and for a file of more than `bytes_max` bytes."""
+    _check(path, path.stat().st_mode)
+    with open(os.open(path, _FLAGS), "rb") as file:
+        _check(path, os.fstat(file.fileno()).st_mode)
+        data = file.read(bytes_max + 1)
+    if len(data) > bytes_max:
+        raise OSError(errno.EFBIG, f"larger than {bytes_max} bytes", str(path))
+    return data
+
+
+def read_text(path: Path, bytes_max: int = FILE_BYTES_MAX) -> str:
+    """The same as text in UTF-8. Raises UnicodeDecodeError."""
+    return read_file(path, bytes_max).decode()
+
+
+def _check(path: Path, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, f"{_KINDS.get(stat.S_IFMT(mode), 'something')}, not a regular file", str(path))
