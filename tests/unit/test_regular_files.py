@@ -83,3 +83,11 @@ def test_certificates_that_become_pipes_leave_those_in_use(tmp_path: Path, caplo
         assert told(CertificateFiles("grpc_inference", tls).read_if_changed) == "None"
     assert f"certificate_file {path}: a named pipe, not a regular file" in caplog.text
     assert told(CertificateEnds(tls).read) == "{}"
+
+
+def test_the_null_device_is_an_empty_file(tmp_path: Path) -> None:
+    """`--ts-config /dev/null` asks for a start without settings; other devices are refused."""
+    link = tmp_path / "config.properties"
+    link.symlink_to(os.devnull)
+    assert read_file(link) == b""
+    assert "a device, not a regular file" in told(lambda: read_file(Path("/dev/zero")))

@@ -1,7 +1,8 @@
 """Files that settings name, and files of models: read at once, whatever lies at their path.
 
 Opening a named pipe waits until somebody writes to it, and a device may never end: both would hold the thread that
-reads them for ever. Only regular files are read, also behind links, up to a size that no such file needs.
+reads them for ever. Only regular files are read, also behind links, up to a size that no such file needs; /dev/null is
+an empty one.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _KINDS = {
 def read_file(path: Path, bytes_max: int = FILE_BYTES_MAX) -> bytes:
     """Returns the content of a regular file. Raises OSError, also for anything else, whose `strerror` says what it is,
     and for a file of more than `bytes_max` bytes."""
-    _check(path, path.stat().st_mode)
+    _check(path, path.stat())
     with open(os.open(path, _FLAGS), "rb") as file:
-        _check(path, os.fstat(file.fileno()).st_mode)
+        _check(path, os.fstat(file.fileno()))
         data = file.read(bytes_max + 1)
     if len(data) > bytes_max:
         raise OSError(errno.EFBIG, f"larger than {bytes_max} bytes", str(path))
@@ -39,8 +40,9 @@ def read_text(path: Path, bytes_max: int = FILE_BYTES_MAX) -> str:
     return read_file(path, bytes_max).decode()
 
 
-def _check(path: Path, mode: int) -> None:
+def _check(path: Path, found: os.stat_result) -> None:
+    mode = found.st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(mode) and not os.path.samestat(found, os.stat(os.devnull)):
         raise OSError(errno.EINVAL, f"{_KINDS.get(stat.S_IFMT(mode), 'something')}, not a regular file", str(path))
