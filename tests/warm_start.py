@@ -127,21 +127,23 @@ class Template:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         stdin: int = subprocess.DEVNULL,
+        stdout: int | None = None,
         stderr: int | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> Program:
         """A program with these arguments. The others are those of `subprocess.Popen`: its folder and environment are
-        this process's unless given; `stdin` may be PIPE, and `stderr` STDOUT or a descriptor."""
-        stdout = os.pipe()
+        this process's unless given; `stdin` may be PIPE, `stdout` a descriptor, and `stderr` STDOUT or a descriptor."""
+        output = os.pipe()
         given = os.pipe() if stdin == subprocess.PIPE else None
-        fds = {1: stdout[1]}
+        fds = {1: output[1] if stdout is None else stdout, **{fd: fd for fd in pass_fds}}
         if stderr is not None:
-            fds[2] = stdout[1] if stderr == subprocess.STDOUT else os.dup(stderr)
+            fds[2] = fds[1] if stderr == subprocess.STDOUT else stderr
         if given:
             fds[0] = given[0]
         life = ask(self.control, words, fds, cwd=str(cwd or Path.cwd()), env=dict(os.environ if env is None else env))
-        for fd in {*fds.values()}:
+        for fd in (output[1], *(given or ())[:1]):
             os.close(fd)
-        return Program(os.fdopen(stdout[0]), os.fdopen(given[1], "w") if given else None, life)
+        return Program(os.fdopen(output[0]), os.fdopen(given[1], "w") if given else None, life)
 
     def close(self) -> None:
         from support import GUARD_S  # its modules aren't for the programs

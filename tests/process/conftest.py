@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -34,6 +35,8 @@ from ts.protocol.frames import (
     encode_bytes,
 )
 from ts.protocol.progress import PROGRESS_BYTES, has_begun
+from ts.runtime.forkserver import PRELOADED
+from warm_start import Program, Template
 
 HANDLERS = Path(__file__).parent.parent / "handlers"
 
@@ -156,13 +159,32 @@ class DrivenWorker:
         self.progress.close()
 
 
-class ExecWorker(DrivenWorker):
-    def __init__(self, folder: Path) -> None:
+@functools.cache
+def worker_template() -> Template:
+    """The process that workers are forked from."""
+    return Template("ts.runtime.main:main", *PRELOADED, is_main=True)
+
+
+class StartedWorker(DrivenWorker):
+    """A worker like that of `python -m ts.runtime.main`: forked with its modules imported, unless it is `executed`."""
+
+    def __init__(self, folder: Path, *, executed: bool) -> None:
         super().__init__(folder)
         fds = self.theirs.fileno(), self.progress.fileno()
-        argv = [sys.executable, "-m", "ts.runtime.main", "--fd", str(fds[0]), "--progress-fd", str(fds[1])]
+        words = ["--fd", str(fds[0]), "--progress-fd", str(fds[1])]
+        self.process: Program | subprocess.Popen[bytes]
         with self.out_file.open("wb") as out, self.err_file.open("wb") as err:
-            self.process = subprocess.Popen(argv, pass_fds=fds, stdout=out, stderr=err, stdin=subprocess.DEVNULL)
+            if executed:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "ts.runtime.main", *words],
+                    pass_fds=fds,
+                    stdout=out,
+                    stderr=err,
+                    stdin=subprocess.DEVNULL,
+                )
+            else:
+                self.process = worker_template().start(words, stdout=out.fileno(), stderr=err.fileno(), pass_fds=fds)
+                self.process.stdout.close()
         self.theirs.close()
 
     def stop(self) -> int:
@@ -185,15 +207,22 @@ def _inputs(body: Any) -> list[Input]:
     return [Input("body", "application/json", json.dumps(body).encode())]
 
 
-@pytest.fixture
-def start_worker(tmp_path: Path) -> Iterator[Callable[..., ExecWorker]]:
-    """Starts an exec'd worker with a handler of tests/handlers; LoadFailed is an error of the test."""
-    workers: list[ExecWorker] = []
+@pytest.fixture(scope="session", autouse=True)
+def end_of_worker_template() -> Iterator[None]:
+    yield
+    if worker_template.cache_info().currsize:
+        worker_template().close()
 
-    def start(handler: str = "probe.py", load: bool = True, **settings: Any) -> ExecWorker:
+
+@pytest.fixture
+def start_worker(tmp_path: Path) -> Iterator[Callable[..., StartedWorker]]:
+    """Starts a worker with a handler of tests/handlers; LoadFailed is an error of the test."""
+    workers: list[StartedWorker] = []
+
+    def start(handler: str = "probe.py", load: bool = True, executed: bool = False, **settings: Any) -> StartedWorker:
         folder = tmp_path / f"worker{len(workers)}"
         folder.mkdir()
-        workers.append(ExecWorker(folder))
+        workers.append(StartedWorker(folder, executed=executed))
         if load:
             answer = workers[-1].load(handler, **settings)
             assert isinstance(answer, Ready), answer

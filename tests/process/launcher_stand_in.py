@@ -35,5 +35,9 @@ def run(config: ServerConfig, ready_fd: int | None) -> int:
     return 7
 
 
+def command() -> int:
+    return main(program=Program((sys.executable, __file__), run))
+
+
 if __name__ == "__main__":
-    sys.exit(main(program=Program((sys.executable, __file__), run)))
+    sys.exit(command())

@@ -14,15 +14,18 @@ import psutil
 import pytest
 
 from support import GUARD_S, end_server, until
+from warm_start import Template
 
 STAND_IN = Path(__file__).with_name("launcher_stand_in.py")
 
 
 class Shell:
-    """A directory, with a temporary directory of its own, in which commands run."""
+    """A directory, with a temporary directory of its own, in which commands run. Those that end are forked; the servers
+    that they start are executed."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, commands: Template) -> None:
         self.place = place
+        self.commands = commands
         (place / "store").mkdir()
         (place / "tmp").mkdir()
         self.pid_file = place / "tmp" / ".model_server.pid"
@@ -33,18 +36,14 @@ class Shell:
         """Output goes to a file of its own: a server in the background keeps it."""
         self.runs += 1
         output = self.place / f"output{self.runs}.txt"
-        with output.open("w") as file:
-            done = subprocess.run(
-                [sys.executable, str(STAND_IN), *words],
-                cwd=self.place,
-                env=self.environ | environ,
-                stdout=file,
-                stderr=file,
-                stdin=subprocess.DEVNULL,
-                timeout=GUARD_S,
-                check=False,
-            )
-        return subprocess.CompletedProcess(done.args, done.returncode, output.read_text())
+        with (
+            output.open("w") as file,
+            self.commands.start(
+                words, cwd=self.place, env=self.environ | environ, stdout=file.fileno(), stderr=subprocess.STDOUT
+            ) as command,
+        ):
+            status = command.wait(GUARD_S)
+        return subprocess.CompletedProcess(words, status, output.read_text())
 
     def start(self, what: str, *words: str) -> subprocess.CompletedProcess[str]:
         return self.run("--start", "--model-store", "store", "--models", what, *words)
@@ -63,9 +62,16 @@ class Shell:
         return psutil.Process(int(self.pid_file.read_text()))
 
 
+@pytest.fixture(scope="module")
+def commands() -> Iterator[Template]:
+    template = Template("launcher_stand_in:command", "launcher_stand_in", path=STAND_IN.parent, options=["-u"])
+    yield template
+    template.close()
+
+
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
-    shell = Shell(tmp_path)
+def shell(tmp_path: Path, commands: Template) -> Iterator[Shell]:
+    shell = Shell(tmp_path, commands)
     yield shell
     end_server(shell.pid_file, str(STAND_IN))
 

@@ -89,6 +89,7 @@ def test_context_describes_model_and_worker(start_worker, tmp_path):
         manifest={"model": {"modelName": "m"}},
         python_path=["/nowhere/extra"],
         batch_size=2,
+        executed=True,
     )
     found = worker.json({"op": "properties"})
     assert found["model_yaml_config"] == {"handler": {"depth": 3}, "batchSize": 2}
