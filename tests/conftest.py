@@ -171,13 +171,6 @@ def earlier_files_are_not_searched() -> None:
     gc.freeze()
 
 
-@pytest.fixture
-def earlier_tests_are_not_searched() -> None:
-    """For tests that load models into this process: a loaded model looks for garbage, and its end thaws what is frozen,
-    so that the next one would search all that was ever imported."""
-    gc.freeze()
-
-
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The repository's root folder."""

@@ -27,8 +27,6 @@ from ts_frontend.models.formats.formats import Formats
 from ts_frontend.models.settings import Requested, resolve
 from ts_frontend.models.store.store import ModelStore
 
-pytestmark = pytest.mark.usefixtures("earlier_tests_are_not_searched")
-
 MODEL_STORE = Path(__file__).parents[2] / "model_store"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import py_compile
@@ -9,13 +10,13 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from ts.runtime.process import modules_in
 from ts.testing import Answer, NotLoaded, Request, RequestFailed, ServedModel
 from ts.testing.fixtures import load_model as load_model
-
-pytestmark = pytest.mark.usefixtures("earlier_tests_are_not_searched")
 
 HANDLER = """
 import time
@@ -266,3 +267,38 @@ def test_a_file_saved_again_in_the_same_second_is_the_one_that_is_asked(tmp_path
             assert model.predict("").text == str(answer)
         py_compile.compile(str(parts))  # as another program's import
     assert sys.path_hooks == hooks
+
+
+def test_what_the_process_has_frozen_stays_so_and_nothing_else_is(tmp_path: Path) -> None:
+    gc.freeze()
+    before = gc.get_freeze_count()
+    with ServedModel(written(tmp_path, "def handle(data, context):\n    return data and ['ok']\n")) as model:
+        assert model.predict("x").text == "ok"
+        assert gc.get_freeze_count() <= before
+    assert before // 2 < gc.get_freeze_count() <= before, "some of it may have ended"
+
+
+def test_modules_in_a_folder_are_found_wherever_links_lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, elsewhere, linked = tmp_path / "model", tmp_path / "elsewhere", tmp_path / "linked"
+    for folder in (model, elsewhere):
+        folder.mkdir()
+        (folder / "file.py").touch()
+    linked.symlink_to(model)
+    (model / "leads_out.py").symlink_to(elsewhere / "file.py")
+    (elsewhere / "leads_in.py").symlink_to(model / "file.py")
+    beside = tmp_path / "model_2"
+    files = {
+        "found_directly": model / "file.py",
+        "found_in_linked": linked / "file.py",
+        "found_by_link": elsewhere / "leads_in.py",
+        "found_deep": model / "deep" / ".." / "file.py",
+        "leads_out": model / "leads_out.py",
+        "elsewhere": elsewhere / "file.py",
+        "beside": beside / "file.py",
+    }
+    for name, file in files.items():
+        module = ModuleType(name)
+        module.__file__ = str(file)
+        monkeypatch.setitem(sys.modules, name, module)
+    for folder in (model, linked):
+        assert {*modules_in(str(folder))} == {name for name in files if name.startswith("found")}

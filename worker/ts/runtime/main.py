@@ -28,7 +28,7 @@ from ts.runtime.calls import Calls
 from ts.runtime.continuous import ContinuousRunner
 from ts.runtime.handlers import Loaded, describe_failure, load
 from ts.runtime.jobs import Ledger, SilentLedger
-from ts.runtime.process import log_to_stdout, mark_lines, outlive_stops, set_threads, turn_to
+from ts.runtime.process import log_to_stdout, mark_lines, modules_in, outlive_stops, set_threads, turn_to
 from ts.runtime.running import Opened, Opening, place_of
 from ts.runtime.stopwatch import Stopwatch
 from ts.runtime.worker import Link, leave
@@ -68,9 +68,11 @@ def answer(
     before_load: Callable[[dict[str, Any]], None] | None = None,
     at_end: Callable[[Loaded], None] | None = None,
     loading: Loading = load,
+    is_alone: bool = True,
 ) -> int:
     """Waits for Load, loads the model and answers requests. Returns the exit status. `at_end` is called with the
-    handler when its last answer is sent, also if the frontend has gone."""
+    handler when its last answer is sent, also if the frontend has gone. `is_alone`: the process is the model's, whose
+    memory then stays as it is."""
     settings = link.wait_for_load().settings
     if before_load is not None:
         before_load(settings)
@@ -87,7 +89,7 @@ def answer(
     if settings.get("mark_lines"):
         mark_lines()
         link.on_turn = turn_to
-    loaded = _load(link, settings, loading)
+    loaded = _load(link, settings, loading, is_alone)
     if loaded is None:
         return LOAD_FAILED_STATUS
     runner_type = _RUNNERS.get(loaded.kind, BlockingRunner)
@@ -139,7 +141,7 @@ def prepare_logging(settings: dict[str, Any]) -> None:
         log_to_stdout()
 
 
-def _load(link: Link, settings: dict[str, Any], loading: Loading) -> Loaded | None:
+def _load(link: Link, settings: dict[str, Any], loading: Loading, is_alone: bool) -> Loaded | None:
     begun_s = time.monotonic()
     link.enter()
     try:
@@ -150,10 +152,11 @@ def _load(link: Link, settings: dict[str, Any], loading: Loading) -> Loaded | No
         return None
     finally:
         link.leave()
-    gc.collect()
-    gc.freeze()  # the model stays as long as the process
-    give_back_freed()
-    keep_freed()
+    if is_alone:
+        gc.collect()
+        gc.freeze()  # the model stays as long as the process
+        give_back_freed()
+        keep_freed()
     load_s = time.monotonic() - begun_s
     info: dict[str, Any] = {"pid": os.getpid(), "handler_kind": loaded.kind, "load_s": round(load_s, 6)}
     torch: Any = sys.modules.get("torch")
@@ -209,7 +212,7 @@ def live_in_process(socket_fd: int, progress_fd: int) -> int:
     progress = _progress(progress_fd)
     link = Link(socket_fd, leave=sys.exit)
     try:
-        return answer(link, progress, Ledger, before_load=_forget_modules, at_end=_close_loop)
+        return answer(link, progress, Ledger, before_load=_forget_modules, at_end=_close_loop, is_alone=False)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     finally:
@@ -231,8 +234,5 @@ def _close_loop(loaded: Loaded) -> None:
 
 def _forget_modules(settings: dict[str, Any]) -> None:
     """Makes the next import reload the modules of the model's folder, which may have been edited."""
-    folder = os.path.join(os.path.realpath(settings["model_dir"]), "")
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file and os.path.realpath(file).startswith(folder):
-            del sys.modules[name]
+    for name in modules_in(settings["model_dir"]):
+        del sys.modules[name]

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TextIO
 
 from ts.protocol.marks import marked
@@ -248,3 +249,22 @@ class MarkedStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def modules_in(folder: str) -> dict[str, ModuleType]:
+    """The imported modules whose files are in the folder, by their names, wherever links lead. Only their folders are
+    resolved, each once: to resolve each file, the kernel is asked for all the folders above it."""
+    root = os.path.join(os.path.realpath(folder), "")
+    folders: dict[str, str] = {}
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str):
+            continue
+        parent, base = os.path.split(file)
+        if parent not in folders:
+            folders[parent] = os.path.join(os.path.realpath(parent), "")
+        real = os.path.realpath(file) if os.path.islink(file) else folders[parent] + base
+        if real.startswith(root):
+            found[name] = module
+    return found

@@ -4,7 +4,6 @@ frontend. Requests, batches, streams, cancels and failures use the same code as 
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import math
 import os
@@ -37,6 +36,7 @@ from ts.protocol.frames import (
 )
 from ts.protocol.progress import PROGRESS_BYTES
 from ts.runtime.main import live_in_process
+from ts.runtime.process import modules_in
 from ts.runtime.renewal import SourceImports
 from ts.testing.requests import Answer, Request, RequestFailed, Streamed
 
@@ -178,19 +178,10 @@ class ServedModel:
     def module(self) -> ModuleType:
         """The handler's module, so that a test can read or replace its attributes. Raises LookupError for a built-in
         handler."""
-        for module in self._own_modules().values():
+        for module in modules_in(self._folder_of_model).values():
             if Path(str(module.__file__)).stem == self._handler:
                 return module
         raise LookupError(f"{self._handler} is not a module of {self._folder_of_model}")
-
-    def _own_modules(self) -> dict[str, ModuleType]:
-        """The imported modules of the model's folder, by their names."""
-        found = {name: module for name, module in list(sys.modules.items()) if getattr(module, "__file__", None)}
-        return {
-            name: module
-            for name, module in found.items()
-            if os.path.realpath(str(module.__file__)).startswith(self._folder_of_model)
-        }
 
     # --- requests
 
@@ -295,7 +286,7 @@ class ServedModel:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._reader.join(self.limit_s)
         self._sock.close()
-        for name in self._own_modules().keys() - self._modules:
+        for name in modules_in(self._folder_of_model).keys() - self._modules:
             del sys.modules[name]
         self._imports.end()
         directory, path, python_path = self._before
@@ -305,7 +296,6 @@ class ServedModel:
             os.environ.pop("PYTHONPATH", None)
         else:
             os.environ["PYTHONPATH"] = python_path
-        gc.unfreeze()  # what the worker froze: in a server it lives as long as the process
         if self._unpacked is not None:
             self._unpacked.cleanup()
         if self._worker.is_alive():
