@@ -10,13 +10,13 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from deploy.debian import debian_root, pip_settings
 from deploy.dockerfile import Builder, Container, Image, run
 from support import until
 
@@ -32,26 +32,6 @@ pytestmark = [
 ANY_USER = "12345:0"
 
 
-def debian_mirror() -> str:
-    """Where this machine gets its packages from."""
-    texts = [path.read_text() for path in Path("/etc/apt").rglob("*.sources")] + [
-        path.read_text() for path in Path("/etc/apt").glob("sources.list*") if path.is_file()
-    ]
-    found = re.search(r"^(?:URIs:|deb)\s+(?:\[.*?\]\s+)?(\S+/debian/?)\s*", "\n".join(texts), re.MULTILINE)
-    return found[1] if found else ""
-
-
-def pip_settings() -> dict[str, str]:
-    """pip's configuration on this machine, as variables."""
-    lines = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
-    ).stdout
-    values = dict(re.findall(r"^(?:global|install|:env:)\.([\w-]+)='(.*)'$", lines, re.MULTILINE))
-    return {
-        f"PIP_{name.upper().replace('-', '_')}": value.replace(r"\n", " ").strip() for name, value in values.items()
-    }
-
-
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
     faulthandler.cancel_dump_traceback_later()  # downloads of Debian and torch belong to this, and take their time
@@ -61,12 +41,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 def built(place: Path) -> Image:
     """The Dockerfile's last stage, built below `place`."""
     base, log = place / "base", place / "build.log"
-    with log.open("wb") as output:
-        command = ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(base)]
-        mirror = debian_mirror()
-        subprocess.run([*command, *([mirror] if mirror else [])], stdout=output, stderr=output, check=True)
-    for name in ("apt/apt.conf.d", "apt/sources.list.d", "resolv.conf"):
-        subprocess.run(["cp", "-a", "-L", "--no-target-directory", f"/etc/{name}", base / "etc" / name], check=True)
+    debian_root(base, log)
     pip = pip_settings()
     named = {
         Path(*Path(found).parts[:3]) for value in pip.values() for found in re.findall(r"(?:file://)?(/\S+)", value)
