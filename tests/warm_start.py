@@ -11,6 +11,7 @@ hence a child of that process, not of the server. `family` finds it, and its wor
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import functools
 import gc
@@ -64,7 +65,8 @@ class Running:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and its status is on the way
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
