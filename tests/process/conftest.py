@@ -159,14 +159,23 @@ class DrivenWorker:
         self.progress.close()
 
 
+def interpreter() -> tuple[str, str | None]:
+    """What decides which package `ts` a worker imports: a test may set both."""
+    return sys.executable, os.environ.get("PYTHONPATH")
+
+
+OWN_INTERPRETER = interpreter()
+
+
 @functools.cache
 def worker_template() -> Template:
-    """The process that workers are forked from."""
+    """The process that workers are forked from, with OWN_INTERPRETER."""
     return Template("ts.runtime.main:main", *PRELOADED, is_main=True)
 
 
 class StartedWorker(DrivenWorker):
-    """A worker like that of `python -m ts.runtime.main`: forked with its modules imported, unless it is `executed`."""
+    """A worker like that of `python -m ts.runtime.main`: forked with its modules imported, unless it is `executed`, as
+    with another interpreter than the template's."""
 
     def __init__(self, folder: Path, *, executed: bool) -> None:
         super().__init__(folder)
@@ -174,7 +183,7 @@ class StartedWorker(DrivenWorker):
         words = ["--fd", str(fds[0]), "--progress-fd", str(fds[1])]
         self.process: Program | subprocess.Popen[bytes]
         with self.out_file.open("wb") as out, self.err_file.open("wb") as err:
-            if executed:
+            if executed or interpreter() != OWN_INTERPRETER:
                 self.process = subprocess.Popen(
                     [sys.executable, "-m", "ts.runtime.main", *words],
                     pass_fds=fds,
