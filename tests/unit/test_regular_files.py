@@ -19,6 +19,9 @@ from ts_frontend.listeners.certificates import CertificateEnds, CertificateFiles
 from ts_frontend.listeners.listener import Tls
 from ts_frontend.models.archive import read_config, read_manifest
 from ts_frontend.models.factory import requirements_in
+from ts_frontend.models.sharing.document import DOCUMENT_BYTES_MAX
+from ts_frontend.models.sharing.places import NAME, SharedFile
+from ts_frontend.models.store.http import Stop
 from ts_frontend.telemetry.logging.log_config import apply_dict_config, read_plan
 from ts_frontend.telemetry.metrics.families import read_definitions
 
@@ -91,3 +94,11 @@ def test_the_null_device_is_an_empty_file(tmp_path: Path) -> None:
     link.symlink_to(os.devnull)
     assert read_file(link) == b""
     assert "a device, not a regular file" in told(lambda: read_file(Path("/dev/zero")))
+
+
+def test_too_large_a_shared_document_is_read_so_far_that_its_size_can_be_refused(tmp_path: Path) -> None:
+    """It is a bad document, not a directory that can't be reached."""
+    (tmp_path / NAME).touch()
+    os.truncate(tmp_path / NAME, 2 * DOCUMENT_BYTES_MAX)
+    found = SharedFile(tmp_path).read("", Stop())
+    assert found is not None and len(found.data) == DOCUMENT_BYTES_MAX + 1

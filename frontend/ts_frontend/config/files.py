@@ -26,13 +26,18 @@ _KINDS = {
 def read_file(path: Path, bytes_max: int = FILE_BYTES_MAX) -> bytes:
     """Returns the content of a regular file. Raises OSError, also for anything else, whose `strerror` says what it is,
     and for a file of more than `bytes_max` bytes."""
-    _check(path, path.stat())
-    with open(os.open(path, _FLAGS), "rb") as file:
-        _check(path, os.fstat(file.fileno()))
-        data = file.read(bytes_max + 1)
+    data = read_beginning(path, bytes_max + 1)
     if len(data) > bytes_max:
         raise OSError(errno.EFBIG, f"larger than {bytes_max} bytes", str(path))
     return data
+
+
+def read_beginning(path: Path, bytes_max: int) -> bytes:
+    """Returns the first bytes of a regular file, or all of a shorter one. Raises OSError, also for anything else."""
+    _check(path, path.stat())
+    with open(os.open(path, _FLAGS), "rb") as file:
+        _check(path, os.fstat(file.fileno()))
+        return file.read(bytes_max)
 
 
 def read_text(path: Path, bytes_max: int = FILE_BYTES_MAX) -> str:

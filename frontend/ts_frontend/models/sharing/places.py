@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from ts_frontend.config.files import read_file
+from ts_frontend.config.files import read_beginning
 from ts_frontend.config.kinds import s3_of
 from ts_frontend.errors import ServeError
 from ts_frontend.models.sharing.document import DOCUMENT_BYTES_MAX
@@ -67,7 +67,7 @@ class SharedFile:
 
     def _content(self) -> Content:
         try:
-            data = read_file(self.directory / NAME, DOCUMENT_BYTES_MAX + 1)
+            data = read_beginning(self.directory / NAME, DOCUMENT_BYTES_MAX + 1)
         except FileNotFoundError:
             self.directory.stat()  # a directory that isn't mounted must not look empty
             return Content(b"", "")
