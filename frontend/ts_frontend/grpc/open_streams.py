@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 
 from ts_frontend.errors import Code, ServeError
-from ts_frontend.http.arriving import REQUEST_BYTES
+from ts_frontend.http.arriving import REQUEST_BYTES, Warned
 
 _log = logging.getLogger(__name__)
-_LOG_EVERY_S = 60.0
 
 
 class TooManyStreams(ServeError):
@@ -31,21 +29,15 @@ class OpenStreams:
     def __init__(self, bytes_max: float = math.inf) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
-        self._logged_s = -math.inf
+        self._warn = Warned(_log)
 
     def open(self, head_bytes: int) -> OpenStream:
         """Counts a call, whose head has that size, until its `end`. Raises TooManyStreams, but never for the first."""
         if self.bytes and self.bytes + head_bytes > self.bytes_max:
             text = f"The streams that are open have over {self.bytes_max} bytes together (arriving_bytes_max)"
-            self._tell(text)
+            self._warn("%s: further ones are refused", text)
             raise TooManyStreams(text)
         return OpenStream(self, head_bytes)
-
-    def _tell(self, text: str) -> None:
-        now_s = time.monotonic()
-        if now_s - self._logged_s >= _LOG_EVERY_S:
-            self._logged_s = now_s
-            _log.warning("%s: further ones are refused", text)
 
 
 class OpenStream:

@@ -54,6 +54,20 @@ class SlowSender(ServeError):
     code, http_status, type_name = Code.DEADLINE_EXCEEDED, 408, "RequestTimeoutException"
 
 
+class Warned:
+    """A warning that is logged at most every _LOG_EVERY_S seconds."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._logged_s = -math.inf
+
+    def __call__(self, text: str, *values: object) -> None:
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= _LOG_EVERY_S:
+            self._logged_s = now_s
+            self._log.warning(text, *values)
+
+
 class Arriving:
     """The bodies that are arriving; `bytes`: their size together. `message_timeout_s`: the seconds in which a gRPC
     message that has begun must arrive."""
@@ -63,7 +77,7 @@ class Arriving:
         self.message_timeout_s = message_timeout_s
         self.bytes = 0
         self._bodies: dict[ArrivingBody, None] = {}  # in the order of their first pieces
-        self._logged_s = -math.inf
+        self._warn = Warned(_log)
 
     def __len__(self) -> int:
         return len(self._bodies)
@@ -76,24 +90,18 @@ class Arriving:
         self._bodies[body] = None
         self.bytes += change
         while self.bytes > self.bytes_max and len(self._bodies) > 1:
-            self._tell()
+            self._warn(
+                "%d requests that are still arriving have over %d bytes together: those that began first are "
+                "refused. arriving_bytes_max raises the limit",
+                len(self._bodies),
+                self.bytes_max,
+            )
             next(iter(self._bodies)).give_up()
 
     def remove(self, body: ArrivingBody, size: int) -> None:
         if body in self._bodies:
             del self._bodies[body]
             self.bytes -= size
-
-    def _tell(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._logged_s >= _LOG_EVERY_S:
-            self._logged_s = now_s
-            _log.warning(
-                "%d requests that are still arriving have over %d bytes together: those that began first are "
-                "refused. arriving_bytes_max raises the limit",
-                len(self._bodies),
-                self.bytes_max,
-            )
 
 
 class ArrivingBody:
