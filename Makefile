@@ -12,10 +12,13 @@ TORCH_SPEC ?= torch==2.13.0
 # JOBS: processes side by side of make fuzz
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # A newer pip than Python 3.11 brings, since it resolves in half of the time; pip 26 prints 600 lines of setuptools' warnings.
-# Modules are compiled when they are first imported: most of those of torch and of the tests' packages never are.
+# Modules are compiled when they are first imported: most of those of torch and of the tests' packages never are. The
+# bytecode is kept, also where the environment says otherwise: every start would compile torch's 1100 modules again.
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 
 .DEFAULT_GOAL := help

@@ -9,7 +9,6 @@ interleaved: in each, every server is started, asked over HTTP until it answers,
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -105,7 +104,6 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> None:
     print(f"From the command to the first answer. {machine.busy()}", flush=True)
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with which every start would compile every module
     starts: dict[tuple[str, str], list[Start]] = {}
     for number in range(options.rounds + 1):
         for model in options.models:

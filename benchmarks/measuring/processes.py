@@ -45,11 +45,13 @@ class Processes:
         self._started: list[tuple[psutil.Popen, Path]] = []
 
     def start(self, words: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> psutil.Process:
-        """Starts a process in a session of its own: Ctrl-C reaches only the benchmark, which then ends the process."""
+        """Starts a process in a session of its own: Ctrl-C reaches only the benchmark, which then ends the process. It
+        keeps its bytecode, without which each start would compile every module."""
+        env = {name: value for name, value in env.items() if name != "PYTHONDONTWRITEBYTECODE"}
         with log.open("wb") as output:
             process = psutil.Popen(
                 list(words),
-                env=dict(env),
+                env=env,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

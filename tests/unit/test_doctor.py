@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,16 @@ from ts_frontend.workers.devices import Inventory
 
 GB = 10**9
 HERE = Path(sys.executable).parent / "torchserve"
+#: What a process with torch says of it.
+TORCH = {
+    "version": "2.9",
+    "cuda": None,
+    "devices": 0,
+    "threads": 4,
+    "folder": "/torch",
+    "modules": 9,
+    "compiled_at_each_start": 0,
+}
 
 
 def said(section: Section) -> list[tuple[str, str, str]]:
@@ -134,10 +145,27 @@ def test_what_torch_sees_is_compared_with_what_the_server_places_on(
     cuda: str | None, devices: int, inventory: Inventory, severity: str, words: str
 ) -> None:
     section = Section("")
-    doctor.torch(section, {"version": "2.9", "cuda": cuda, "devices": devices, "threads": 4}, inventory)
+    doctor.torch(section, {**TORCH, "cuda": cuda, "devices": devices}, inventory)
     (_, _, version), (found, _, text) = said(section)
     assert version.startswith("2.9, built ") and "4 threads" in version
     assert found == severity and words in text
+
+
+@pytest.mark.parametrize(("environment", "told"), [({}, False), ({"PYTHONDONTWRITEBYTECODE": "1"}, True)])
+def test_a_torch_without_bytecode_is_told(tmp_path: Path, environment: dict[str, str], told: bool) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "from . import cuda, version\n__version__ = '2.9'\ndef get_num_threads(): return 4\n"
+    )
+    (tmp_path / "torch" / "cuda.py").write_text("def is_available(): return False\n")
+    (tmp_path / "torch" / "version.py").write_text("cuda = None\n")
+    env = {"PYTHONPATH": str(tmp_path), "PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode"), **environment}
+    printed = subprocess.run([sys.executable, "-c", doctor._TORCH], env=env, check=True, capture_output=True).stdout
+    section = Section("")
+    doctor.torch(section, json.loads(printed), Inventory())
+    warnings = [text for severity, _, text in said(section) if severity == "warning"]
+    assert bool(warnings) is told
+    assert not told or f"-m compileall -q {tmp_path / 'torch'}`" in warnings[0]
 
 
 # --- the server's places

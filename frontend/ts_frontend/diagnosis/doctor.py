@@ -38,11 +38,15 @@ from ts_frontend.workers.supervisor import find_accelerators
 TORCH_S_MAX = 120.0
 #: Packages that a server with workers in a cluster needs besides its own.
 RAY = ("ray", "cryptography")
-_TORCH = (
-    "import json, torch; there = torch.cuda.is_available(); print(json.dumps({'version': torch.__version__, "
-    "'cuda': torch.version.cuda, 'devices': torch.cuda.device_count() if there else 0, "
-    "'threads': torch.get_num_threads()}))"
-)
+_TORCH = """
+import json, os, sys, torch
+bytecode = [m.__spec__.cached for m in [*sys.modules.values()] if getattr(getattr(m, "__spec__", None), "cached", None)]
+print(json.dumps({
+    "version": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads(),
+    "devices": torch.cuda.device_count() if torch.cuda.is_available() else 0, "folder": os.path.dirname(torch.__file__),
+    "modules": len(bytecode), "compiled_at_each_start": sum(not os.path.exists(file) for file in bytecode),
+}))
+"""
 
 
 def examine(config: ServerConfig | None, problem: str = "") -> Report:
@@ -124,11 +128,18 @@ def _json(line: str) -> dict[str, Any] | None:
 
 
 def torch(section: Section, found: dict[str, Any], inventory: Inventory) -> None:
-    """`found`: `version`, `cuda` (of the build, None without), `devices`, `threads`; `inventory`: the devices
-    that the server places workers on."""
+    """`found`: `version`, `cuda` (of the build, None without), `devices`, `threads`, torch's `folder`, the number of
+    `modules` that it imports, and of those without bytecode; `inventory`: the devices that the server places workers
+    on."""
     section.facts |= found
     built = f"built for CUDA {found['cuda']}" if found["cuda"] else "built without CUDA"
     section.ok("torch", f"{found['version']}, {built}, {found['threads']} threads")
+    if (compiled := found["compiled_at_each_start"]) > found["modules"] / 2:
+        section.warn(
+            "torch",
+            f"{compiled} of the {found['modules']} modules that it imports have no bytecode: each start compiles them "
+            f"again, for seconds. `{sys.executable} -m compileall -q {found['folder']}` writes it once",
+        )
     if inventory.kind == "cuda" and found["devices"] < inventory.count:
         why = "this build of torch has no CUDA" if not found["cuda"] else "CUDA doesn't start: check the driver"
         section.error(
