@@ -232,6 +232,25 @@ def test_names_for_all(root: Path) -> None:
     assert ModelStore(None).names() == []
 
 
+def test_broken_entries_count_and_their_loads_name_the_error(root: Path) -> None:
+    (root / "loop.mar").symlink_to("loop.mar")
+    (root / "gone.mar").symlink_to(root.parent / "gone.mar")
+    (root / "folder").symlink_to("folder")
+    (root / "text.txt").symlink_to("gone.txt")
+    os.mkfifo(root / "pipe.mar")
+    store = ModelStore(root)
+    assert store.names() == ["dirmodel", "folder", "gone.mar", "loop.mar", "m.mar", "pipe.mar"]
+    assert [one.name for one in store.models()] == []
+    for name, why in (
+        ("loop.mar", r"Too many levels of symbolic links"),
+        ("folder", r"Too many levels of symbolic links"),
+        ("gone.mar", rf"a link to {root.parent}/gone.mar, which is missing"),
+        ("pipe.mar", r"it is neither a file nor a directory"),
+    ):
+        with pytest.raises(ArchiveNotFound, match=f"{name} \\({why}"):
+            fetch(store, name)
+
+
 def test_without_a_store(tmp_path: Path) -> None:
     with pytest.raises(ArchiveNotFound, match="no model store"):
         fetch(ModelStore(None), "m.mar")

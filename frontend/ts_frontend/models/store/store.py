@@ -252,7 +252,7 @@ class ModelStore:
         if self._root is None:
             return []
         with os.scandir(self._root) as entries:
-            folders = [entry.name for entry in entries if _is_archive(entry) and entry.is_dir()]
+            folders = [entry.name for entry in entries if _is_archive(entry) and _is_folder(entry)]
         return self._formats.stored(self._root, folders)
 
     @property
@@ -335,8 +335,15 @@ class ModelStore:
         return self._root is not None and self._root in real.parents
 
     def _used_in_place(self, url: str, path: Path, pin: re.Match[str] | None, stop: Stop) -> tuple[Path, Pin | None]:
+        try:
+            path.stat()
+        except FileNotFoundError:
+            what = f" (a link to {os.readlink(path)}, which is missing)" if path.is_symlink() else self._known(url)
+            raise ArchiveNotFound(f"{self._missing}: {url}{what}") from None
+        except (OSError, ValueError) as error:
+            raise ArchiveNotFound(f"{self._missing}: {url} ({getattr(error, 'strerror', error)})") from None
         if not path.is_file() and not path.is_dir():
-            raise ArchiveNotFound(f"{self._missing}: {url}{self._known(url)}")
+            raise ArchiveNotFound(f"{self._missing}: {url} (it is neither a file nor a directory)")
         if pin is None:
             return path.resolve(), None
         if path.is_dir():
@@ -409,6 +416,13 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _is_archive(entry: os.DirEntry[str]) -> bool:
-    if entry.name.startswith("."):
-        return False
-    return entry.is_dir() or (entry.is_file() and entry.name.endswith(_ARCHIVE_SUFFIXES))
+    """Whether ALL loads the entry. One that is broken, such as a link to nothing, counts: its load names the error."""
+    return not entry.name.startswith(".") and (entry.name.endswith(_ARCHIVE_SUFFIXES) or _is_folder(entry))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a directory, or a link whose target can't be looked at."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return True
