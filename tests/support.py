@@ -18,6 +18,8 @@ import psutil
 #: A guard against a wait for ever, far above what a busy machine takes: no test's result depends on it.
 GUARD_S = 120
 PAUSE_S = 0.01
+SHORT_PAUSE_S = 0.001
+LOOKS_AT_ONCE = 20
 _GIVEN_PORTS: set[int] = set()
 #: For requests that must run out of time while they run: the first that leaves a busy machine the time to begin them.
 TIMEOUTS_US = (1_000_000, 8_000_000, 60_000_000)
@@ -36,11 +38,14 @@ def until(look: Callable[[], Found], message: object = "", *, timeout_s: float =
 
 
 async def until_async(look: Callable[[], Found], message: object = "", *, timeout_s: float = GUARD_S) -> Found:
-    """`until` for a coroutine: the loop's other tasks go on between two looks, which take no pause."""
+    """`until` for a coroutine: the loop's other tasks go on between two looks. Only the first looks take no pause: what
+    needs more of them waits for a thread, a process or the clock, whose processor they would take."""
     end_s = time.monotonic() + timeout_s
+    looks = 0
     while not (found := look()):
         assert time.monotonic() < end_s, _said(look, message, timeout_s)
-        await asyncio.sleep(0)
+        looks += 1
+        await asyncio.sleep(0 if looks < LOOKS_AT_ONCE else SHORT_PAUSE_S)
     return found
 
 

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from deploy.debian import PIP_FOLDER, debian_root, pip_volumes
 from deploy.engine import Engine
-from deploy.manifests import DEPLOY, ROOT
+from deploy.manifests import DEPLOY, ROOT, documents
 from deploy.monitoring import alerts, panels
 from e2e.conftest import write_model
 from support import until
@@ -37,9 +36,10 @@ pytestmark = [
 ]
 BASE = "docker.io/library/debian:bookworm-slim"
 COMPOSE = DEPLOY / "compose.yaml"
-SERVICES: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
+COMPOSED = documents(COMPOSE)[0]
+SERVICES: dict[str, Any] = COMPOSED["services"]
 #: The file's name for it, which Debian's podman-compose doesn't read.
-PROJECT = yaml.safe_load(COMPOSE.read_text())["name"]
+PROJECT = COMPOSED["name"]
 #: In place of the image that compose.yaml names, with its user and places.
 PROMETHEUS = f"""
 FROM {BASE}

@@ -24,7 +24,8 @@ import pytest
 
 import ts.version
 from support import GUARD_S
-from ts.runtime.forkserver import PRELOADED
+from ts.runtime.forkserver import MORE_PRELOADED, PRELOADED
+from ts.runtime.process import THREAD_VARIABLES
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_frontend.protos.management_pb2 import (
@@ -46,10 +47,12 @@ for each in ("connect", "read", "write", "pool"):
 
 @functools.cache
 def forkserver_template() -> Template:
-    """The process that the servers' forkservers are forked from."""
+    """The process that the servers' forkservers are forked from. It has NumPy too, which takes six times as long as all
+    else that a worker of a model with tensors does before it is ready."""
     package_root = str(Path(ts.version.__file__).parents[1])
     path = os.pathsep.join(part for part in (package_root, os.environ.get("PYTHONPATH", "")) if part)
-    return Template(f"{FORKSERVER}:main", *PRELOADED, env={**os.environ, "PYTHONPATH": path}, is_main=True)
+    env = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(THREAD_VARIABLES, "1")}  # forked with a single thread
+    return Template(f"{FORKSERVER}:main", *PRELOADED, *MORE_PRELOADED, env=env, is_main=True)
 
 
 @functools.cache

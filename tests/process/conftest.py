@@ -35,7 +35,8 @@ from ts.protocol.frames import (
     encode_bytes,
 )
 from ts.protocol.progress import PROGRESS_BYTES, has_begun
-from ts.runtime.forkserver import PRELOADED
+from ts.runtime.forkserver import MORE_PRELOADED, PRELOADED
+from ts.runtime.process import THREAD_VARIABLES
 from warm_start import Program, Template
 
 HANDLERS = Path(__file__).parent.parent / "handlers"
@@ -169,8 +170,9 @@ OWN_INTERPRETER = interpreter()
 
 @functools.cache
 def worker_template() -> Template:
-    """The process that workers are forked from, with OWN_INTERPRETER."""
-    return Template("ts.runtime.main:main", *PRELOADED, is_main=True)
+    """The process that workers are forked from, with OWN_INTERPRETER, and with NumPy, as a forkserver has it."""
+    env = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}  # forked with a single thread
+    return Template("ts.runtime.main:main", *PRELOADED, *MORE_PRELOADED, env=env, is_main=True)
 
 
 class StartedWorker(DrivenWorker):

@@ -205,10 +205,10 @@ class _Climb:
     def _unsure(self) -> Trial | None:
         """The best or one of its rivals, if it was measured fewer times than are enough: the one with the fewest
         measurements, and of these the best or one with its settings. None where measurements hardly differ."""
-        best = self._found().best
-        if best is None or (len(self._looks[best]) > 1 and SPREADS * self._spread(_rate) <= GAIN_MIN):
+        best, rates, p99s = self._found().best, SPREADS * self._spread(_rate), SPREADS * self._spread(_p99)
+        if best is None or (len(self._looks[best]) > 1 and rates <= GAIN_MIN):
             return None
-        rivals = [one for one in self._seen if one != best and self._may_be_better(one, best)]
+        rivals = [one for one in self._seen if one != best and self._may_be_better(one, best, rates, p99s)]
         rivals.sort(key=lambda one: (self._bounds.excess(self._seen[one]) > 0, -self._seen[one].answers_per_s))
         return min(
             (one for one in (best, *rivals[:RIVALS_MAX]) if len(self._looks[one]) < LOOKS),
@@ -216,15 +216,16 @@ class _Climb:
             default=None,
         )
 
-    def _may_be_better(self, one: Trial, best: Trial) -> bool:
-        """Whether `one` may be better than the best: its lower rate, or its excess of a bound, may be chance."""
+    def _may_be_better(self, one: Trial, best: Trial, rates: float, p99s: float) -> bool:
+        """Whether `one` may be better than the best: its lower rate, or its excess of a bound, may be chance, as far as
+        single measurements are apart (`rates`, `p99s`)."""
         mine, theirs = self._bounds.excess(self._seen[one]), self._bounds.excess(self._seen[best])
         chance = 1 / math.sqrt(len(self._looks[one]))
-        if mine > theirs + chance * SPREADS * self._spread(_p99):
+        if mine > theirs + chance * p99s:
             return False
         if theirs > 0:
             return True
-        least = 1 - chance * SPREADS * self._spread(_rate)
+        least = 1 - chance * rates
         return self._seen[one].answers_per_s > least * self._seen[best].answers_per_s
 
     def _spread(self, value: Callable[[Measurement], float]) -> float:

@@ -23,8 +23,9 @@ from ts.runtime import process
 from ts.runtime.forking import Forking
 
 PRELOADED = ("ts.runtime.main", "ts.handler_utils.utils", "yaml")
-#: The modules that --plain omits.
-MORE_PRELOADED = ("numpy",)
+#: The modules that --plain omits. NumPy's random numbers are a module of their own, which each child would import to
+#: have others than its siblings.
+MORE_PRELOADED = ("numpy", "numpy.random")
 PRELOADED_WITH_TORCH = ("torch", "ts.torch_handler.base_handler")
 
 
