@@ -5,6 +5,7 @@ request is served."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -115,6 +116,12 @@ def at_every_await(scenario: Callable[[int], Coroutine[Any, Any, tuple[bool, boo
             assert at > least, f"only {at - 1} awaits"
             return
     raise AssertionError(f"more than {AWAITS_MAX} awaits")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_garbage() -> None:
+    """Collects the sockets that other modules' tests left as garbage: a collection in a test would change its count."""
+    gc.collect()
 
 
 def descriptors() -> int:
