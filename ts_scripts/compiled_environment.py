@@ -3,7 +3,7 @@ links to this environment's packages, and this checkout installed with TORCHRELA
 
 Usage: python ts_scripts/compiled_environment.py
 
-It is made anew each time, in half a minute. Needs a C compiler and Python's headers.
+It is made anew each time, in about three minutes. Needs a C compiler and Python's headers.
 """
 
 from __future__ import annotations

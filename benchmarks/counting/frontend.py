@@ -339,7 +339,7 @@ async def main(library: Path, folder: Path) -> None:
 
 if __name__ == "__main__":
     # Without time limits: under callgrind, on a busy machine, each would be exceeded now and then.
-    queues.JobQueue.sole_ahead_s = queues.AHEAD_S = math.inf
+    queues.SOLE_AHEAD_S = queues.AHEAD_S = math.inf
     departures.WATCH_AFTER_S = WATCH_AFTER_S
     uvloop.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
     sys.stdout.flush()

@@ -13,9 +13,9 @@ import math
 import struct
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from ts.protocol.frames import (
     FEED_BYTES,
@@ -69,7 +69,7 @@ FINAL = frozenset(state for state, following in NEXT.items() if not following)
 _NEW, _QUEUED, _SENT, _ANSWERED = JobState.NEW, JobState.QUEUED, JobState.SENT, JobState.ANSWERED
 
 
-class IllegalTransition(AssertionError):
+class IllegalTransition(Exception):
     """A transition that the table doesn't have: a bug in the server."""
 
 
@@ -128,6 +128,9 @@ class Ledger:
         self.answered = self.failed = 0
         self.answered_s = self.failed_s = self.queued_s = self.last_s = 0.0
         self.live: dict[int, Job] = {}
+        #: Get each job that has left NEW, and each that has ended.
+        self.on_entered: Callable[[Job], None] | None = None
+        self.on_left: Callable[[Job], None] | None = None
         #: Gets each answered inference and its time (`time.monotonic()`).
         self.on_answered: Callable[[Job, float], None] | None = None
         self._emptied: list[Callable[[], None]] = []
@@ -158,6 +161,8 @@ class Ledger:
 
     def entered(self, job: Job) -> None:
         """A job has left NEW."""
+        if self.on_entered is not None:
+            self.on_entered(job)
         self.live[job.id] = job
 
     def moved(self, job: Job, old: JobState) -> None:
@@ -178,6 +183,8 @@ class Ledger:
 
     def left(self, job: Job, answered_s: float) -> None:
         """A job has ended. `answered_s`: the time of its answer (`time.monotonic()`), 0 without one."""
+        if self.on_left is not None:
+            self.on_left(job)
         self.live.pop(job.id, None)
         recorder = job.recorder
         if answered_s and recorder is not None:
@@ -219,8 +226,9 @@ COLD_HEADER = "x-cold-start-ms"
 
 
 class Job:
-    """One request. Its caller awaits `result()` or `pieces()`, or iterates `chunks()`; its worker calls `deliver` and
-    `fail`. It expires if it hasn't begun by `deadline_s` or isn't answered by `ends_s` (`time.monotonic()` seconds)."""
+    """One request. Its caller awaits `result()` or `pieces()`, or reads it by `scheduling.pieces`; its worker calls
+    `deliver` and `fail`. It expires if it hasn't begun by `deadline_s` or isn't answered by `ends_s`
+    (`time.monotonic()` seconds)."""
 
     #: The sequence it belongs to, "" for none.
     sequence_id: str = ""
@@ -502,8 +510,8 @@ class Job:
         return chunks if len(chunks) == 1 and len(chunks[0]) else [piece for piece in chunks if len(piece)]
 
     async def whole(self) -> list[Buffer] | None:
-        """All pieces of the answer if it has ended when its first piece arrives; None if more will come, which `chunks`
-        yields. Raises the job's ServeError, also after some pieces."""
+        """All pieces of the answer if it has ended when its first piece arrives; None if more will come, which
+        `scheduling.pieces.chunks` yields. Raises the job's ServeError, also after some pieces."""
         if not self._chunks and self.state not in FINAL:
             await self._wait()
         if self.state not in FINAL:
@@ -512,33 +520,28 @@ class Job:
             raise self._ending.error()
         return self._chunks
 
-    async def chunks(self) -> AsyncGenerator[list[Buffer], None]:
-        """Yields lists of the answer's pieces that are ready together; at least one list.
+    @property
+    def waits(self) -> bool:
+        """Whether its reader has to wait for the next pieces, or for the end."""
+        return not self._chunks and self.state not in FINAL
 
-        Each list taken gives the handler credit for more. Closing the generator early cancels the job.
-        """
-        sent_any = False
-        try:
-            while True:
-                if not self._chunks and self.state not in FINAL:
-                    self._unread_s = math.inf
-                    await self._wait()
-                ready, self._chunks = self._chunks, []
-                if ready:
-                    self._unread_s = time.monotonic()
-                    sent_any = True
-                    yield ready
-                    self._give_credit(ready)
-                elif self.state in FINAL:
-                    break
-            if self._ending is not None:
-                raise self._ending.error()
-            if not sent_any:
-                yield [b""]
-        finally:
-            self.cancel()
+    async def more(self) -> None:
+        """Waits until there are pieces, or the end."""
+        self._unread_s = math.inf
+        await self._wait()
 
-    def _give_credit(self, taken: list[Buffer]) -> None:
+    def take(self) -> list[Buffer]:
+        """The pieces that are ready, for its reader; empty after the end, unless the job failed. Raises the ServeError
+        it ended with."""
+        ready, self._chunks = self._chunks, []
+        if ready:
+            self._unread_s = time.monotonic()
+        elif self._ending is not None:
+            raise self._ending.error()
+        return ready
+
+    def give_credit(self, taken: list[Buffer]) -> None:
+        """The reader has had these pieces: the handler may send more."""
         self._ungranted += sum(map(len, taken)) + CHUNK_COST_BYTES * len(taken)
         if self._ungranted >= CREDIT_GRANT_BYTES and self.owner is not None and self.state is JobState.SENT:
             self.owner.grant(self, self._ungranted)
@@ -576,8 +579,23 @@ class FedJob(Job):
 
     __slots__ = ("_allowed_bytes", "_closed", "_fed", "_idle_s", "_space", "_waiting", "_waiting_bytes")
 
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
+    def __init__(
+        self,
+        ledger: Ledger,
+        inputs: Sequence[Input],
+        request_id: str,
+        headers: Pairs = (),
+        deadline_s: float = math.inf,
+        ends_s: float = math.inf,
+        stream: bool = False,
+        alone: bool = False,
+        response_bytes_max: int = 1 << 62,
+        recorder: JobRecorder | None = None,
+        timing: Timing | None = None,
+    ) -> None:
+        super().__init__(
+            ledger, inputs, request_id, headers, deadline_s, ends_s, stream, alone, response_bytes_max, recorder, timing
+        )
         self._waiting: deque[Feed] = deque()
         self._waiting_bytes = self._allowed_bytes = 0
         self._space: asyncio.Future[None] | None = None

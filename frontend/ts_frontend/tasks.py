@@ -10,7 +10,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from ts_frontend.errors import Draining, ServeError, WorkerStartFailed
@@ -27,6 +27,19 @@ RESTART_S, RESTART_S_MAX = 1.0, 60.0
 def owned(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """A task whose starter awaits it and handles its failure."""
     return asyncio.create_task(work)
+
+
+async def each(items: AsyncIterator[T], take: Callable[[T], Awaitable[None]]) -> None:
+    """Awaits `take` for each item, and closes an asynchronous generator at the end, however it comes. Compiled modules
+    use this: in a compiled coroutine, an `await` in `finally` raises the exception that the caller is handling."""
+    try:
+        async for item in items:
+            await take(item)
+            del item  # the next one may be long in coming
+    finally:
+        close = getattr(items, "aclose", None)
+        if close is not None:
+            await close()
 
 
 def watched(work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:

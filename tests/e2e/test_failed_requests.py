@@ -95,6 +95,9 @@ def handle(data, context):
         return [b"x" * 300_000] * len(data)
     if ask == "hang":
         time.sleep(1000)
+    if ask == "wait":
+        with open(os.path.join(os.environ["ALIVE_DIR"], context.model_name + ".begun"), "ab") as note:
+            note.write(b".")
     while ask == "wait" and not context.is_cancelled(0):
         time.sleep(0.001)
     return [b"ok"] * len(data)
@@ -127,6 +130,11 @@ class Alive:
 
     def count(self) -> dict[str, int]:
         return self._asked("count")
+
+    def begun(self, model: str) -> int:
+        """How many requests to wait the model's handler has been called with."""
+        note = self._path.with_name(f"{model}.begun")
+        return note.stat().st_size if note.exists() else 0
 
     def garbage(self) -> dict[str, int]:
         return self._asked("all")
@@ -320,11 +328,12 @@ def is_running(server: Any, model: str) -> bool:
     return bool(re.search(rf'^ts_running_requests{{model_name="{model}".*}} 1', metrics_of(server), re.MULTILINE))
 
 
-def runs_late(server: Any, clients: Clients, asked: list[Any]) -> bool:
-    """Whether a request of `asked` runs in the worker of `late`. One that was itself too late is sent again."""
+def occupies_late(server: Any, clients: Clients, asked: list[Any], begun: int) -> bool:
+    """Whether a request of `asked` is in the handler of `late`, which had `begun` before. One that was itself too late,
+    in the queue or at the worker, is sent again."""
     if not asked or asked[-1].done():
         asked.append(clients.native.Predictions.future(prediction("late", "wait"), timeout=GUARD_S))
-    return is_running(server, "late")
+    return bool(server.alive.begun("late") > begun)
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -333,6 +342,7 @@ def test_a_failure_leaves_nothing_behind(server: Any, clients: Clients, service:
     call = getattr(clients, service)
     busy: list[Any] = []
     late: list[Any] = []
+    begun = server.alive.begun("late")
     # A cancelled request of the test before may still run, and would be taken for this one's.
     until(lambda: not is_running(server, "full") and not is_running(server, "late"))
     try:
@@ -342,7 +352,7 @@ def test_a_failure_leaves_nothing_behind(server: Any, clients: Clients, service:
         ):
             busy.append(clients.native.Predictions.future(prediction("full", "wait"), timeout=GUARD_S))
             until(is_there)
-        until(lambda: runs_late(server, clients, late))
+        until(lambda: occupies_late(server, clients, late, begun))
         for way in WAYS.values():
             fail(call, *way)  # the first brings what a server keeps for good
         before = server.alive.count()

@@ -69,9 +69,11 @@ def test_the_listed_modules_are_compiled_and_their_sources_installed(listed: lis
     for name in listed:
         spec = importlib.import_module(name).__spec__
         assert spec is not None and isinstance(spec.loader, ExtensionFileLoader), name
-        source = Path(*name.split(".")[1:]).with_suffix(".py")
-        assert (PACKAGE / source).read_bytes() == (root / "worker" / "ts" / source).read_bytes()
-    assert len(list(PACKAGE.rglob(f"*{SUFFIX}"))) == len(listed) + 1, "one file each, and the library"
+        source = Path(*name.split(".")).with_suffix(".py")
+        folder = root / ("worker" if source.parts[0] == "ts" else "frontend")
+        assert (PACKAGE.parent / source).read_bytes() == (folder / source).read_bytes()
+    extensions = [one for package in ("ts", "ts_frontend") for one in (PACKAGE.parent / package).rglob(f"*{SUFFIX}")]
+    assert len(extensions) == len(listed) + 1, "one file each, and the library"
 
 
 def test_the_package_alone_has_all_it_needs(listed: list[str], tmp_path: Path) -> None:

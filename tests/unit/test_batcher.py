@@ -13,33 +13,32 @@ from ts_frontend.job import Job, Ledger
 from ts_frontend.scheduling.batcher import Batcher, Full, Policy
 
 
-class Waiting(Job):
+def numbered(number: int, size_bytes: int = 10, alone: bool = False) -> Job:
     """A job with a number of the test's."""
+    job = Job(Ledger(), [Input("data", "", bytes(size_bytes))], request_id="", alone=alone)
+    job.id = number
+    return job
 
-    def __init__(self, number: int, size_bytes: int = 10, alone: bool = False) -> None:
-        super().__init__(Ledger(), [Input("data", "", bytes(size_bytes))], request_id="", alone=alone)
-        self.id = number
 
-
-def filled(policy: Policy, *jobs: Waiting, now_s: float = 0.0) -> Batcher[Waiting]:
-    batcher: Batcher[Waiting] = Batcher(policy)
+def filled(policy: Policy, *jobs: Job, now_s: float = 0.0) -> Batcher[Job]:
+    batcher: Batcher[Job] = Batcher(policy)
     for job in jobs:
         batcher.add(job, now_s)
     return batcher
 
 
-def ids(batch: list[Waiting]) -> list[int]:
+def ids(batch: list[Job]) -> list[int]:
     return [job.id for job in batch]
 
 
 def test_takes_what_is_there_up_to_the_batch_size_in_order():
-    batcher = filled(Policy(batch_size=2), *(Waiting(number) for number in range(5)))
+    batcher = filled(Policy(batch_size=2), *(numbered(number) for number in range(5)))
     assert [ids(batcher.take()) for _ in range(4)] == [[0, 1], [2, 3], [4], []]
     assert batcher.size_bytes == 0
 
 
 def test_without_a_wish_a_lone_request_never_waits():
-    assert filled(Policy(batch_size=8), Waiting(1)).due_s(0.0) == 0.0
+    assert filled(Policy(batch_size=8), numbered(1)).due_s(0.0) == 0.0
 
 
 def test_an_empty_queue_is_never_due():
@@ -47,71 +46,71 @@ def test_an_empty_queue_is_never_due():
 
 
 def test_a_wished_delay_counts_from_the_first_job_and_ends_when_the_batch_is_full():
-    batcher = filled(Policy(batch_size=3, delay_s=0.5), Waiting(1), now_s=10.0)
+    batcher = filled(Policy(batch_size=3, delay_s=0.5), numbered(1), now_s=10.0)
     assert batcher.due_s(10.2) == pytest.approx(0.3)
-    batcher.add(Waiting(2), 10.2)
+    batcher.add(numbered(2), 10.2)
     assert batcher.due_s(10.3) == pytest.approx(0.2)
-    batcher.add(Waiting(3), 10.3)
+    batcher.add(numbered(3), 10.3)
     assert batcher.due_s(10.3) == 0.0
     assert batcher.due_s(11.0) == 0.0
 
 
 def test_an_idle_worker_takes_a_request_without_recent_company_at_once():
-    batcher = filled(Policy(batch_size=3, delay_s=0.5), Waiting(1), now_s=10.0)
+    batcher = filled(Policy(batch_size=3, delay_s=0.5), numbered(1), now_s=10.0)
     assert (batcher.due_s(10.0, idle=True), batcher.due_s(10.0)) == (0.0, 0.5)
     assert ids(batcher.take()) == [1]
     for number in (2, 3):  # while that ran
-        batcher.add(Waiting(number), 10.1)
+        batcher.add(numbered(number), 10.1)
     assert batcher.due_s(10.2, idle=True) == pytest.approx(0.4)
     assert ids(batcher.take()) == [2, 3]
-    batcher.add(Waiting(4), 11.0)
+    batcher.add(numbered(4), 11.0)
     assert batcher.due_s(11.0, idle=True) == 0.5  # it may have company, as those before it
     assert ids(batcher.take()) == [4]
-    batcher.add(Waiting(5), 12.0)
+    batcher.add(numbered(5), 12.0)
     assert batcher.due_s(12.0, idle=True) == 0.0
 
 
 def test_every_request_waits_where_that_is_wished():
-    batcher = filled(Policy(batch_size=3, delay_s=0.5, lone_waits=True), Waiting(1), now_s=10.0)
+    batcher = filled(Policy(batch_size=3, delay_s=0.5, lone_waits=True), numbered(1), now_s=10.0)
     assert batcher.due_s(10.1, idle=True) == pytest.approx(0.4)
 
 
 def test_a_job_that_goes_alone_waits_for_nobody_and_shares_with_nobody():
-    batcher = filled(Policy(batch_size=4, delay_s=9.0), Waiting(1, alone=True), Waiting(2), Waiting(3, alone=True))
+    batcher = filled(Policy(batch_size=4, delay_s=9.0), numbered(1, alone=True), numbered(2), numbered(3, alone=True))
     assert batcher.due_s(0.0) == 0.0
     assert [ids(batcher.take()) for _ in range(3)] == [[1], [2], [3]]
 
 
 def test_one_job_too_many_is_refused_and_the_message_says_what_to_change():
-    batcher = filled(Policy(jobs_max=2), Waiting(1), Waiting(2))
+    batcher = filled(Policy(jobs_max=2), numbered(1), numbered(2))
     with pytest.raises(Full, match="takes 2 .job_queue_size"):
-        batcher.add(Waiting(3), 0.0)
+        batcher.add(numbered(3), 0.0)
     assert len(batcher) == 2
 
 
 def test_bytes_are_bounded_but_a_single_large_job_still_gets_in():
-    batcher = filled(Policy(bytes_max=100), Waiting(1, size_bytes=500))
+    batcher = filled(Policy(bytes_max=100), numbered(1, size_bytes=500))
     with pytest.raises(Full, match="job_queue_bytes_max"):
-        batcher.add(Waiting(2, size_bytes=1), 0.0)
+        batcher.add(numbered(2, size_bytes=1), 0.0)
     batcher.take()
-    batcher.add(Waiting(2, size_bytes=1), 0.0)
+    batcher.add(numbered(2, size_bytes=1), 0.0)
 
 
 def test_restored_jobs_go_to_the_head_in_their_order_even_when_full():
-    batcher = filled(Policy(batch_size=2, jobs_max=3), *(Waiting(number) for number in range(4, 7)))
-    batcher.restore([Waiting(1), Waiting(2)])
+    batcher = filled(Policy(batch_size=2, jobs_max=3), *(numbered(number) for number in range(4, 7)))
+    batcher.restore([numbered(1), numbered(2)])
     assert [ids(batcher.take()) for _ in range(3)] == [[1, 2], [4, 5], [6]]
 
 
 @given(st.lists(st.sampled_from(["add", "take", "remove", "restore"]), max_size=60), st.integers(1, 4))
 def test_whatever_happens_no_job_is_lost_or_doubled(actions, batch_size):
-    batcher: Batcher[Waiting] = Batcher(Policy(batch_size=batch_size, jobs_max=10))
-    waiting: list[Waiting] = []
-    taken: list[Waiting] = []
+    batcher: Batcher[Job] = Batcher(Policy(batch_size=batch_size, jobs_max=10))
+    waiting: list[Job] = []
+    taken: list[Job] = []
     number = 0
     for action in actions:
         if action == "add" and len(waiting) < 10:
-            job = Waiting(number, size_bytes=number)
+            job = numbered(number, size_bytes=number)
             number += 1
             batcher.add(job, 0.0)
             waiting.append(job)

@@ -34,6 +34,7 @@ from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
 from ts_frontend.models.store.store import ModelStore
 from ts_frontend.scheduling.batcher import Policy
+from ts_frontend.scheduling.pieces import chunks
 from ts_frontend.scheduling.repeats import Repeats
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
@@ -158,26 +159,26 @@ async def in_pieces(pool: Pool, ledger: Ledger) -> None:
 
 
 async def as_stream(pool: Pool, ledger: Ledger) -> None:
-    chunks = waiting(pool, ledger, stream=True).chunks()
+    coming = chunks(waiting(pool, ledger, stream=True))
     try:
-        async for _ in chunks:
+        async for _ in coming:
             await asyncio.sleep(0)
     finally:
-        await chunks.aclose()
+        await coming.aclose()
 
 
 async def fed(pool: Pool, ledger: Ledger) -> None:
     """It sends while it reads; its feeds wait for room that the handler never makes."""
     job = FedJob(ledger, [Input("data", "", b"x")], request_id="r", stream=True, alone=True)
     pool.queue.put(job)
-    chunks = job.chunks()
+    coming = chunks(job)
     try:
         for _ in range(3):
             await job.feed([Input("data", "", b"y" * 200_000)])
-        async for _ in chunks:
+        async for _ in coming:
             pass
     finally:
-        await chunks.aclose()
+        await coming.aclose()
         job.cancel()
 
 
@@ -214,17 +215,17 @@ def test_a_request_whose_worker_dies_and_that_runs_again() -> None:
 
         async def ask() -> None:
             job = waiting(pool, ledger)
-            chunks = job.chunks()
+            coming = chunks(job)
             try:
                 await stage.actors[0].batch()
                 stage.actors[0].end(-9)
                 await until_async(lambda: len(stage.actors) == 2)
                 batch = await stage.actors[1].batch()
                 stage.actors[1].answer(batch)
-                async for _ in chunks:
+                async for _ in coming:
                     pass
             finally:
-                await chunks.aclose()
+                await coming.aclose()
                 job.cancel()
 
         found = await driven(ask(), at)

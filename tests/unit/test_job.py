@@ -37,6 +37,7 @@ from ts_frontend.job import (
     Owner,
     Whereabouts,
 )
+from ts_frontend.scheduling.pieces import chunks
 
 
 class Recording:
@@ -169,7 +170,7 @@ def test_a_stream_gives_what_is_ready_together_and_ends_with_the_last_piece():
         job.deliver(Chunk(job.id, b"1", last=False))
         job.deliver(Chunk(job.id, b"2", last=False))
         seen = []
-        async for pieces in job.chunks():
+        async for pieces in chunks(job):
             seen.append([bytes(piece) for piece in pieces])
             if len(seen) == 1:
                 job.deliver(Chunk(job.id, b"3", last=True))
@@ -191,10 +192,10 @@ def test_an_answer_is_whole_when_it_ends_with_its_first_piece():
         more, _ = sent(stream=True)
         more.deliver(Chunk(more.id, b"1", last=False))
         assert await more.whole() is None
-        chunks = more.chunks()
-        assert await anext(chunks) == [b"1"]
+        coming = chunks(more)
+        assert await anext(coming) == [b"1"]
         more.deliver(Chunk(more.id, b"2"))
-        assert [ready async for ready in chunks] == [[b"2"]]
+        assert [ready async for ready in coming] == [[b"2"]]
 
     asyncio.run(scenario())
 
@@ -220,13 +221,13 @@ def test_a_reader_that_takes_gives_credit_and_one_that_does_not_gives_none():
     async def scenario() -> None:
         job, owner = sent(stream=True)
         job.deliver(Chunk(job.id, b"x" * 70_000, last=False))
-        chunks = job.chunks()
-        await anext(chunks)
+        coming = chunks(job)
+        await anext(coming)
         assert owner.granted == []
         job.deliver(Chunk(job.id, b"y", last=False))
-        await anext(chunks)
+        await anext(coming)
         assert owner.granted == [70_064]
-        await chunks.aclose()
+        await coming.aclose()
         assert job.state is JobState.CANCELLED and owner.released == [job]
 
     asyncio.run(scenario())
@@ -235,14 +236,14 @@ def test_a_reader_that_takes_gives_credit_and_one_that_does_not_gives_none():
 def test_a_reader_is_waited_for_from_the_piece_it_takes_until_it_asks_for_more():
     async def scenario() -> None:
         job, _ = sent(stream=True)
-        chunks = job.chunks()
-        first = asyncio.ensure_future(anext(chunks))
+        coming = chunks(job)
+        first = asyncio.ensure_future(anext(coming))
         await asyncio.sleep(0)
         assert job.unread_since(time.monotonic()) == -math.inf
         job.deliver(Chunk(job.id, b"x", last=False))
         await first
         assert 0 <= job.unread_since(time.monotonic()) < math.inf
-        second = asyncio.ensure_future(anext(chunks))
+        second = asyncio.ensure_future(anext(coming))
         await asyncio.sleep(0)
         assert job.unread_since(time.monotonic()) == -math.inf
         job.deliver(Chunk(job.id, b"y"))
@@ -264,7 +265,7 @@ def test_an_error_in_a_stream_comes_after_the_pieces_before_it():
         job.failed_by_worker(Failed(job.id, 503, "Prediction failed"))
         seen = []
         with pytest.raises(HandlerFailed) as failure:
-            async for pieces in job.chunks():
+            async for pieces in chunks(job):
                 seen += pieces
         assert seen == [b"1"] and failure.value.code is Code.UNAVAILABLE
 
@@ -295,7 +296,7 @@ def test_an_answer_over_the_limit_fails_with_both_sizes_and_stops_the_handler():
         assert owner.released == [job]
         passed_on = []
         with pytest.raises(MessageTooLarge):
-            async for ready in job.chunks():
+            async for ready in chunks(job):
                 passed_on += ready
         assert passed_on == []
         with pytest.raises(MessageTooLarge, match="11 bytes is over max_response_size of 10"):
@@ -352,7 +353,7 @@ async def in_pieces(job: Job) -> object:
 
 
 async def streamed(job: Job) -> object:
-    return [pieces async for pieces in job.chunks()]
+    return [pieces async for pieces in chunks(job)]
 
 
 def fail_after_a_piece(job: Job) -> None:

@@ -34,10 +34,11 @@ from ts.runtime.jobs import Ledger
 from ts.runtime.running import Running
 from ts.runtime.worker import HELD_PIECES_MAX, Link
 from ts_frontend.errors import ClientGone, ServeError
-from ts_frontend.grpc import inference
+from ts_frontend.grpc import predictions
 from ts_frontend.http import app
 from ts_frontend.job import CHUNK_COST_BYTES, Job, JobState, Whereabouts
 from ts_frontend.job import Ledger as Jobs
+from ts_frontend.scheduling.pieces import chunks
 from ts_frontend.workers.in_flight import ResponseCounter
 
 
@@ -293,7 +294,7 @@ def test_a_job_takes_pieces_together_as_one_by_one(
         got: list[bytes] = []
 
         async def take() -> None:
-            async for ready in job.chunks():
+            async for ready in chunks(job):
                 got.extend(bytes(one) for one in ready)
 
         reader = asyncio.ensure_future(take()) if stream and reads else None
@@ -343,9 +344,9 @@ def test_responses_are_counted_one_by_one() -> None:
 
 @given(st.lists(st.integers(0, 5000).map(bytes), max_size=5))
 def test_answers_of_several_pieces_are_those_of_each(pieces: list[bytes]) -> None:
-    assert inference.responses(pieces) == [inference.response(piece) for piece in pieces]
+    assert predictions.responses(pieces) == [predictions.response(piece) for piece in pieces]
     views = [memoryview(piece) for piece in pieces]
-    assert inference.responses(views) == inference.responses(pieces)
+    assert predictions.responses(views) == predictions.responses(pieces)
 
 
 @given(st.lists(st.sampled_from([b"", b"a", bytes(3000), bytes(40_000), bytes(70_000)]), min_size=1, max_size=8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import os
 import re
@@ -82,6 +83,44 @@ def test_what_is_compiled_is_there_and_not_run_by_its_name(setup: configparser.C
     tops = folders(setup, root)
     for module in words(setup["torchrelay:compiled"]["modules"]):
         assert "__main__" not in folder_of(module, tops).with_suffix(".py").read_text(), module
+
+
+@pytest.fixture
+def compiled(setup: configparser.ConfigParser, root: Path) -> dict[str, ast.Module]:
+    """The modules that can be compiled, by name."""
+    found = {}
+    for module in words(setup["torchrelay:compiled"]["modules"]):
+        top = "worker" if module.startswith("ts.") else "frontend"
+        found[module] = ast.parse((root / top / f"{module.replace('.', '/')}.py").read_text())
+    return found
+
+
+def test_nothing_compiled_awaits_in_finally(compiled: dict[str, ast.Module]) -> None:
+    """In a compiled coroutine that would raise the exception that its caller is handling; `tasks.each` is for that."""
+    waits = (ast.Await, ast.AsyncWith, ast.AsyncFor)
+    found = []
+    for module, tree in compiled.items():
+        for node in ast.walk(tree):
+            ends = node.finalbody if isinstance(node, ast.Try) else [node] if isinstance(node, ast.AsyncWith) else []
+            if any(isinstance(one, waits) for end in ends for one in ast.walk(end)):
+                found.append(f"{module}: {ast.unparse(node)}")
+    assert not found
+
+
+def test_no_constant_tuple_is_recognized_by_identity(compiled: dict[str, ast.Module]) -> None:
+    """A compiled module makes a new tuple object each time that its constant is read."""
+    tuples, compared = set(), {}
+    for module, tree in compiled.items():
+        for node in tree.body:
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Tuple):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                tuples |= {target.id for target in targets if isinstance(target, ast.Name)}
+        for compare in ast.walk(tree):
+            if isinstance(compare, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in compare.ops):
+                names = [side.id for side in (compare.left, *compare.comparators) if isinstance(side, ast.Name)]
+                compared.update({name: f"{module}: {ast.unparse(compare)}" for name in names})
+    assert "ANY_KEY" in tuples
+    assert not [where for name, where in compared.items() if name in tuples]
 
 
 def test_every_shim_is_installed(setup: configparser.ConfigParser, root: Path) -> None:

@@ -104,6 +104,7 @@ class Looked(JobQueue):
         return super().waiting()
 
 
+@pytest.mark.pure_form  # it derives from JobQueue
 def test_a_full_queue_refuses_without_a_look_at_every_job() -> None:
     async def scenario() -> None:
         queue, ledger, far_s = Looked(Policy(jobs_max=1000)), Ledger(), time.monotonic() + 1000
@@ -216,7 +217,7 @@ def test_a_batch_with_room_is_not_sent_ahead_and_an_only_worker_gets_a_full_one_
                 queue.attach(one)
             found = []
             for name in ("first", "second"):
-                queue.put(PriorityJob(0, 0.0, ledger, [Input(name, "", b"x")], request_id="r"))
+                queue.put(PriorityJob(ledger, [Input(name, "", b"x")], request_id="r").ranked(0, 0.0))
                 queue._dispatch()
                 found.append(attached[0].limits[-1])
             return found[0], found[1]

@@ -17,15 +17,14 @@ from ts_frontend.scheduling.batcher import Full, Policy, Priorities, PriorityBat
 from ts_frontend.scheduling.queues import PRIORITY, TIMEOUT_US, PriorityJobFactory
 
 
-class Waiting(PriorityJob):
+def numbered(number: int, level: int = 0, wish_s: float = 0.0, alone: bool = False) -> PriorityJob:
     """A job with a number of the test's."""
+    job = PriorityJob(Ledger(), [Input("data", "", bytes(10))], request_id="", alone=alone).ranked(level, wish_s)
+    job.id = number
+    return job
 
-    def __init__(self, number: int, level: int = 0, wish_s: float = 0.0, alone: bool = False) -> None:
-        super().__init__(level, wish_s, Ledger(), [Input("data", "", bytes(10))], request_id="", alone=alone)
-        self.id = number
 
-
-def filled(policy: Policy, priorities: Priorities, *jobs: Waiting, now_s: float = 0.0) -> PriorityBatcher:
+def filled(policy: Policy, priorities: Priorities, *jobs: PriorityJob, now_s: float = 0.0) -> PriorityBatcher:
     batcher = PriorityBatcher(policy, priorities)
     for job in jobs:
         batcher.add(job, now_s)
@@ -37,25 +36,25 @@ def ids(batch: list[Any]) -> list[int]:
 
 
 def test_batches_are_filled_from_the_first_level_on() -> None:
-    jobs = [Waiting(number, level) for number, level in enumerate((3, 1, 2, 1, 3))]
+    jobs = [numbered(number, level) for number, level in enumerate((3, 1, 2, 1, 3))]
     batcher = filled(Policy(batch_size=3), Priorities(3, 2), *jobs)
     assert ids(batcher.take()) == [1, 3, 2] and ids(batcher.take()) == [0, 4] and not batcher.take()
     assert batcher.size_bytes == 0
 
 
 def test_what_goes_alone_goes_alone() -> None:
-    batcher = filled(Policy(batch_size=3), Priorities(2, 1), Waiting(1, 2), Waiting(2, 1, alone=True), Waiting(3, 2))
+    batcher = filled(Policy(batch_size=3), Priorities(2, 1), numbered(1, 2), numbered(2, 1, alone=True), numbered(3, 2))
     assert [ids(batcher.take()) for _ in range(2)] == [[2], [1, 3]]
 
 
 def test_what_comes_back_goes_first_in_its_level() -> None:
-    batcher = filled(Policy(), Priorities(2, 1), Waiting(1, 2), Waiting(2, 1), Waiting(3, 1))
+    batcher = filled(Policy(), Priorities(2, 1), numbered(1, 2), numbered(2, 1), numbered(3, 1))
     taken = batcher.take()
     batcher.restore(taken)
     assert [ids(batcher.take()) for _ in range(3)] == [[2], [3], [1]]
 
 
-class Watched(Waiting):
+class Watched(PriorityJob):
     """Counts how often its time is looked at."""
 
     looks = 0
@@ -70,12 +69,15 @@ class Watched(Waiting):
         self._until_s = value
 
 
+@pytest.mark.pure_form  # it derives from PriorityJob
 def test_before_a_time_is_over_no_job_is_looked_at() -> None:
     """Each batch asks, and a queue may hold thousands."""
     priorities = Priorities(policy=WaitPolicy(timeout_s=10))
-    batcher = filled(Policy(jobs_max=1000), priorities, *map(Watched, range(500)), now_s=0)
-    for number in range(500):
-        batcher.add(Watched(500 + number), 5)
+    batcher, ledger = filled(Policy(jobs_max=1000), priorities), Ledger()
+    for number in range(1000):
+        job = Watched(ledger, [Input("data", "", b"x")], request_id="").ranked(0, 0.0)
+        job.id = number
+        batcher.add(job, 0 if number < 500 else 5)
     Watched.looks = 0
     for _ in range(100):
         assert batcher.settle(9.9) == []
@@ -88,10 +90,10 @@ def test_before_a_time_is_over_no_job_is_looked_at() -> None:
 
 def test_a_level_may_be_full_alone() -> None:
     priorities = Priorities(2, 1, policies={2: WaitPolicy(jobs_max=1)})
-    batcher = filled(Policy(), priorities, Waiting(1, 2))
+    batcher = filled(Policy(), priorities, numbered(1, 2))
     with pytest.raises(Full, match="priority 2"):
-        batcher.add(Waiting(2, 2), 0.0)
-    batcher.add(Waiting(3, 1), 0.0)
+        batcher.add(numbered(2, 2), 0.0)
+    batcher.add(numbered(3, 1), 0.0)
     assert len(batcher) == 2 and priorities.jobs_max == 0
 
 
@@ -107,22 +109,22 @@ def test_the_levels_of_a_file_are_counted_without_a_look_at_each() -> None:
     ("wish_s", "overridable", "until_s"), [(0, True, 15), (2, True, 12), (2, False, 15), (9, True, 15)]
 )
 def test_a_wish_may_only_shorten_the_time(wish_s: float, overridable: bool, until_s: float) -> None:
-    job = Waiting(1, wish_s=wish_s)
+    job = numbered(1, wish_s=wish_s)
     filled(Policy(), Priorities(policy=WaitPolicy(5.0, overridable=overridable)), job, now_s=10.0)
     assert job.until_s == until_s
 
 
 def test_a_wish_makes_no_limit() -> None:
-    job = Waiting(1, wish_s=2.0)
+    job = numbered(1, wish_s=2.0)
     filled(Policy(), Priorities(1, 1, WaitPolicy(overridable=True)), job)
     assert job.until_s == math.inf
 
 
 def test_who_has_waited_too_long_is_refused_or_goes_last() -> None:
     policies = {1: WaitPolicy(5.0, delays=True), 2: WaitPolicy(3.0)}
-    jobs = [Waiting(1, 1), Waiting(2, 2), Waiting(3, 3)]
+    jobs = [numbered(1, 1), numbered(2, 2), numbered(3, 3)]
     batcher = filled(Policy(batch_size=9), Priorities(3, 1, policies=policies), *jobs)
-    batcher.add(Waiting(4, 1), 4.0)
+    batcher.add(numbered(4, 1), 4.0)
     assert batcher.settle(2.9) == [] and ids(batcher.settle(3.0)) == [2]
     assert batcher.settle(5.0) == [] and ids(batcher.take()) == [4, 1, 3]
 
@@ -132,7 +134,7 @@ def test_everything_that_waits_is_taken_or_refused_once(jobs: list[tuple[int, in
     priorities = Priorities(3, 1, WaitPolicy(2.0, overridable=True), {2: WaitPolicy(1.0, delays=True)})
     batcher = PriorityBatcher(Policy(batch_size=size), priorities)
     for number, (level, wish_s) in enumerate(jobs):
-        batcher.add(Waiting(number, priorities.level(level), wish_s), 0.0)
+        batcher.add(numbered(number, priorities.level(level), wish_s), 0.0)
     seen = ids(batcher.settle(1.5))
     while batch := batcher.take():
         assert len(batch) <= size

@@ -16,6 +16,7 @@ from ts.protocol.frames import Chunk, Failed, Input, Predict
 from ts_frontend.errors import Code, DeadlineExceeded, HandlerFailed, Quarantined, WorkerDied
 from ts_frontend.job import FedJob, Job, JobState, Ledger
 from ts_frontend.scheduling.batcher import Policy
+from ts_frontend.scheduling.pieces import chunks
 from ts_frontend.scheduling.repeats import Group, RepeatLane, Repeats, halves, one_by_one
 from ts_frontend.workers.pool import Pool
 
@@ -299,11 +300,11 @@ def test_begun_streams_and_fed_streams_and_hung_requests_are_not_repeated() -> N
         actor.end(-9)
         for job in (begun, fed):
             with pytest.raises(WorkerDied):
-                async for _ in job.chunks():
+                async for _ in chunks(job):
                     pass
         await until_async(lambda: len(stage.actors) == 2)
         stage.actors[1].answer(await stage.actors[1].batch())
-        assert [bytes(piece) async for pieces in quiet.chunks() for piece in pieces] == [b"ok"]
+        assert [bytes(piece) async for pieces in chunks(quiet) for piece in pieces] == [b"ok"]
         finished([begun, quiet, fed], ledger)
 
         hung, neighbour = waiting(pool, ledger), waiting(pool, ledger)
@@ -394,7 +395,7 @@ def test_items_that_fail_by_themselves_are_not_repeated_nor_those_that_have_sent
         with pytest.raises(HandlerFailed, match="this one"):
             await jobs[0].result()
         with pytest.raises(HandlerFailed, match="all"):
-            async for _ in jobs[2].chunks():
+            async for _ in chunks(jobs[2]):
                 pass
         again = await actor.batch()
         assert [item.job_id for item in again.items] == [jobs[1].id]

@@ -21,17 +21,18 @@ from ts_frontend.scheduling.sequences import (
 )
 
 
-class Request(SequencedJob):
-    def __init__(self, sequence_id: str, starts: bool = False, ends: bool = False) -> None:
-        super().__init__(sequence_id, starts, ends, Ledger(), [Input("data", "", b"x")], request_id="")
+def requested(sequence_id: str, starts: bool = False, ends: bool = False) -> SequencedJob:
+    job = SequencedJob(Ledger(), [Input("data", "", b"x")], request_id="")
+    job.in_sequence(sequence_id, starts, ends)
+    return job
 
 
-def batcher(**limits: object) -> SequenceBatcher[Request]:
+def batcher(**limits: object) -> SequenceBatcher[SequencedJob]:
     return SequenceBatcher(SequenceLimits(**{"sequences_max": 8, "jobs_max": 8, "idle_s": 10.0, **limits}))  # type: ignore[arg-type]
 
 
-def put(to: SequenceBatcher[Request], *names: str, now_s: float = 0.0) -> list[Request]:
-    requests = [Request(name) for name in names]
+def put(to: SequenceBatcher[SequencedJob], *names: str, now_s: float = 0.0) -> list[SequencedJob]:
+    requests = [requested(name) for name in names]
     for request in requests:
         to.add(request, now_s)
     return requests
@@ -123,7 +124,7 @@ def test_what_is_too_old_runs_to_its_end_and_takes_no_more() -> None:
 
 def test_a_last_request_ends_its_sequence_and_an_answer_ends_any() -> None:
     to = batcher()
-    last = Request("a", ends=True)
+    last = requested("a", ends=True)
     to.add(last, 0.0)
     with pytest.raises(Full, match="its last request has come"):
         put(to, "a")
@@ -152,19 +153,19 @@ def test_when_a_worker_is_lost_its_sequences_are_over_until_they_are_started_aga
             SequenceLost, match=f"Sequence {name} is over, the worker that held it has ended: start it again"
         ):
             put(to, name)
-    anew = Request("a", starts=True)
+    anew = requested("a", starts=True)
     to.add(anew, 0.0)
     assert to.take("w2") == [anew]
     (following,) = put(to, "a")
     to.settled(anew, 0.0)
     assert to.take("w2") == [following]
-    to.add(Request("c", starts=True), 0.0)
+    to.add(requested("c", starts=True), 0.0)
 
 
 def test_what_goes_on_with_a_sequence_that_has_ended_is_refused() -> None:
     """By its last request, its handler, age and idleness; a request that begins it begins it."""
     to = batcher(idle_s=1.0, life_s=5.0, sequences_max=4, batch_size=4)
-    last = Request("last", ends=True)
+    last = requested("last", ends=True)
     to.add(last, 0.0)
     by_handler, old, idle = put(to, "handler", "old", "idle")
     assert to.take("w") == [last, by_handler, old, idle]
@@ -185,7 +186,7 @@ def test_what_goes_on_with_a_sequence_that_has_ended_is_refused() -> None:
             with pytest.raises(SequenceLost, match=f"Sequence {name} is over, {reason}: start it again"):
                 put(to, name, now_s=6.0)
     assert (to.sequences, len(to)) == (0, 0)
-    anew = [Request(name, starts=True) for name in why]
+    anew = [requested(name, starts=True) for name in why]
     for request in anew:
         to.add(request, 6.0)
     assert to.take("w") == anew
@@ -193,7 +194,7 @@ def test_what_goes_on_with_a_sequence_that_has_ended_is_refused() -> None:
 
 def test_a_sequence_that_never_ran_is_not_over() -> None:
     to = batcher()
-    only = Request("a", ends=True)
+    only = requested("a", ends=True)
     to.add(only, 0.0)
     assert to.remove(only, 0.0)
     (again,) = put(to, "a")
@@ -289,12 +290,12 @@ def test_whatever_happens_order_and_worker_hold_and_nothing_is_lost(
 ) -> None:
     to = batcher(sequences_max=3, jobs_max=3, idle_s=2.0, life_s=20.0, batch_size=2, overlap=overlap)
     alive = {"w0", "w1"}
-    out: dict[int, tuple[Request, str]] = {}
-    waiting: dict[int, Request] = {}
+    out: dict[int, tuple[SequencedJob, str]] = {}
+    waiting: dict[int, SequencedJob] = {}
     owner: dict[str, str] = {}
     now_s, fresh = 0.0, 2
 
-    def drop(gone: list[Request]) -> None:
+    def drop(gone: list[SequencedJob]) -> None:
         for request in gone:
             del waiting[request.id]
 
@@ -302,7 +303,7 @@ def test_whatever_happens_order_and_worker_hold_and_nothing_is_lost(
         worker = sorted(alive)[number % len(alive)]
         names = [request for request, _ in out.values()]
         if step == "add":
-            request = Request(f"s{number}", ends=number == 4)
+            request = requested(f"s{number}", ends=number == 4)
             try:
                 to.add(request, now_s)
             except (Full, SequenceLost):
@@ -371,7 +372,7 @@ def test_a_worker_holds_so_many_sequences_and_the_others_wait_for_an_end() -> No
     assert not to.has_work("w1") and to.take("w1") == []
     to.settled(first, 0.0)
     assert not to.has_work("w1")
-    last = Request("a", ends=True)
+    last = requested("a", ends=True)
     to.add(last, 1.0)
     assert to.take("w1") == [last]
     to.settled(last, 1.0)
@@ -393,10 +394,10 @@ def test_a_sequence_begins_when_it_is_told_to_where_that_is_asked() -> None:
     to = batcher(told_start=True)
     with pytest.raises(SequenceNotBegun, match="sequence a has not begun"):
         put(to, "a")
-    start = Request("a", starts=True)
+    start = requested("a", starts=True)
     to.add(start, 0.0)
     (second,) = put(to, "a")
     to.take("w")
     to.settled(start, 0.0)
     assert to.take("w") == [second]
-    to.add(Request("a", starts=True), 0.0)
+    to.add(requested("a", starts=True), 0.0)

@@ -21,6 +21,8 @@ from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
 from ts_frontend.scheduling.stream import REQUEST_BYTES_MAX
 
+pytestmark = pytest.mark.pure_form  # its models stand in for `Model`, by which compiled code means that class
+
 Play = Callable[[Job], None]
 SERVICE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService"
 
@@ -97,8 +99,12 @@ def request(**fields: Any) -> bytes:
     return PredictionsRequest(**{"model_name": "m", "input": {"data": b"x"}, **fields}).SerializeToString()
 
 
+def predictions(served: InferenceService) -> Any:
+    return routes(*served.methods())[f"{SERVICE}/Predictions"].run
+
+
 def predict(served: InferenceService, data: bytes, call: Call | None = None) -> bytes:
-    answer = asyncio.run(served.predictions(call or Call(f"{SERVICE}/Predictions"), data))
+    answer = asyncio.run(predictions(served)(call or Call(f"{SERVICE}/Predictions"), data))
     return PredictionResponse.FromString(answer).prediction
 
 
@@ -224,7 +230,7 @@ def test_cancelled_call_cancels_the_job() -> None:
     async def cancel() -> None:
         submitted = asyncio.Event()
         model.play = lambda job: submitted.set()
-        running = asyncio.create_task(over(Models(m=model), {}).predictions(Call("/p"), request()))
+        running = asyncio.create_task(predictions(over(Models(m=model), {}))(Call("/p"), request()))
         await submitted.wait()
         running.cancel()
         await asyncio.wait({running})

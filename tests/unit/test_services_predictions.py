@@ -10,8 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ts_frontend.errors import InvalidArgument, ModelNotFound
-from ts_frontend.grpc import inference as predictions
-from ts_frontend.grpc.inference import failure_response, parse, response, sequence_response
+from ts_frontend.grpc import predictions
+from ts_frontend.grpc.inference import failure_response, sequence_response
+from ts_frontend.grpc.predictions import parse, response
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 
 names = st.text(max_size=20)

@@ -305,7 +305,13 @@ async def started(pool: Pool) -> Slot:
     return pool.slots[0]
 
 
-@pytest.mark.parametrize("where", ["new_worker", "launch", "connect", "started", "put_back", "release", "on_change"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        *("new_worker", "launch", "started", "put_back", "release", "on_change"),
+        pytest.param("connect", marks=pytest.mark.pure_form),  # it replaces a method of Connection
+    ],
+)
 def test_a_mistake_anywhere_is_logged_and_the_worker_started_again(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from ts_frontend.errors import ClientGone, Code, Draining, ServeError, Unimplemented
 from ts_frontend.grpc import protocol
 from ts_frontend.grpc.call import Bidi, Call, ListenerLimits, Method, ServerStream, Shape, Unary
+from ts_frontend.grpc.incoming import Incoming
 from ts_frontend.grpc.protocol import (
     ACCEPT_ENCODING,
     CONTENT_TYPE,
@@ -26,16 +27,14 @@ from ts_frontend.grpc.protocol import (
     status_headers,
     timeout_s,
 )
-from ts_frontend.http.arriving import PIECE_BYTES, is_future
+from ts_frontend.http.arriving import is_future
 from ts_frontend.http.request import Event, Receive, Scope, Send
-from ts_frontend.tasks import Expiry, current_task, uncancel
+from ts_frontend.tasks import Expiry, current_task, each, uncancel
 
 logger = logging.getLogger(__name__)
 
 #: Larger messages are compressed in a thread: at about 200 MB/s, this size blocks the loop for 1 ms.
 THREAD_BYTES_MIN = 256 * 1024
-#: Larger compressed messages are decompressed in a thread: they may grow a thousandfold.
-THREAD_COMPRESSED_BYTES_MIN = 1024
 #: The prefix of a larger message is sent separately, to avoid a copy of the message.
 JOIN_BYTES_MAX = 64 * 1024
 
@@ -139,12 +138,12 @@ class Exchange:
             event = await (self._waited(following, 0) if is_future(type(following)) else following)
             message = self._whole_message(event)
             if message is None:
-                message = await self._only_message([event])
+                message = await self._incoming().only([event])
             elif event.get("more_body"):  # clients often end the stream with a separate empty frame
                 following = receive()
                 end = await (self._waited(following, len(message)) if is_future(type(following)) else following)
                 if end["type"] != "http.request" or end.get("body") or end.get("more_body"):
-                    message = await self._only_message([event, end])
+                    message = await self._incoming().only([event, end])
             if method.counted is None:
                 unary: Unary = method.run  # type: ignore[assignment]  # a method of this shape
                 answer = await unary(call, message)
@@ -202,7 +201,7 @@ class Exchange:
         run = method.run
         if method.shape is Shape.UNARY:
             unary: Unary = run  # type: ignore[assignment]  # the shape says which of the three it is
-            await self._answer(await unary(self._call, await self._only_message()))
+            await self._answer(await unary(self._call, await self._incoming().only()))
         else:
             await self._perform_stream(method)
 
@@ -216,10 +215,10 @@ class Exchange:
         try:
             if method.shape is Shape.SERVER_STREAM:
                 server_stream: ServerStream = method.run  # type: ignore[assignment]
-                await self._answer_stream(server_stream(call, await self._only_message()))
+                await self._answer_stream(server_stream(call, await self._incoming().only()))
             else:
                 bidi: Bidi = method.run  # type: ignore[assignment]
-                await self._answer_stream(bidi(call, self._messages()))
+                await self._answer_stream(bidi(call, self._incoming().all()))
         finally:
             stream.end()
 
@@ -235,60 +234,8 @@ class Exchange:
         value = self._request.get(b"grpc-encoding")
         return None if value is None else value.decode("latin-1")
 
-    # Messages in
-
-    async def _only_message(self, received: Sequence[Event] = ()) -> bytes:
-        """Returns the request's only message; `received`: the events read so far. Raises WrongMessageCount."""
-        messages = [message async for message in self._messages(received, kept=True)]
-        if len(messages) != 1:
-            raise protocol.WrongMessageCount(f"{self._call.path} takes one message, not {len(messages)}")
-        return messages[0]
-
-    async def _messages(self, received: Sequence[Event] = (), *, kept: bool = False) -> AsyncIterator[bytes]:
-        """Yields the request's messages as they arrive; `received`: the events read so far. `kept`: the caller keeps
-        them until the end of the stream, so that they count as arriving; else the head counts until the first one."""
-        decoder = protocol.Decoder(self._limits.request_bytes_max)
-        waiting = iter(received)
-        held = self._limits.arriving.body()
-        head_bytes, kept_bytes = self._call.head_bytes, 0
-        try:
-            while True:
-                event = next(waiting, None)
-                if event is None:
-                    following = self._receive()
-                    if is_future(type(following)):
-                        size = head_bytes + kept_bytes + decoder.held_bytes
-                        # A stream may rest before its first message and between two.
-                        held.hold(size, timed=kept or decoder.held_bytes > 0)
-                    event = await held.piece(following)
-                if event["type"] != "http.request":
-                    raise ClientGone
-                messages, more = decoder.feed(event.get("body", b"")), event.get("more_body")
-                # A stream may rest with the next line that waits, which then refers to no message.
-                del event
-                messages.reverse()
-                while messages:
-                    message = messages.pop()
-                    content = await self._content(message) if message.compressed else message.data
-                    del message
-                    if kept:
-                        kept_bytes += PIECE_BYTES + len(content)
-                    else:
-                        head_bytes = 0
-                        held.next_message()  # no time passes while the caller doesn't ask for more
-                    yield content
-                    del content
-                if not more:
-                    break
-        finally:
-            held.end()
-        decoder.finish()
-
-    async def _content(self, message: protocol.Message) -> bytes:
-        arguments = (self._encoding(), message.data, self._limits.request_bytes_max)
-        if len(message.data) < THREAD_COMPRESSED_BYTES_MIN:
-            return protocol.decompress(*arguments)
-        return await asyncio.to_thread(protocol.decompress, *arguments)
+    def _incoming(self) -> Incoming:
+        return Incoming(self._call, self._receive, self._limits, self._encoding())
 
     # Messages out
 
@@ -298,16 +245,12 @@ class Exchange:
         await self._end(self._trailers(Code.OK, ""))
 
     async def _answer_stream(self, answers: AsyncIterator[Sequence[bytes]]) -> None:
-        try:
-            async for messages in answers:
-                if messages:
-                    await self._write(messages, more=True)
-                del messages  # the stream may rest
-        finally:
-            close = getattr(answers, "aclose", None)
-            if close is not None:
-                await close()
+        await each(answers, self._write_more)
         await self._finish(Code.OK, "")
+
+    async def _write_more(self, messages: Sequence[bytes]) -> None:
+        if messages:
+            await self._write(messages, more=True)
 
     async def _write(self, messages: Sequence[bytes], *, more: bool) -> None:
         """Sends messages; waits while the client doesn't read (back-pressure)."""

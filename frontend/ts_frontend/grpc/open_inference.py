@@ -25,6 +25,7 @@ from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.heads import HeadReader, UsualHead, head_of_message
 from ts_frontend.open_inference.requests import joined_messages
 from ts_frontend.open_inference.shared_memory import Regions
+from ts_frontend.scheduling.pieces import chunks
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 from ts_frontend.scheduling.stream import Multiplexer, StreamRequest
 
@@ -197,7 +198,7 @@ class OpenInferenceService:
         """One ModelInferRequest -> a ModelInferResponse for every piece the handler sends (MAX)."""
         answer = self.submit(call, data, head_of_message(data), "grpc;stream")
         try:
-            async for pieces in answer.chunks():
+            async for pieces in chunks(answer):
                 yield [bytes(piece) for piece in pieces if len(piece)]
         except HandlerFailed as error:
             raise tensor_models.coded(error) from None

@@ -31,6 +31,7 @@ from ts_frontend.http.request import (
     not_found,
 )
 from ts_frontend.http.routing import Find, Match, RouteTable
+from ts_frontend.tasks import each
 from ts_frontend.telemetry.timing import ANSWER, ASK, RequestTimes, asking
 
 logger = logging.getLogger(__name__)
@@ -114,12 +115,12 @@ class HttpApp:
             return
         begun_s = time.perf_counter()
         request = HttpRequest(scope, receive, "", self._limits, self._departures)
-        request.request_id, asks = self._asked(request)
+        request.request_id, timed, told = self._asked(request)
         status = CLIENT_LEFT
         times = None
-        if asks:
-            times = asking.begin(RequestTimes(told=asks is ASKS))
-            send = telling(send, times, scope) if times.told else send
+        if timed:
+            times = asking.begin(RequestTimes(told=told))
+            send = telling(send, times, scope) if told else send
         try:
             answer = await self._answer(request)
             await self._send(request, answer, send, scope["http_version"])
@@ -133,14 +134,14 @@ class HttpApp:
             if self._log is not None:
                 self._log(scope, status, (time.perf_counter() - begun_s) * 1000, request.request_id, times)
 
-    def _asked(self, request: HttpRequest) -> tuple[str, Header | bool]:
-        """Returns the request's id, the client's if it sent a valid one; and whether to time the request: ASKS if the
-        client asks for its times, True for the log."""
+    def _asked(self, request: HttpRequest) -> tuple[str, bool, bool]:
+        """Returns the request's id, the client's if it sent a valid one; whether to time the request; and whether its
+        client asks for its times."""
         named, own = request.by_name, ""
         if REQUEST_ID in named:
             own = next((value.decode() for value in request.values(REQUEST_ID) if _ID.fullmatch(value)), "")
-        asks = ASKS[0] in named and ASKS[1] in request.values(ASKS[0])
-        return own or self._ids(), ASKS if asks else self._times_all
+        told = ASKS[0] in named and ASKS[1] in request.values(ASKS[0])
+        return own or self._ids(), told or self._times_all, told
 
     async def _answer(self, request: HttpRequest) -> HttpAnswer:
         match = self._routes.find(request.method, request.path)
@@ -191,19 +192,18 @@ def _unanswered(request: HttpRequest, match: Match, elsewhere: str) -> ServeErro
 async def _send_pieces(pieces: AsyncIterator[Sequence[Body]], send: Send, *, apart: bool) -> None:
     """Sends the pieces as soon as they are ready; waits while the client doesn't read. `apart`: each is a chunk of its
     own, which HTTP/1.1 clients can rely on; else pieces that are ready together are sent together."""
+
+    async def send_ready(ready: Sequence[Body]) -> None:
+        for piece in ready if apart or len(ready) == 1 else joined(ready):
+            if len(piece):
+                await send({"type": "http.response.body", "body": _bytes(piece), "more_body": True})
+
     try:
-        async for ready in pieces:
-            for piece in ready if apart or len(ready) == 1 else joined(ready):
-                if len(piece):
-                    await send({"type": "http.response.body", "body": _bytes(piece), "more_body": True})
+        await each(pieces, send_ready)
     except ServeError as error:
         # The status line has been sent: only an unfinished body can report the failure.
         logger.info("An answer failed before its end: %s", error.message)
         raise ClientGone from error
-    finally:
-        close = getattr(pieces, "aclose", None)
-        if close is not None:
-            await close()
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -71,6 +71,25 @@ class UnknownEncoding(HttpError):
     headers = ((b"accept-encoding", b"gzip, deflate"),)
 
 
+class ForeignOrigin(ServeError):
+    """A page of another origin sends a management request through the browser."""
+
+    remedy = "Allow the page with `cors_allowed_origin`."
+    code, http_status, type_name = Code.PERMISSION_DENIED, 403, "ForeignOriginException"
+
+
+class ForeignHost(ServeError):
+    """The request's host name isn't the server's."""
+
+    remedy = "Allow the name with `allowed_hosts`."
+    code, http_status, type_name = Code.PERMISSION_DENIED, 403, "ForeignHostException"
+
+
+class UnsupportedMediaType(ServeError):
+    remedy = "Send `Content-Type: application/json`."
+    code, http_status, type_name = Code.INVALID_ARGUMENT, 415, "UnsupportedMediaTypeException"
+
+
 def refusal(error: ServeError, dialect: ErrorDialect) -> HttpAnswer:
     """Returns the answer for an error. Retry-After is in whole seconds, if the error has a time to retry."""
     answer = _FORMS[dialect](error)

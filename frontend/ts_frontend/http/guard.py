@@ -16,7 +16,7 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 from ts_frontend.config.addresses import is_loopback
-from ts_frontend.errors import Code, ServeError
+from ts_frontend.http.errors import ForeignHost, ForeignOrigin, UnsupportedMediaType
 from ts_frontend.http.request import HttpRequest
 from ts_frontend.http.routing import Effect, Find, Match
 
@@ -30,25 +30,6 @@ _OWN_SITES = frozenset({b"", b"same-origin", b"none"})
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]?#]+)(?::\d{0,5})?")
 _HOST_CHARACTERS_MAX = 256
 _WHO_MAY = "cors_allowed_origin names the origin that may"
-
-
-class ForeignOrigin(ServeError):
-    """A page of another origin sends a management request through the browser."""
-
-    remedy = "Allow the page with `cors_allowed_origin`."
-    code, http_status, type_name = Code.PERMISSION_DENIED, 403, "ForeignOriginException"
-
-
-class ForeignHost(ServeError):
-    """The request's host name isn't the server's."""
-
-    remedy = "Allow the name with `allowed_hosts`."
-    code, http_status, type_name = Code.PERMISSION_DENIED, 403, "ForeignHostException"
-
-
-class UnsupportedMediaType(ServeError):
-    remedy = "Send `Content-Type: application/json`."
-    code, http_status, type_name = Code.INVALID_ARGUMENT, 415, "UnsupportedMediaTypeException"
 
 
 class Hosts:

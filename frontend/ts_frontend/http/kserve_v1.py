@@ -14,6 +14,7 @@ from ts_frontend.models.health import Health
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.open_inference.requests import refused
+from ts_frontend.scheduling.pieces import chunks
 
 #: The adapter of programs, the only one with explanations.
 PROGRAM = "program"
@@ -59,7 +60,7 @@ class HttpKServe:
                 stream=False,
             )
             request.when_gone(job.cancel)
-            found = [piece async for pieces in job.chunks() for piece in pieces if len(piece)]
+            found = [piece async for pieces in chunks(job) for piece in pieces if len(piece)]
             if len(found) != 1:
                 raise refused(len(found))
         except ServeError as error:

@@ -28,6 +28,7 @@ from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX
 from ts_frontend.open_inference.repository import check_unload_parameters, config_of, load_parameters_of_json
 from ts_frontend.open_inference.requests import joined_generate, joined_json
 from ts_frontend.open_inference.shared_memory import Regions
+from ts_frontend.scheduling.pieces import chunks
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 
 #: Smaller answers are not compressed: they fit into one packet.
@@ -244,7 +245,7 @@ class HttpOpenInference:
 
     async def _events(self, answer: Job) -> HttpAnswer:
         """Answers with an event for each result. A failure before the first event raises; a later one is an event."""
-        pieces = answer.chunks()
+        pieces = chunks(answer)
         first = await anext(pieces)
         return HttpAnswer(200, (EVENTS,), _events(first, pieces))
 

@@ -33,6 +33,7 @@ from ts_frontend.models.model import Model, OpenAIHandler
 from ts_frontend.models.registry import Registry
 from ts_frontend.open_inference.heads import MEMBER_BYTES_MAX, members
 from ts_frontend.open_inference.models import find
+from ts_frontend.scheduling.pieces import chunks
 from ts_frontend.tasks import merged, owned
 
 Fields: TypeAlias = "dict[str, Any]"
@@ -198,7 +199,7 @@ async def _text(job: Job, choice: Choice) -> str:
 
 async def _choice(job: Job, answer: Completion, index: int, choice: Choice) -> AsyncGenerator[list[bytes], None]:
     """Yields the events of one choice. The job is cancelled at the first stop text."""
-    pieces = job.chunks()
+    pieces = chunks(job)
     try:
         async for ready in pieces:
             said = [json.loads(bytes(data)) for data in ready if len(data)]

@@ -192,8 +192,8 @@ class RouteTable:
     ) -> None:
         self._keys = tuple(KEY_OF_API[api] for api in apis if api in KEY_OF_API)
         self.rows = served_rows(rows, apis, switches)
-        named = [(service, _names_of(type(service))) for service in services]
-        self._serve = {id(row): _bound(row.function, named) for row in self.rows} if services else {}
+        members = _members(services)
+        self._serve = {id(row): _bound(row.function, members) for row in self.rows} if services else {}
         self._here = {id(row) for row in self.rows}
         self._root = _Node()
         for row in rows:
@@ -230,7 +230,7 @@ class RouteTable:
     def _keys_of(self, row: Row | None, effect: Effect) -> Sequence[KeyKind]:
         """Returns the key kinds for a row: any of the listener's keys if no row matches, or if a row without keys
         shares its path with a stricter one, so that predictions' paths don't reveal a model's readiness."""
-        if row is None or row.keys is ANY_KEY or (row.effect is Effect.OPEN and effect is not Effect.OPEN):
+        if row is None or row.keys == ANY_KEY or (row.effect is Effect.OPEN and effect is not Effect.OPEN):
             return self._keys
         return row.keys
 
@@ -240,19 +240,22 @@ def served_rows(rows: Sequence[Row], apis: Sequence[str], switches: Iterable[Swi
     return [row for row in rows if row.when in on and not set(row.on).isdisjoint(apis)]
 
 
-def _names_of(kind: type) -> dict[str, object]:
-    """The members of a class and those that it inherits."""
-    return {name: member for one in reversed(kind.__mro__) for name, member in vars(one).items()}
+def _members(services: Sequence[object]) -> dict[int, tuple[object, str]]:
+    """The first service with a member of its class, or inherited by it, and the member's name; by the member's id,
+    since functions of compiled classes have other names."""
+    found: dict[int, tuple[object, str]] = {}
+    for service in reversed(services):
+        by_name = {name: one for kind in reversed(type(service).__mro__) for name, one in vars(kind).items()}
+        found.update({id(one): (service, name) for name, one in by_name.items()})
+    return found
 
 
-def _bound(function: Function, services: Sequence[tuple[object, Mapping[str, object]]]) -> Serve:
-    """`services`: each with the members of its class."""
-    name: str = function.__name__
-    for service, members in services:
-        if members.get(name) is function:
-            serve: Serve = getattr(service, name)
-            return serve
-    raise LookupError(f"no service answers by {function.__qualname__}")
+def _bound(function: Function, members: Mapping[int, tuple[object, str]]) -> Serve:
+    if id(function) not in members:
+        raise LookupError(f"no service answers by {function.__qualname__}")
+    service, name = members[id(function)]
+    serve: Serve = getattr(service, name)
+    return serve
 
 
 def _dialect(segments: Sequence[str], rows: Sequence[Row]) -> ErrorDialect:

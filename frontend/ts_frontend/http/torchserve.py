@@ -6,7 +6,7 @@ The method is ignored: GET, PUT or DELETE predict like POST.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from urllib.parse import parse_qsl
 
 from ts.protocol import forms
@@ -17,6 +17,7 @@ from ts_frontend.http.request import JSON, Header, HttpAnswer, HttpRequest, Para
 from ts_frontend.job import Job, shared_headers
 from ts_frontend.models.health import Health
 from ts_frontend.models.registry import Registry
+from ts_frontend.scheduling.pieces import chunks, resumed
 from ts_frontend.telemetry.metrics.gpus import Gpus
 from ts_frontend.telemetry.metrics.openmetrics import CONTENT_TYPE as OPENMETRICS
 from ts_frontend.telemetry.metrics.openmetrics import preferred
@@ -141,17 +142,8 @@ async def answer_of(job: Job) -> HttpAnswer:
     headers = handler_headers(job.headers) if job.headers else ()
     if whole is not None and len(whole) < 2:
         return _new(HttpAnswer, (job.status, headers, whole[0] if whole else b""))
-    pieces = job.chunks()
-    return HttpAnswer(job.status, headers, _all(await anext(pieces), pieces))
-
-
-async def _all(first: list[Buffer], rest: AsyncIterator[list[Buffer]]) -> AsyncIterator[list[Buffer]]:
-    try:
-        yield first
-        async for pieces in rest:
-            yield pieces
-    finally:
-        await rest.aclose()  # type: ignore[attr-defined]
+    pieces = chunks(job)
+    return HttpAnswer(job.status, headers, resumed(await anext(pieces), pieces))
 
 
 def handler_headers(pairs: Pairs) -> list[Header]:

@@ -133,7 +133,7 @@ class ModelFactory:
             counted=counted,
             response_bytes_max=config.max_response_size,
             loaded_at_startup=loaded_at_startup,
-            new_job=make_job if tracing is None else tracing.jobs(make_job),
+            new_job=make_job if tracing is None else tracing.jobs(make_job, name),
             ledger=None if tracing is None else tracing.ledger(name, version),
             scaler=self._scaler(pool, settings),
         )

@@ -19,6 +19,7 @@ from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.repository import load_parameters
 from ts_frontend.open_inference.requests import joined_messages
+from ts_frontend.scheduling.pieces import chunks
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 from ts_frontend.workers.calls import Caller
 
@@ -53,7 +54,7 @@ class ModelCalls:
         patience = _Patience(answer, caller, deadline_s, model.name)
         try:
             if what["stream"]:
-                async for pieces in answer.chunks():
+                async for pieces in chunks(answer):
                     patience.renew()
                     for piece in pieces:
                         if len(piece):
@@ -100,7 +101,7 @@ class ModelCalls:
 
 async def _joined(answer: Job) -> bytes:
     found: list[bytes] = []
-    async for pieces in answer.chunks():
+    async for pieces in chunks(answer):
         found.extend(bytes(piece) for piece in pieces if len(piece))
     return found[0] if len(found) == 1 else joined_messages(found)
 

@@ -7,7 +7,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ts_frontend.job import Job
 
@@ -164,11 +164,16 @@ class PriorityJob(Job):
     its time in the queue; `late`: that time is over, and the job keeps waiting."""
 
     __slots__ = ("late", "level", "until_s", "wish_s")
+    late: bool
+    level: int
+    until_s: float
+    wish_s: float
 
-    def __init__(self, level: int, wish_s: float, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
+    def ranked(self, level: int, wish_s: float) -> PriorityJob:
+        """Returns the new job itself, with its level and its wish: its factory calls it first."""
         self.level, self.wish_s = level, wish_s
         self.until_s, self.late = 0.0, False
+        return self
 
 
 class PriorityBatcher(Batcher[PriorityJob]):

@@ -173,9 +173,6 @@ class JobQueue(WorkQueue):
     """Jobs in, batches out to whichever worker is free. Work-conserving: nothing waits while a worker is idle,
     except for a delay that the model's user asked for."""
 
-    #: The limit for a model's only worker.
-    sole_ahead_s = SOLE_AHEAD_S
-
     def __init__(self, policy: Policy, batcher: Batcher[Any] | None = None) -> None:
         self._batcher: Batcher[Any] = Batcher(policy) if batcher is None else batcher
         super().__init__(self._batcher)
@@ -287,7 +284,7 @@ class JobQueue(WorkQueue):
 
     def _ahead_s(self) -> float:
         """Returns the longest time of a batch behind which a full one is sent."""
-        return self.sole_ahead_s if len(self._workers) == 1 else AHEAD_S
+        return SOLE_AHEAD_S if len(self._workers) == 1 else AHEAD_S
 
     def _pick(self, ahead_s: float = AHEAD_S) -> QueueWorker | None:
         """Returns an idle worker, in turn, otherwise the busy one with the most capacity."""
@@ -335,7 +332,7 @@ class PriorityJobFactory:
         found = {name.lower(): value for name, value in headers}
         level = self._ranking.level(_number(found.get(PRIORITY)))
         wish_s = _number(found.get(TIMEOUT_US)) / 1e6
-        return PriorityJob(level, wish_s, ledger, inputs, headers=headers, **more)
+        return PriorityJob(ledger, inputs, headers=headers, **more).ranked(level, wish_s)
 
 
 def _number(text: str | None) -> int:
@@ -343,8 +340,6 @@ def _number(text: str | None) -> int:
 
 
 class PriorityQueue(JobQueue):
-    sole_ahead_s = AHEAD_S  # a request with a higher priority may still come
-
     def __init__(self, policy: Policy, priorities: Priorities) -> None:
         self._batcher_by_priority = PriorityBatcher(policy, priorities)
         super().__init__(policy, self._batcher_by_priority)
@@ -353,6 +348,9 @@ class PriorityQueue(JobQueue):
         super().expire(now_s)
         for job in self._batcher_by_priority.settle(now_s):
             expired(job, now_s)
+
+    def _ahead_s(self) -> float:
+        return AHEAD_S  # a request with a higher priority may still come
 
     def _dispatch(self) -> None:
         self.expire(time.monotonic())

@@ -41,13 +41,9 @@ class SequenceJob(SequencedJob):
     """A request of a sequence. `made`: the server has made the id, and the answer carries it."""
 
     __slots__ = ("begun", "made", "queue")
-
-    def __init__(
-        self, queue: SequenceQueue, made: bool, sequence_id: str, starts: bool, ends: bool, *arguments: Any, **more: Any
-    ) -> None:
-        super().__init__(sequence_id, starts, ends, *arguments, **more)
-        self.queue, self.made = queue, made
-        self.begun = False
+    begun: bool
+    made: bool
+    queue: SequenceQueue
 
     def deliver(self, chunk: Chunk, now_s: float | None = None) -> None:
         if chunk.headers:
@@ -92,9 +88,10 @@ class SequenceJobFactory:
             headers = [*named, (keys.id, sequence_id), (keys.start, "true")]
         starts = made or _says_yes(found.get(keys.start))
         ends = _says_yes(found.get(keys.end))
-        return SequenceJob(
-            self._queue, made, sequence_id, starts, ends, ledger, inputs, headers=headers, alone=alone, **more
-        )
+        job = SequenceJob(ledger, inputs, headers=headers, alone=alone, **more)
+        job.in_sequence(sequence_id, starts, ends)
+        job.queue, job.made, job.begun = self._queue, made, False
+        return job
 
 
 def _says_yes(value: str | None) -> bool:

@@ -6,8 +6,8 @@ import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from ts_frontend.job import Job
 from ts_frontend.scheduling.batcher import Full
@@ -18,9 +18,11 @@ class SequencedJob(Job):
     or the last request."""
 
     __slots__ = ("ends", "sequence_id", "starts")
+    ends: bool
+    starts: bool
 
-    def __init__(self, sequence_id: str, starts: bool, ends: bool, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
+    def in_sequence(self, sequence_id: str, starts: bool, ends: bool) -> None:
+        """Names the sequence of the new job: its factory calls it first."""
         self.sequence_id, self.starts, self.ends = sequence_id, starts, ends
 
 
@@ -54,19 +56,21 @@ class SequenceLost(Exception):
     """The sequence is over, and its state is lost."""
 
 
-@dataclass(slots=True, eq=False)
 class Sequence(Generic[SequencedT]):
     """`out`: its requests on the worker. `blocked_by`: the request that the next one waits for. `runs`: the number
     of requests that the worker has taken. `closed`: the reason why it accepts no more, "" while it does."""
 
-    id: str
-    waiting: OrderedDict[int, SequencedT] = field(default_factory=OrderedDict)
-    out: dict[int, SequencedT] = field(default_factory=dict)
-    worker: Hashable | None = None
-    blocked_by: int | None = None
-    runs: int = 0
-    closed: str = ""
-    lost: bool = False
+    __slots__ = ("blocked_by", "closed", "id", "lost", "out", "runs", "waiting", "worker")
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.waiting: OrderedDict[int, SequencedT] = OrderedDict()
+        self.out: dict[int, SequencedT] = {}
+        self.worker: Hashable | None = None
+        self.blocked_by: int | None = None
+        self.runs = 0
+        self.closed = ""
+        self.lost = False
 
 
 #: The number of ended sequences that are remembered; the oldest are forgotten.

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, S
 from ts.protocol.frames import Buffer, Input
 from ts_frontend.errors import Ending, ServeError
 from ts_frontend.job import FedJob, Job
+from ts_frontend.scheduling.pieces import chunks
 from ts_frontend.tasks import owned
 
 log = logging.getLogger(__name__)
@@ -185,14 +186,14 @@ class Multiplexer:
             raise entry.refusal.error()
         job = entry.job
         assert job is not None
-        chunks = job.chunks()
+        coming = chunks(job)
         try:
-            async for pieces in chunks:
+            async for pieces in coming:
                 answers = request.answers(job, pieces)
                 if answers:
                     await self._ready.put(answers)
         finally:
-            await chunks.aclose()
+            await coming.aclose()
             job.cancel()  # a job that was left before its first chunk
         request.answered(job)
 

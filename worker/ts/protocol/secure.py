@@ -10,7 +10,7 @@ import ssl
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 #: The most bytes of a TLS record.
 RECORD_BYTES = 16 * 1024
@@ -110,15 +110,15 @@ class SecureSocket:
             except ssl.SSLError as error:
                 raise ConnectionResetError(str(error)) from error
 
-    def recvmsg_into(self, buffers: Sequence[memoryview | bytearray]) -> tuple[int]:
-        """Fills the first buffer, then the second, which has room for a whole record."""
+    def recvmsg_into(self, buffers: Sequence[memoryview | bytearray]) -> tuple[int, list[Any], int, Any]:
+        """Fills the first buffer, then the second, which has room for a whole record. As `socket.socket`."""
         data = self.recv(RECORD_BYTES)
         at = 0
         for buffer in buffers:
             part = data[at : at + len(buffer)]
             memoryview(buffer)[: len(part)] = part
             at += len(part)
-        return (len(data),)
+        return len(data), [], 0, None
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
         """The number of bytes written. After BlockingIOError the next call has to begin with the same bytes, which

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 from ts_frontend.errors import ArchiveNotFound, ServeError
 from ts_frontend.models.manager import ModelManager
@@ -92,7 +91,7 @@ class SharedSnapshot:
         self._turn = asyncio.Lock()
         self._seen: dict[Key, _InStep] = {}
         self._defaults: dict[str, str] = {}
-        self._stamps: WeakKeyDictionary[Model, str] = WeakKeyDictionary()
+        self._stamps: dict[Model, str] = {}
         self._failures: dict[Key, _Failure] = {}
         self._document = SharedModels()
         self._tag = ""
@@ -230,6 +229,8 @@ class SharedSnapshot:
 
     def _edits(self) -> Edits:
         local, seen = self._shareable(), self._seen
+        there = {*local.values()}
+        self._stamps = {model: stamp for model, stamp in self._stamps.items() if model in there}
         registered = {
             key: SharedVersion(replace(state_of(model, self._manager), default=False), self._stamp(model))
             for key, model in local.items()

@@ -104,7 +104,7 @@ class MetricsRegistry:
         self._detected: dict[str, Definition] = {}
         self._dropped: set[str] = set()
         self._holdings: dict[str, _Holdings] = {}
-        self._exposed = frozenset({"prometheus": listed.keys(), "legacy": LEGACY & listed.keys()}.get(mode, ()))
+        self._exposed = frozenset({"prometheus": listed.keys(), "legacy": LEGACY.intersection(listed)}.get(mode, ()))
         self._families = {name: Family(one) for name, one in listed.items() if name in self._exposed}
         self._own = {one.name: Family(one, text, _own_histogram) for one, text in _OWN} if self.everything else {}
         self._gathered: list[Callable[[], Iterable[Family]]] = []

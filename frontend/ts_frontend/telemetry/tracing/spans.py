@@ -84,29 +84,27 @@ def leave(token: Token[RequestSpan | None]) -> None:
         current.reset(token)
 
 
-class TracedLedger(Ledger):
-    """A model's jobs. Each one that ends gets spans below that of its request."""
+class JobSpans:
+    """The spans of a model's jobs: each job that ends gets some, below that of its request."""
 
     def __init__(self, ended: Callable[[ReadableSpan], None], name: str, version: str) -> None:
-        super().__init__()
         self._ended = ended
-        self.model_name = name
         self._model = {MODEL_NAME: name, MODEL_VERSION: version}
         self._requests: dict[int, RequestSpan] = {}
         self._ids = RandomIdGenerator()
 
     def entered(self, job: Job) -> None:
+        """As `Ledger.on_entered`."""
         request = current.get()
         if request is not None and request.recording:
             self._requests[job.id] = request
             request.about |= {**self._model, REQUEST_ID: job.request_id}
-        super().entered(job)
 
-    def left(self, job: Job, answered_s: float) -> None:
+    def left(self, job: Job) -> None:
+        """As `Ledger.on_left`."""
         ended = self._requests.pop(job.id, None)
         if ended is not None and job.queued_at_s:
             self._record(ended, job, job.state)
-        super().left(job, answered_s)
 
     def _record(self, request: RequestSpan, job: Job, state: JobState) -> None:
         """Records the job's spans once it has ended: a running request costs only one table lookup."""
@@ -151,17 +149,18 @@ class Traces:
 
     def ledger(self, name: str, version: str) -> Ledger:
         """The ledger for the jobs of one model version: their times in the queue and on a worker become spans."""
-        return TracedLedger(self._export.ended, name, version)
+        spans, ledger = JobSpans(self._export.ended, name, version), Ledger()
+        ledger.on_entered, ledger.on_left = spans.entered, spans.left
+        return ledger
 
-    def jobs(self, new_job: Callable[..., Job]) -> Callable[..., Job]:
-        """As `new_job`, but handlers get the span's context in the header `traceparent`."""
+    def jobs(self, new_job: Callable[..., Job], model: str) -> Callable[..., Job]:
+        """As `new_job`, but the model's handlers get the span's context in the header `traceparent`."""
 
         def make(ledger: Ledger, inputs: Sequence[Input], *, headers: Pairs = (), **more: Any) -> Job:
             request = current.get()
             if request is None:
                 return new_job(ledger, inputs, headers=headers, **more)
-            if isinstance(ledger, TracedLedger):
-                request.decide(self.sampling, ledger.model_name)
+            request.decide(self.sampling, model)
             return new_job(ledger, inputs, headers=request.carried(headers), **more)
 
         return make

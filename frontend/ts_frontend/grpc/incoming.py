@@ -1,0 +1,78 @@
+"""The messages of one gRPC request as they arrive. A module of its own, since asynchronous generators can't be
+compiled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from ts_frontend.errors import ClientGone
+from ts_frontend.grpc import protocol
+from ts_frontend.grpc.call import Call, ListenerLimits
+from ts_frontend.http.arriving import PIECE_BYTES, is_future
+from ts_frontend.http.request import Event, Receive
+
+#: Larger compressed messages are decompressed in a thread: they may grow a thousandfold.
+THREAD_COMPRESSED_BYTES_MIN = 1024
+
+
+class Incoming:
+    """The messages of a request. `encoding`: the compression that its headers name."""
+
+    __slots__ = ("_call", "_encoding", "_limits", "_receive")
+
+    def __init__(self, call: Call, receive: Receive, limits: ListenerLimits, encoding: str | None) -> None:
+        self._call, self._receive, self._limits, self._encoding = call, receive, limits, encoding
+
+    async def only(self, received: Sequence[Event] = ()) -> bytes:
+        """Returns the request's only message; `received`: the events read so far. Raises WrongMessageCount."""
+        messages = [message async for message in self.all(received, kept=True)]
+        if len(messages) != 1:
+            raise protocol.WrongMessageCount(f"{self._call.path} takes one message, not {len(messages)}")
+        return messages[0]
+
+    async def all(self, received: Sequence[Event] = (), *, kept: bool = False) -> AsyncIterator[bytes]:
+        """Yields the request's messages as they arrive; `received`: the events read so far. `kept`: the caller keeps
+        them until the end of the stream, so that they count as arriving; else the head counts until the first one."""
+        decoder = protocol.Decoder(self._limits.request_bytes_max)
+        waiting = iter(received)
+        held = self._limits.arriving.body()
+        head_bytes, kept_bytes = self._call.head_bytes, 0
+        try:
+            while True:
+                event = next(waiting, None)
+                if event is None:
+                    following = self._receive()
+                    if is_future(type(following)):
+                        size = head_bytes + kept_bytes + decoder.held_bytes
+                        # A stream may rest before its first message and between two.
+                        held.hold(size, timed=kept or decoder.held_bytes > 0)
+                    event = await held.piece(following)
+                if event["type"] != "http.request":
+                    raise ClientGone
+                messages, more = decoder.feed(event.get("body", b"")), event.get("more_body")
+                # A stream may rest with the next line that waits, which then refers to no message.
+                del event
+                messages.reverse()
+                while messages:
+                    message = messages.pop()
+                    content = await self._content(message) if message.compressed else message.data
+                    del message
+                    if kept:
+                        kept_bytes += PIECE_BYTES + len(content)
+                    else:
+                        head_bytes = 0
+                        held.next_message()  # no time passes while the caller doesn't ask for more
+                    yield content
+                    del content
+                if not more:
+                    break
+        finally:
+            held.end()
+        decoder.finish()
+
+    async def _content(self, message: protocol.Message) -> bytes:
+        arguments = (self._encoding, message.data, self._limits.request_bytes_max)
+        if len(message.data) < THREAD_COMPRESSED_BYTES_MIN:
+            return protocol.decompress(*arguments)
+        return await asyncio.to_thread(protocol.decompress, *arguments)

@@ -1,0 +1,249 @@
+"""Predictions over gRPC: the bytes of a PredictionsRequest, its job, and the bytes of the PredictionResponse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from ts.protocol.frames import Buffer, Input, Pairs
+from ts_frontend.errors import InvalidArgument
+from ts_frontend.grpc.call import Call, RequestIds, identified, response_metadata
+from ts_frontend.job import Job
+from ts_frontend.models.registry import Registry
+from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, check_fields
+from ts_frontend.protos.inference_pb2 import PredictionsRequest
+from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+
+INPUTS_MAX = 4096
+#: The most fields of a large request, which are parsed one by one: inputs, names, and some that are unknown here.
+FIELDS_MAX = INPUTS_MAX + 16
+INPUT_NAME_BYTES_MAX = 1024
+VIEW_BYTES_MIN = 4096
+
+_NAME, _VERSION, _INPUT, _SEQUENCE = 0x0A, 0x12, 0x1A, 0x22
+_KEY, _VALUE = 0x0A, 0x12
+_LENGTH_SHIFT_MAX = 28
+_PREFIXES = tuple(bytes((0x0A, size)) for size in range(128))
+#: Smaller lengths are one byte.
+_LENGTH_BYTE_MAX = 127
+#: The most prefixes of requests that are remembered.
+BEGINNINGS_MAX = 256
+#: Creates a named tuple at half the cost of calling its type.
+_new = tuple.__new__
+
+
+class PredictionRequest(NamedTuple):
+    """A PredictionsRequest. `version`: "" for the default; `sequence_id`: None if it isn't set."""
+
+    name: str
+    version: str
+    inputs: list[Input]
+    sequence_id: str | None
+
+
+class _Unusual(ValueError):
+    """A request in an unusual encoding, to be parsed by protobuf."""
+
+
+def _length(data: bytes, at: int) -> tuple[int, int]:
+    """Returns the length encoded at `at` in more than one byte, and the position after it."""
+    size = shift = 0
+    while shift <= _LENGTH_SHIFT_MAX:
+        byte = data[at]
+        at += 1
+        size |= (byte & 127) << shift
+        if byte < 128:
+            return size, at
+        shift += 7
+    raise _Unusual
+
+
+def _entry(data: bytes, at: int, stop: int) -> Input:
+    """Returns the map entry between `at` and `stop`. Raises _Unusual unless it is a short key followed by a value."""
+    key_size = data[at + 1]
+    value_at = at + 2 + key_size
+    if data[at] != _KEY or key_size > 127 or value_at + 2 > stop or data[value_at] != _VALUE:
+        raise _Unusual
+    size, start = data[value_at + 1], value_at + 2
+    if size > 127:
+        size, start = _length(data, value_at + 1)
+    if start + size != stop:
+        raise _Unusual
+    value = data[start:stop] if size < VIEW_BYTES_MIN else memoryview(data)[start:stop]
+    return Input(str(data[at + 2 : value_at], "utf-8"), "", value)
+
+
+def _parse_usual(data: bytes) -> PredictionRequest:
+    name = version = ""
+    sequence_id = None
+    inputs: list[Input] = []
+    at, end = 0, len(data)
+    while at < end:
+        tag, size = data[at], data[at + 1]
+        at += 2
+        if size > 127:
+            size, at = _length(data, at - 1)
+        stop = at + size
+        if stop > end:
+            raise _Unusual
+        if tag == _INPUT:
+            inputs.append(_entry(data, at, stop))
+        elif tag == _NAME:
+            name = str(data[at:stop], "utf-8")
+        elif tag == _VERSION:
+            version = str(data[at:stop], "utf-8")
+        elif tag == _SEQUENCE:
+            sequence_id = str(data[at:stop], "utf-8")
+        else:
+            raise _Unusual
+        at = stop
+    if len(inputs) > 1 and (len(inputs) > INPUTS_MAX or len({part.name for part in inputs}) < len(inputs)):
+        raise _Unusual
+    return PredictionRequest(name, version, inputs, sequence_id)
+
+
+class PredictionReader:
+    """Parses requests like `parse`, faster for small requests with one input: most requests of a client differ only in
+    the input's value, so that the bytes before it are remembered and compared."""
+
+    def __init__(self) -> None:
+        #: For the bytes up to the input's entry: the model's name, the entry's key field, the input's name.
+        self.known: dict[bytes, tuple[str, bytes, str]] = {}
+
+    def parse(self, method: str, data: bytes) -> PredictionRequest:
+        """As `parse`."""
+        request = self._parse_known(data) if 2 < len(data) <= _LENGTH_BYTE_MAX else None
+        if request is None:
+            request = parse(method, data)
+            self._note(data, request)
+        return request
+
+    def _parse_known(self, data: bytes) -> PredictionRequest | None:
+        """Returns the request if its prefix is remembered, else None."""
+        at = data[1] + 3
+        known = self.known.get(data[:at])
+        if known is None:
+            return None
+        name, key, input_name = known
+        size, start = len(data), at + len(key) + 2
+        if (
+            start > size
+            or data[at] != size - at - 1
+            or not data.startswith(key, at + 1)
+            or data[start - 1] != size - start
+        ):
+            return None
+        return _new(PredictionRequest, (name, "", [_new(Input, (input_name, "", data[start:]))], None))
+
+    def _note(self, data: bytes, request: PredictionRequest) -> None:
+        """Remembers the prefix of a parsed request if it is small with one input."""
+        name, version, inputs, sequence_id = request
+        if version or sequence_id is not None or len(inputs) != 1 or len(data) > _LENGTH_BYTE_MAX:
+            return
+        raw_name, raw_key = name.encode(), inputs[0].name.encode()
+        before = bytes((_NAME, len(raw_name))) + raw_name + bytes((_INPUT,))
+        if not data.startswith(before):
+            return
+        if len(self.known) >= BEGINNINGS_MAX:
+            self.known.clear()
+        key = bytes((_KEY, len(raw_key))) + raw_key + bytes((_VALUE,))
+        self.known[before] = name, key, inputs[0].name
+
+
+def _parse_any(method: str, data: bytes) -> PredictionRequest:
+    try:
+        message = PredictionsRequest.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgument(f"{method}: the {len(data)} bytes of the request aren't a PredictionsRequest") from error
+    if len(message.input) > INPUTS_MAX:
+        raise InvalidArgument(f"{method}: {len(message.input)} inputs are more than {INPUTS_MAX}")
+    for name in message.input:
+        if len(name.encode()) > INPUT_NAME_BYTES_MAX:
+            raise InvalidArgument(f"{method}: an input's name is longer than {INPUT_NAME_BYTES_MAX} bytes")
+    inputs = [Input(name, "", value) for name, value in message.input.items()]
+    sequence_id = message.sequence_id if message.HasField("sequence_id") else None
+    return PredictionRequest(message.model_name, message.model_version, inputs, sequence_id)
+
+
+def parse(method: str, data: bytes) -> PredictionRequest:
+    """Returns the request in `data`; large inputs are views of it. Raises InvalidArgument, naming `method`, for
+    anything else."""
+    if len(data) > WHOLE_BYTES_MAX:
+        check_fields(data, "PredictionsRequest", FIELDS_MAX)
+    try:
+        return _parse_usual(data)
+    except (IndexError, ValueError):
+        return _parse_any(method, data)
+
+
+def _prefix(size: int) -> bytes:
+    """Returns the tag and length of field 1 with `size` bytes."""
+    prefix = bytearray((0x0A,))
+    while size > 127:
+        prefix.append(size & 127 | 128)
+        size >>= 7
+    prefix.append(size)
+    return bytes(prefix)
+
+
+def response(prediction: Buffer) -> bytes:
+    """Returns a PredictionResponse with that answer."""
+    size = len(prediction)
+    return b"".join((_PREFIXES[size] if size < 128 else _prefix(size), prediction))
+
+
+def responses(predictions: Sequence[Buffer]) -> list[bytes]:
+    """Returns a PredictionResponse for each answer."""
+    prefixes = _PREFIXES
+    return [prefixes[len(one)] + one if len(one) < 128 else response(one) for one in predictions]
+
+
+class Predictions:
+    """The method Predictions, and the jobs of all predictions over gRPC. `keys`: the headers that name a request's
+    sequence."""
+
+    def __init__(self, models: Registry, keys: SequenceHeaders) -> None:
+        self._models = models
+        self._keys = keys
+        self._ids = RequestIds()
+        self._reader = PredictionReader()
+
+    def parse(self, method: str, data: bytes) -> PredictionRequest:
+        """As the function `parse`."""
+        return self._reader.parse(method, data)
+
+    def submit(self, call: Call, request: PredictionRequest, stream: bool) -> Job:
+        name, version, inputs, sequence_id = request
+        headers, request_id = identified(call, self._ids)
+        if not name:
+            raise InvalidArgument("Parameter model_name is required.")
+        model = self._models.find(name, version or None)
+        if sequence_id:
+            named, inputs = self._sequence(sequence_id, inputs)
+            headers = [*headers, *named]
+        return model.submit(
+            inputs,
+            headers=headers,
+            deadline_s=call.deadline_s,
+            request_id=request_id,
+            stream=stream,
+            version_named=bool(version),
+        )
+
+    def _sequence(self, sequence_id: str, inputs: list[Input]) -> tuple[Pairs, list[Input]]:
+        """Returns the headers that an HTTP client sends for a sequence (its id, and the inputs with the names of the
+        start and end headers), and the other inputs."""
+        marks = self._keys.start, self._keys.end
+        found = [part for part in inputs if part.name.lower() in marks]
+        named = [(part.name.lower(), str(part.data, "utf-8", "replace")) for part in found]
+        return [(self._keys.id, sequence_id), *named], [part for part in inputs if part not in found]
+
+    async def answer(self, call: Call, data: bytes) -> bytes:
+        """One PredictionsRequest -> one PredictionResponse, the pieces of a streamed answer joined."""
+        answer = self.submit(call, self._reader.parse(call.path, data), False)
+        prediction = await answer.result()
+        if answer.headers or answer.status != 200:
+            call.trailing.extend(response_metadata(answer.status, answer.headers))
+        return response(prediction)
