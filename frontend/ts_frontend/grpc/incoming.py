@@ -47,7 +47,9 @@ class Incoming:
                         size = head_bytes + kept_bytes + decoder.held_bytes
                         # A stream may rest before its first message and between two.
                         held.hold(size, timed=kept or decoder.held_bytes > 0)
-                    event = await held.piece(following)
+                        event = await held.piece(following)
+                    else:
+                        event = await following
                 if event["type"] != "http.request":
                     raise ClientGone
                 messages, more = decoder.feed(event.get("body", b"")), event.get("more_body")

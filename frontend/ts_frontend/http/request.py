@@ -152,25 +152,30 @@ class HttpRequest:
             expiry.task = None
 
     async def _pieces(self, event: Event | None, following: Awaitable[Event]) -> bytes:
-        """Returns the body from `event` on; None: it is the result of `following`."""
+        """Returns the body from `event` on; None: it is the result of `following`. Pieces that are ready aren't counted:
+        an engine holds a few at most."""
         pieces: list[bytes] = []
-        size, head = 0, head_bytes(self.headers)
+        size, head, receive = 0, head_bytes(self.headers), self._receive
         held = self.limits.arriving.body()
         try:
-            if event is None:
-                held.hold(head)
             while True:
-                event = await held.piece(following) if event is None else event
+                if event is None:
+                    if is_future(type(following)):
+                        held.hold(head + size + PIECE_BYTES * len(pieces))
+                        event = await held.piece(following)
+                    else:
+                        event = await following
                 if event["type"] != "http.request":
                     raise ClientGone
-                pieces.append(event.get("body") or b"")
-                size += len(pieces[-1])
-                self._check_size(size)
+                piece = event.get("body") or b""
+                pieces.append(piece)
+                size += len(piece)
+                if size > self.limits.bytes_max:
+                    self._check_size(size)
                 if not event.get("more_body"):
                     self._taken = True
                     return b"".join(pieces)
-                held.hold(head + size + PIECE_BYTES * len(pieces))
-                event, following = None, self._receive()
+                event, following = None, receive()
         finally:
             held.end()
 
