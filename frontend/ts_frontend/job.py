@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from ts.protocol.frames import (
     FEED_BYTES,
@@ -36,8 +36,8 @@ from ts.protocol.frames import (
 from ts_frontend.errors import Cancelled, Ending, HandlerFailed, InvalidArgument, MessageTooLarge, ServeError
 
 #: The cost of a chunk in a stream's credit besides its bytes; equal in the worker.
-CHUNK_COST_BYTES = 64
-CREDIT_GRANT_BYTES = 65_536
+CHUNK_COST_BYTES: Final = 64
+CREDIT_GRANT_BYTES: Final = 65_536
 
 
 class JobState(Enum):
@@ -54,7 +54,7 @@ class JobState(Enum):
     __hash__ = object.__hash__  # Enum's own hash is Python code, and each request uses it a dozen times
 
 
-NEXT: dict[JobState, frozenset[JobState]] = {
+NEXT: Final[dict[JobState, frozenset[JobState]]] = {
     JobState.NEW: frozenset({JobState.QUEUED, JobState.FAILED}),
     JobState.QUEUED: frozenset({JobState.SENT, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED}),
     JobState.SENT: frozenset(
@@ -65,8 +65,11 @@ NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.CANCELLED: frozenset(),
     JobState.EXPIRED: frozenset(),
 }
-FINAL = frozenset(state for state, following in NEXT.items() if not following)
-_NEW, _QUEUED, _SENT, _ANSWERED = JobState.NEW, JobState.QUEUED, JobState.SENT, JobState.ANSWERED
+FINAL: Final = frozenset(state for state, following in NEXT.items() if not following)
+_NEW: Final = JobState.NEW
+_QUEUED: Final = JobState.QUEUED
+_SENT: Final = JobState.SENT
+_ANSWERED: Final = JobState.ANSWERED
 
 
 class IllegalTransition(Exception):
@@ -216,13 +219,13 @@ def handlers_headers(headers: Sequence[tuple[bytes, bytes]], more: Pairs = ()) -
         raise InvalidArgument(f"The request can't be passed to a worker: {error}") from None
 
 
-_ids = itertools.count(1).__next__
+_ids: Final = itertools.count(1).__next__
 #: Creates a named tuple at half the cost of calling its type.
-_new = tuple.__new__
+_new: Final = tuple.__new__
 
 
 #: The header with the ms for which the request waited for the model's load.
-COLD_HEADER = "x-cold-start-ms"
+COLD_HEADER: Final = "x-cold-start-ms"
 
 
 class Job:
@@ -570,7 +573,7 @@ def new_job(
 
 
 #: The most bytes of inputs that wait for the handler; a caller with more waits.
-WAITING_BYTES_MAX = 256 * 1024
+WAITING_BYTES_MAX: Final = 256 * 1024
 
 
 class FedJob(Job):

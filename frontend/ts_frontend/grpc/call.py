@@ -16,7 +16,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ts.protocol.frames import Pairs
 from ts_frontend.errors import ClientGone, Code, ServeError
@@ -30,7 +30,7 @@ Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
 Entries: TypeAlias = "list[tuple[str, str | bytes]]"
 #: The headers of a request, and their last values by name.
 ReceivedHeaders: TypeAlias = "tuple[Sequence[Header], Mapping[bytes, bytes]]"
-_NO_HEADERS: ReceivedHeaders = ((), {})
+_NO_HEADERS: Final[ReceivedHeaders] = ((), {})
 
 
 class Call:
@@ -196,9 +196,9 @@ def code_of(call: Call, error: BaseException | None) -> int:
     return Code.INTERNAL
 
 
-TYPES = {Shape.UNARY: "UNARY", Shape.SERVER_STREAM: "SERVER_STREAMING", Shape.BIDI: "BIDI_STREAMING"}
-_UNARY = TYPES[Shape.UNARY]
-LABELS = ("grpc_type", "grpc_service", "grpc_method")
+TYPES: Final = {Shape.UNARY: "UNARY", Shape.SERVER_STREAM: "SERVER_STREAMING", Shape.BIDI: "BIDI_STREAMING"}
+_UNARY: Final = TYPES[Shape.UNARY]
+LABELS: Final = ("grpc_type", "grpc_service", "grpc_method")
 
 
 class MethodCounts:
@@ -302,17 +302,19 @@ class ListenerLimits:
     streams: OpenStreams = field(default_factory=OpenStreams, compare=False)
 
 
-REQUEST_ID_KEY = "x-request-id"
-STATUS_KEY = "ts-response-status"
-REQUEST_ID_CHARACTERS_MAX = 128
+REQUEST_ID_KEY: Final = "x-request-id"
+STATUS_KEY: Final = "ts-response-status"
+REQUEST_ID_CHARACTERS_MAX: Final = 128
 
 #: Headers of the transport, not of the request or the answer.
-_TRANSPORT = frozenset({"te", "content-type", "user-agent", "accept-encoding", "content-length", "host", "connection"})
+_TRANSPORT: Final = frozenset(
+    {"te", "content-type", "user-agent", "accept-encoding", "content-length", "host", "connection"}
+)
 #: The same as bytes, with gRPC's own headers, which aren't metadata.
-_TRANSPORT_NAMES = frozenset(
+_TRANSPORT_NAMES: Final = frozenset(
     name.encode() for name in (*_TRANSPORT, "grpc-timeout", "grpc-encoding", "grpc-accept-encoding")
 )
-_REQUEST_ID = re.compile(rf"[\x21-\x7e]{{1,{REQUEST_ID_CHARACTERS_MAX}}}")
+_REQUEST_ID: Final = re.compile(rf"[\x21-\x7e]{{1,{REQUEST_ID_CHARACTERS_MAX}}}")
 
 
 class RequestIds:
@@ -326,7 +328,9 @@ class RequestIds:
         self._count = itertools.count().__next__
 
     def next(self) -> str:
-        return f"{self._beginning}{self._count():012x}"
+        return (
+            self._beginning + self._count().to_bytes(6, "big").hex()
+        )  # compiled, an f-string takes three times as long
 
 
 def request_headers(metadata: Metadata) -> tuple[Pairs, str | None]:

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ts_frontend.errors import ClientGone, Code, Draining, ServeError, Unimplemented
 from ts_frontend.grpc import protocol
@@ -31,19 +31,19 @@ from ts_frontend.http.arriving import is_future
 from ts_frontend.http.request import Event, Receive, Scope, Send
 from ts_frontend.tasks import Expiry, current_task, each, uncancel
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 #: Larger messages are compressed in a thread: at about 200 MB/s, this size blocks the loop for 1 ms.
-THREAD_BYTES_MIN = 256 * 1024
+THREAD_BYTES_MIN: Final = 256 * 1024
 #: The prefix of a larger message is sent separately, to avoid a copy of the message.
-JOIN_BYTES_MAX = 64 * 1024
+JOIN_BYTES_MAX: Final = 64 * 1024
 
-UNEXPECTED = "The server failed unexpectedly; its log says why"
+UNEXPECTED: Final = "The server failed unexpectedly; its log says why"
 
-_HEADERS = (CONTENT_TYPE,)
-_TRAILERS_OK = (STATUS_OK,)
+_HEADERS: Final = (CONTENT_TYPE,)
+_TRAILERS_OK: Final = (STATUS_OK,)
 #: The headers that a streaming call still needs after its beginning.
-_KEPT = frozenset({b"grpc-encoding", b"grpc-timeout"})
+_KEPT: Final = frozenset({b"grpc-encoding", b"grpc-timeout"})
 
 
 class Exchange:

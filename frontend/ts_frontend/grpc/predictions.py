@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -16,22 +16,26 @@ from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, check_fields
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 
-INPUTS_MAX = 4096
+INPUTS_MAX: Final = 4096
 #: The most fields of a large request, which are parsed one by one: inputs, names, and some that are unknown here.
-FIELDS_MAX = INPUTS_MAX + 16
-INPUT_NAME_BYTES_MAX = 1024
-VIEW_BYTES_MIN = 4096
+FIELDS_MAX: Final = INPUTS_MAX + 16
+INPUT_NAME_BYTES_MAX: Final = 1024
+VIEW_BYTES_MIN: Final = 4096
 
-_NAME, _VERSION, _INPUT, _SEQUENCE = 0x0A, 0x12, 0x1A, 0x22
-_KEY, _VALUE = 0x0A, 0x12
-_LENGTH_SHIFT_MAX = 28
-_PREFIXES = tuple(bytes((0x0A, size)) for size in range(128))
+_NAME: Final = 0x0A
+_VERSION: Final = 0x12
+_INPUT: Final = 0x1A
+_SEQUENCE: Final = 0x22
+_KEY: Final = 0x0A
+_VALUE: Final = 0x12
+_LENGTH_SHIFT_MAX: Final = 28
+_PREFIXES: Final = tuple(bytes((0x0A, size)) for size in range(128))
 #: Smaller lengths are one byte.
-_LENGTH_BYTE_MAX = 127
+_LENGTH_BYTE_MAX: Final = 127
 #: The most prefixes of requests that are remembered.
-BEGINNINGS_MAX = 256
+BEGINNINGS_MAX: Final = 256
 #: Creates a named tuple at half the cost of calling its type.
-_new = tuple.__new__
+_new: Final = tuple.__new__
 
 
 class PredictionRequest(NamedTuple):

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 from ts_frontend.errors import ClientGone, ServeError
 from ts_frontend.http.auth import HttpKeys
@@ -34,27 +34,27 @@ from ts_frontend.http.routing import Find, Match, RouteTable
 from ts_frontend.tasks import each
 from ts_frontend.telemetry.timing import ANSWER, ASK, RequestTimes, asking
 
-logger = logging.getLogger(__name__)
-REQUEST_ID = b"x-request-id"
-REQUEST_ID_BYTES_MAX = 128
-_ID = re.compile(rb"[\x21-\x7e]{1,%d}" % REQUEST_ID_BYTES_MAX)
+logger: Final = logging.getLogger(__name__)
+REQUEST_ID: Final = b"x-request-id"
+REQUEST_ID_BYTES_MAX: Final = 128
+_ID: Final = re.compile(rb"[\x21-\x7e]{1,%d}" % REQUEST_ID_BYTES_MAX)
 #: Headers of every answer; a handler can't set them.
-NO_CACHE: tuple[Header, ...] = (
+NO_CACHE: Final[tuple[Header, ...]] = (
     (b"pragma", b"no-cache"),
     (b"cache-control", b"no-cache; no-store, must-revalidate, private"),
     (b"expires", b"Thu, 01 Jan 1970 00:00:00 UTC"),
 )
-CLIENT_LEFT = 499
+CLIENT_LEFT: Final = 499
 #: The most bytes of pieces that are sent as one.
-JOINED_BYTES_MAX = 64 * 1024
-VERSIONS = {"2": "2.0"}
-ASKS: Header = (ASK.encode(), b"1")
-_ANSWER = ANSWER.encode()
-_TRAILERS = "http.response.trailers"
-UNEXPECTED = "The server failed unexpectedly; its log says why"
+JOINED_BYTES_MAX: Final = 64 * 1024
+VERSIONS: Final = {"2": "2.0"}
+ASKS: Final[Header] = (ASK.encode(), b"1")
+_ANSWER: Final = ANSWER.encode()
+_TRAILERS: Final = "http.response.trailers"
+UNEXPECTED: Final = "The server failed unexpectedly; its log says why"
 
 #: the request's scope (`request_line`), status, milliseconds, request id, the request's times
-Log = Callable[[Scope, int, float, str, "RequestTimes | None"], None]
+Log: TypeAlias = Callable[[Scope, int, float, str, "RequestTimes | None"], None]
 
 
 @dataclass(frozen=True, slots=True)

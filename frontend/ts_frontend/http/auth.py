@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from ts_frontend.authorization.authorization import NOT_RENEWED, Authorization
 from ts_frontend.config.keys import KeyKind
@@ -11,9 +12,9 @@ from ts_frontend.http.errors import ErrorDialect, Unauthorized
 from ts_frontend.http.request import JSON, HttpAnswer, HttpRequest, Parameters, query_pairs
 from ts_frontend.http.routing import Match
 
-AUTHORIZATION = b"authorization"
+AUTHORIZATION: Final = b"authorization"
 #: The kinds of keys that /token renews, by the value of `type`.
-_RENEWED = {"management": KeyKind.MANAGEMENT, "inference": KeyKind.INFERENCE}
+_RENEWED: Final = {"management": KeyKind.MANAGEMENT, "inference": KeyKind.INFERENCE}
 
 
 class HttpKeys:

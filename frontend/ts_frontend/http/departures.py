@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ts_frontend.tasks import kept
 
@@ -26,12 +26,12 @@ LOOK_EVERY_S = 0.01
 #: twice as long.
 WATCH_AFTER_S = 0.0075
 #: The pause between two scans, as a multiple of a scan's duration.
-REST_FACTOR = 10
+REST_FACTOR: Final = 10
 #: A connection that this many scans didn't find isn't ours: a proxy reports its client's address.
-LOOKS_MAX = 2
-_MAPPED = bytes(10) + b"\xff\xff"
+LOOKS_MAX: Final = 2
+_MAPPED: Final = bytes(10) + b"\xff\xff"
 #: The peer's shutdown, reported once. Zero on systems without epoll.
-_ENDS: int = getattr(select, "EPOLLRDHUP", 0) | getattr(select, "EPOLLET", 0)
+_ENDS: Final[int] = getattr(select, "EPOLLRDHUP", 0) | getattr(select, "EPOLLET", 0)
 
 
 class ConnectionKey(NamedTuple):

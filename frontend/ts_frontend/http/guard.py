@@ -13,6 +13,7 @@ import re
 import socket
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Final
 from urllib.parse import urlsplit
 
 from ts_frontend.config.addresses import is_loopback
@@ -20,16 +21,17 @@ from ts_frontend.http.errors import ForeignHost, ForeignOrigin, UnsupportedMedia
 from ts_frontend.http.request import HttpRequest
 from ts_frontend.http.routing import Effect, Find, Match
 
-FORM, JSON = "application/x-www-form-urlencoded", b"application/json"
+FORM: Final = "application/x-www-form-urlencoded"
+JSON: Final = b"application/json"
 #: The content types that browsers send for any page without a preflight: forms and fetches, pings of links, reports.
-SIMPLE = frozenset({"", "text/plain", "multipart/form-data", FORM, "text/ping", "application/csp-report"})
+SIMPLE: Final = frozenset({"", "text/plain", "multipart/form-data", FORM, "text/ping", "application/csp-report"})
 #: Those of them that other programs send, too: `curl -d`, Triton's clients.
-_USUAL = frozenset({"", FORM})
+_USUAL: Final = frozenset({"", FORM})
 #: Values of Sec-Fetch-Site for the server's own pages and for typed addresses; "" if it isn't sent.
-_OWN_SITES = frozenset({b"", b"same-origin", b"none"})
-_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]?#]+)(?::\d{0,5})?")
-_HOST_CHARACTERS_MAX = 256
-_WHO_MAY = "cors_allowed_origin names the origin that may"
+_OWN_SITES: Final = frozenset({b"", b"same-origin", b"none"})
+_HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]?#]+)(?::\d{0,5})?")
+_HOST_CHARACTERS_MAX: Final = 256
+_WHO_MAY: Final = "cors_allowed_origin names the origin that may"
 
 
 class Hosts:

@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
 from ts.protocol.frames import Pairs
@@ -18,7 +18,7 @@ from ts_frontend.job import handlers_headers
 from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, small_members
 from ts_frontend.tasks import Expiry, current_task, uncancel, watched
 
-log = logging.getLogger(__name__)
+log: Final = logging.getLogger(__name__)
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Event: TypeAlias = MutableMapping[str, Any]
@@ -31,7 +31,7 @@ Header: TypeAlias = "tuple[bytes, bytes]"
 Body: TypeAlias = "bytes | bytearray | memoryview"
 
 #: The most digits of a Content-Length; Python refuses to parse numbers of thousands of digits.
-LENGTH_DIGITS_MAX = 18
+LENGTH_DIGITS_MAX: Final = 18
 
 
 class BodyLimits(NamedTuple):
@@ -152,8 +152,8 @@ class HttpRequest:
             expiry.task = None
 
     async def _pieces(self, event: Event | None, following: Awaitable[Event]) -> bytes:
-        """Returns the body from `event` on; None: it is the result of `following`. Pieces that are ready aren't counted:
-        an engine holds a few at most."""
+        """Returns the body from `event` on; None: it is the result of `following`. It is counted while it waits for a
+        piece, not before each that is ready: an engine holds few of them."""
         pieces: list[bytes] = []
         size, head, receive = 0, head_bytes(self.headers), self._receive
         held = self.limits.arriving.body()
@@ -232,13 +232,15 @@ async def _closed() -> Event:
 
 Serve: TypeAlias = Callable[[HttpRequest], Awaitable[HttpAnswer]]
 
-CLOSE = (b"connection", b"close")
-STREAMED: Header = (b"ts_stream_next", b"true")
-NOT_FOUND = "Requested resource is not found, please refer to API document."
+CLOSE: Final = (b"connection", b"close")
+STREAMED: Final[Header] = (b"ts_stream_next", b"true")
+NOT_FOUND: Final = "Requested resource is not found, please refer to API document."
 
 
 #: The answer to HTTP requests at a gRPC address.
-ONLY_GRPC = "This is an address for gRPC. The HTTP APIs are at inference_address and management_address (8080, 8081)"
+ONLY_GRPC: Final = (
+    "This is an address for gRPC. The HTTP APIs are at inference_address and management_address (8080, 8081)"
+)
 
 
 async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
@@ -258,7 +260,7 @@ async def answer_error(send: Send, status: int, kind: str, message: str, *more: 
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-_json_text = json.JSONEncoder(ensure_ascii=False).encode
+_json_text: Final = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def error_body(status: int, kind: str, message: str) -> bytes:
@@ -267,10 +269,10 @@ def error_body(status: int, kind: str, message: str) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-JSON: Header = (b"content-type", b"application/json")
+JSON: Final[Header] = (b"content-type", b"application/json")
 
 
-PARAMETERS_MAX = 256
+PARAMETERS_MAX: Final = 256
 
 
 def json_answer(status: int, value: object) -> HttpAnswer:
@@ -284,7 +286,7 @@ def compact_json(status: int, value: object) -> HttpAnswer:
 
 
 #: The most bytes of a JSON body that isn't sent to a model: names, settings, regions.
-JSON_BYTES_MAX = 256 * 1024
+JSON_BYTES_MAX: Final = 256 * 1024
 
 
 async def json_head(body: bytes) -> dict[str, Any]:

@@ -9,19 +9,21 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, IntEnum
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ts_frontend.config.keys import KeyKind
 from ts_frontend.http.errors import ErrorDialect
 from ts_frontend.http.request import HttpAnswer, HttpRequest, Serve
 
-HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS = "http_inference", "http_management", "http_metrics"
+HTTP_INFERENCE: Final = "http_inference"
+HTTP_MANAGEMENT: Final = "http_management"
+HTTP_METRICS: Final = "http_metrics"
 #: The HTTP API of a gRPC listener, with `grpc_metrics`.
-GRPC_METRICS = "grpc_metrics"
+GRPC_METRICS: Final = "grpc_metrics"
 #: The kind of keys of each HTTP API; other APIs need none.
-KEY_OF_API = {HTTP_INFERENCE: KeyKind.INFERENCE, HTTP_MANAGEMENT: KeyKind.MANAGEMENT}
+KEY_OF_API: Final = {HTTP_INFERENCE: KeyKind.INFERENCE, HTTP_MANAGEMENT: KeyKind.MANAGEMENT}
 #: For `Row.keys`: any key of the listener's APIs is accepted.
-ANY_KEY = (KeyKind.INFERENCE, KeyKind.MANAGEMENT)
+ANY_KEY: Final = (KeyKind.INFERENCE, KeyKind.MANAGEMENT)
 
 
 class Effect(IntEnum):
@@ -173,7 +175,7 @@ class _Node:
             yield row, (*values, "/".join(segments))
 
 
-_CACHED_CHARACTERS_MAX = 256
+_CACHED_CHARACTERS_MAX: Final = 256
 
 
 class RouteTable:

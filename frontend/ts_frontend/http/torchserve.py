@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 from urllib.parse import parse_qsl
 
 from ts.protocol import forms
@@ -24,18 +25,19 @@ from ts_frontend.telemetry.metrics.openmetrics import preferred
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.telemetry.metrics.text import CONTENT_TYPE
 
-PREDICT, EXPLAIN = ("explain", "False"), ("explain", "True")
+PREDICT: Final = ("explain", "False")
+EXPLAIN: Final = ("explain", "True")
 #: The handler's `url_path` for a path that ends with the model.
-_WITHOUT_REST = {explain: shared_headers([explain, ("url_path", "")]) for explain in (PREDICT, EXPLAIN)}
+_WITHOUT_REST: Final = {explain: shared_headers([explain, ("url_path", "")]) for explain in (PREDICT, EXPLAIN)}
 
 #: Headers that only the server sets.
-_RESERVED = frozenset(
+_RESERVED: Final = frozenset(
     {"x-request-id", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer"}
 )
 #: Creates a named tuple at half the cost of calling its type.
-_new = tuple.__new__
-_NAME = re.compile(r"[0-9A-Za-z!#$%&'*+.^_`|~-]+")
-_VALUE = re.compile(r"[\x20-\x7e\x80-\xff\t]*")
+_new: Final = tuple.__new__
+_NAME: Final = re.compile(r"[0-9A-Za-z!#$%&'*+.^_`|~-]+")
+_VALUE: Final = re.compile(r"[\x20-\x7e\x80-\xff\t]*")
 
 
 class HttpInference:
@@ -184,7 +186,7 @@ def _form_field(request: HttpRequest, body: bytes, name: str) -> str | None:
     return found[-1].decode("utf-8", "replace") or None if found else None
 
 
-FIELDS_MAX = 1000
+FIELDS_MAX: Final = 1000
 
 
 class HttpMetrics:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from ts_frontend.errors import ClientGone, Draining
 from ts_frontend.grpc.exchange import Exchange
@@ -21,7 +21,7 @@ from ts_frontend.tasks import uncancel
 #: the client may lose answers that it hasn't read yet.
 LINGER_S = 0.25
 #: The key in the scope of an HTTP/2 request whose answer has begun. h2corn prints an error for a second one.
-BEGUN = "torchrelay.begun"
+BEGUN: Final = "torchrelay.begun"
 
 
 class Application:

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ts.protocol.frames import Input, Pairs
 from ts.protocol.path_template import BadTemplate, PathTemplate
@@ -28,16 +28,16 @@ from ts_frontend.workers.demand import Resident, ResidentState
 from ts_frontend.workers.pool import Pool
 from ts_frontend.workers.scaling import PoolScaler
 
-log = logging.getLogger(__name__)
+log: Final = logging.getLogger(__name__)
 
-NO_WORKER = (
+NO_WORKER: Final = (
     'Model "{name}" has no worker to serve inference request. Please use scale workers API to add workers. '
     "If this is a sequence inference, please check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
 )
 
 
 #: Why a request was never queued: the values of the metric's label `reason`.
-REFUSALS = {QueueFull: "queue_full", ModelNotLoaded: "not_loaded", NoWorker: "no_worker", Draining: "draining"}
+REFUSALS: Final = {QueueFull: "queue_full", ModelNotLoaded: "not_loaded", NoWorker: "no_worker", Draining: "draining"}
 
 
 class Route(NamedTuple):

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ts.protocol.frames import Feed, Input, Pairs
 from ts_frontend.errors import DeadlineExceeded, QueueFull, ServeError
@@ -16,13 +16,13 @@ from ts_frontend.scheduling.repeats import Group, RepeatLane
 from ts_frontend.scheduling.sequences import SequenceBatcher
 
 #: The capacity of a worker that has nothing to do.
-IDLE = 2
+IDLE: Final = 2
 #: Read-ahead: seconds that a worker's batches may take if another is sent to it. A sibling could be free sooner...
 AHEAD_S = 0.004
 #: ... but a model's only worker gets the next batch anyway: ahead of its end, the worker doesn't wait for it.
 SOLE_AHEAD_S = 0.05
 #: A batch with room for more requests is worth waiting for, unless it costs less than a round trip.
-PART_AHEAD_S = 0.0005
+PART_AHEAD_S: Final = 0.0005
 
 
 class QueueWorker(Protocol):
@@ -319,7 +319,8 @@ class TicketQueue(JobQueue):
 
 
 #: Headers of a request: its level, and microseconds that it may wait.
-PRIORITY, TIMEOUT_US = "ts_request_priority", "ts_request_queue_timeout_us"
+PRIORITY: Final = "ts_request_priority"
+TIMEOUT_US: Final = "ts_request_queue_timeout_us"
 
 
 class PriorityJobFactory:

@@ -7,7 +7,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from ts_frontend.job import Job
 from ts_frontend.scheduling.batcher import Full
@@ -74,7 +74,7 @@ class Sequence(Generic[SequencedT]):
 
 
 #: The number of ended sequences that are remembered; the oldest are forgotten.
-OVER_MAX = 4096
+OVER_MAX: Final = 4096
 
 
 class SequenceBatcher(Generic[SequencedT]):

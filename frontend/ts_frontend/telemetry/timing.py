@@ -9,15 +9,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ts.protocol.frames import Times
 from ts_frontend.job import Job, Whereabouts
 
 #: The header that a client sends, and the one that it gets.
-ASK, ANSWER = "x-torchrelay-timing", "server-timing"
+ASK: Final = "x-torchrelay-timing"
+ANSWER: Final = "server-timing"
 #: The most jobs reported of a stream of requests or a workflow: the latest.
-JOBS_TOLD_MAX = 8
+JOBS_TOLD_MAX: Final = 8
 
 
 class JobParts(NamedTuple):
@@ -139,4 +140,4 @@ class Asking:
         return None if times is None else times.add(model, batches)
 
 
-asking = Asking()
+asking: Final = Asking()

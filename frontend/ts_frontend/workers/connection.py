@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from typing import Final
 
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import FrameError, Message, Predict, request_frame
 from ts.protocol.outbox import Outbox
 from ts_frontend.job import Job
 
-READ_BYTES = 64 * 1024
-READS_PER_TURN_MAX = 4
+READ_BYTES: Final = 64 * 1024
+READS_PER_TURN_MAX: Final = 4
 #: The bytes that are read together with the rest of a large frame.
-BEYOND_BYTES = 16 * 1024
+BEYOND_BYTES: Final = 16 * 1024
 
 
 class Connection:

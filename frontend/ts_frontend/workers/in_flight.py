@@ -6,19 +6,19 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from ts.protocol.frames import Chunk, Failed, Message, Pieces, chunks_of
 from ts_frontend.job import Job, Owner
 from ts_frontend.scheduling import queues
 
-READ_AHEAD_BATCHES_MAX = 16
+READ_AHEAD_BATCHES_MAX: Final = 16
 #: A stream whose reader has read nothing for these seconds is stalled and doesn't count as running...
-STALLED_S = 0.1
+STALLED_S: Final = 0.1
 #: ... until a worker has this many times `max_concurrency` batches.
-STALLED_FACTOR_MAX = 8
+STALLED_FACTOR_MAX: Final = 8
 
-_batch_ids = itertools.count(1).__next__
+_batch_ids: Final = itertools.count(1).__next__
 
 
 @dataclass(slots=True, eq=False)
@@ -254,7 +254,7 @@ class InFlight:
         return not (all(unread) if self.shared else any(unread))
 
 
-CANCELLED = 499
+CANCELLED: Final = 499
 
 #: Called for each response of a decoupled model: its number from 0, its kind (success, fail, empty or cancel), and the
 #: seconds since the previous one.

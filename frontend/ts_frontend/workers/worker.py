@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from ts.protocol.frames import (
     CALL_ID_MIN,
@@ -50,7 +50,7 @@ from ts_frontend.workers.process import (
 )
 from ts_frontend.workers.ranks import RankConnections
 
-log = logging.getLogger(__name__)
+log: Final = logging.getLogger(__name__)
 
 
 class WorkerState(Enum):
@@ -64,7 +64,7 @@ class WorkerState(Enum):
     FAILED = "failed"
 
 
-NEXT_STATE: dict[WorkerState, frozenset[WorkerState]] = {
+NEXT_STATE: Final[dict[WorkerState, frozenset[WorkerState]]] = {
     WorkerState.STARTING: frozenset({WorkerState.LOADING, WorkerState.FAILED, WorkerState.STOPPED}),
     WorkerState.LOADING: frozenset({WorkerState.READY, WorkerState.FAILED, WorkerState.STOPPED}),
     WorkerState.READY: frozenset({WorkerState.DRAINING, WorkerState.FAILED, WorkerState.STOPPED}),
@@ -76,13 +76,13 @@ NEXT_STATE: dict[WorkerState, frozenset[WorkerState]] = {
 
 STOP_S_MAX = 5.0
 #: Seconds for the answers of a loading worker that have come when its time is over.
-LAST_LOOK_S = 0.1
+LAST_LOOK_S: Final = 0.1
 EXIT_STATUS_S_MAX = 3.0
 #: The share of responseTimeout that a model's own call may take, so that it gets an error before it counts as hanging
 #: itself.
-CALL_LIMIT_PART = 0.9
+CALL_LIMIT_PART: Final = 0.9
 #: The most requests that the log names as lost with their worker.
-LOGGED_IDS_MAX = 20
+LOGGED_IDS_MAX: Final = 20
 
 
 class Worker:

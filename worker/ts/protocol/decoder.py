@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ts.protocol.frames import (
     BY_HANDLER,
@@ -73,7 +73,7 @@ from ts.protocol.frames import (
 )
 
 #: Makes a named tuple of its values at half the cost of calling its type.
-new = tuple.__new__
+new: Final = tuple.__new__
 #: The input of decoders: the bytes of a small message, a view of a large one.
 Body: TypeAlias = "bytes | memoryview"
 
@@ -281,7 +281,7 @@ def _decode_times(key: int, body: Body) -> Message:
     return Times(key, begun_s, ended_s, given_s)
 
 
-_DECODERS: dict[int, Callable[[int, Body], Message]] = {
+_DECODERS: Final[dict[int, Callable[[int, Body], Message]]] = {
     LOAD: _decode_load,
     PREDICT: _decode_predict,
     CANCEL: _decode_cancel,
@@ -354,7 +354,7 @@ def _take_chunks(data: bytes, messages: list[Message]) -> int:
 
 
 #: Frames of this size are completed in a buffer of their own, which the socket can be read into.
-OPEN_BYTES_MIN = 32 * 1024
+OPEN_BYTES_MIN: Final = 32 * 1024
 
 
 class _Open:

@@ -14,49 +14,56 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, Final, NamedTuple, TypeAlias, overload
 
-FRAME_BYTES_MAX = 256 * 1024
-JOINED_BYTES_MAX = 16 * 1024
+FRAME_BYTES_MAX: Final = 256 * 1024
+JOINED_BYTES_MAX: Final = 16 * 1024
 #: The most bytes of further inputs that a worker has and its handler has not taken, and the bytes that each message
 #: counts in addition to its data.
-FEED_BYTES = 256 * 1024
-FEED_COST_BYTES = 64
+FEED_BYTES: Final = 256 * 1024
+FEED_COST_BYTES: Final = 64
 #: The most bytes of answers to a worker's own call that it has not taken, and the bytes of a piece besides its data.
-CALL_BYTES = 256 * 1024
-CALL_COST_BYTES = 64
+CALL_BYTES: Final = 256 * 1024
+CALL_COST_BYTES: Final = 64
 #: The first id of workers' calls, which ids of jobs never reach.
-CALL_ID_MIN = 1 << 63
-HEADER = struct.Struct("<IBBHQ")
+CALL_ID_MIN: Final = 1 << 63
+HEADER: Final = struct.Struct("<IBBHQ")
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 Pairs: TypeAlias = "Sequence[tuple[str, str]]"
 
-MORE, CONTINUED = 1, 2
+MORE: Final = 1
+CONTINUED: Final = 2
 
-U64 = struct.Struct("<Q")
-ITEM_HEAD = struct.Struct("<QdHIH")
-SINGLE = struct.Struct("<IQdHIH")  # COUNT and ITEM_HEAD
-_REQUEST = struct.Struct("<IBBHQIQdHIH")  # HEADER and SINGLE
-PAIR_HEAD = struct.Struct("<HI")
-INPUT_HEAD = struct.Struct("<HHQ")
-_SINGLE_BYTES = SINGLE.size + INPUT_HEAD.size
-CHUNK_HEAD = struct.Struct("<BHHH")
-WHOLE_HEAD = struct.Struct("<IBBHQBHHH")  # HEADER and CHUNK_HEAD
+U64: Final = struct.Struct("<Q")
+ITEM_HEAD: Final = struct.Struct("<QdHIH")
+SINGLE: Final = struct.Struct("<IQdHIH")  # COUNT and ITEM_HEAD
+_REQUEST: Final = struct.Struct("<IBBHQIQdHIH")  # HEADER and SINGLE
+PAIR_HEAD: Final = struct.Struct("<HI")
+INPUT_HEAD: Final = struct.Struct("<HHQ")
+_SINGLE_BYTES: Final = SINGLE.size + INPUT_HEAD.size
+CHUNK_HEAD: Final = struct.Struct("<BHHH")
+WHOLE_HEAD: Final = struct.Struct("<IBBHQBHHH")  # HEADER and CHUNK_HEAD
 #: Their sizes: Python looks an attribute of a C object up each time.
-HEADER_SIZE, SINGLE_SIZE, ITEM_HEAD_SIZE = HEADER.size, SINGLE.size, ITEM_HEAD.size
-INPUT_HEAD_SIZE, CHUNK_HEAD_SIZE, WHOLE_HEAD_SIZE = INPUT_HEAD.size, CHUNK_HEAD.size, WHOLE_HEAD.size
-FAILED_HEAD = struct.Struct("<HBI")
+HEADER_SIZE: Final = HEADER.size
+SINGLE_SIZE: Final = SINGLE.size
+ITEM_HEAD_SIZE: Final = ITEM_HEAD.size
+INPUT_HEAD_SIZE: Final = INPUT_HEAD.size
+CHUNK_HEAD_SIZE: Final = CHUNK_HEAD.size
+WHOLE_HEAD_SIZE: Final = WHOLE_HEAD.size
+FAILED_HEAD: Final = struct.Struct("<HBI")
 #: The flags in FAILED_HEAD.
-BY_HANDLER, WHOLE, NOT_BEGUN = 1, 2, 4
-COUNT = struct.Struct("<I")
-FEED_HEAD = struct.Struct("<BH")
-PIECES_HEAD = struct.Struct("<BH")
-TIMES = struct.Struct("<ddd")
+BY_HANDLER: Final = 1
+WHOLE: Final = 2
+NOT_BEGUN: Final = 4
+COUNT: Final = struct.Struct("<I")
+FEED_HEAD: Final = struct.Struct("<BH")
+PIECES_HEAD: Final = struct.Struct("<BH")
+TIMES: Final = struct.Struct("<ddd")
 #: The most pieces in one frame.
-PIECES_MAX = 64
+PIECES_MAX: Final = 64
 #: The sizes of that many pieces, by their number.
-PIECE_SIZES = tuple(struct.Struct(f"<{count}H") for count in range(PIECES_MAX + 1))
+PIECE_SIZES: Final = tuple(struct.Struct(f"<{count}H") for count in range(PIECES_MAX + 1))
 
 
 class FrameError(ValueError):
@@ -204,10 +211,21 @@ Message: TypeAlias = (
     "Times"
 )
 
-LOAD, PREDICT, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, CHUNK, FAILED, FEED, CALL, PIECES, MEASURE, TIMED = range(
-    1, 15
-)
-CONTROL_KINDS = frozenset({LOAD, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, FAILED, MEASURE, TIMED})
+LOAD: Final = 1
+PREDICT: Final = 2
+CANCEL: Final = 3
+CREDIT: Final = 4
+STOP: Final = 5
+READY: Final = 6
+LOAD_FAILED: Final = 7
+CHUNK: Final = 8
+FAILED: Final = 9
+FEED: Final = 10
+CALL: Final = 11
+PIECES: Final = 12
+MEASURE: Final = 13
+TIMED: Final = 14
+CONTROL_KINDS: Final = frozenset({LOAD, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, FAILED, MEASURE, TIMED})
 
 
 # --- encoding: message -> (kind, key, body segments)
@@ -290,11 +308,12 @@ def packed(pairs: Pairs) -> bytes:
 
 
 #: The headers whose values are the same in most requests of a client; the values of others aren't cached.
-REPEATED_HEADERS = frozenset(
+REPEATED_HEADERS: Final = frozenset(
     b"host user-agent accept accept-encoding accept-language connection content-type content-length".split()
 )
 #: The most such headers that are cached, and the longest values.
-REPEATED_MAX, REPEATED_BYTES_MAX = 512, 256
+REPEATED_MAX: Final = 512
+REPEATED_BYTES_MAX: Final = 256
 
 
 class _PackedHeaders(dict[tuple[bytes, bytes], bytes]):
@@ -312,7 +331,7 @@ class _PackedHeaders(dict[tuple[bytes, bytes], bytes]):
         return block
 
 
-_PACKED = _PackedHeaders()
+_PACKED: Final = _PackedHeaders()
 
 
 def packed_headers(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -439,7 +458,7 @@ def _encode_times(message: Times) -> tuple[int, int, list[Buffer]]:
     return TIMED, message.job_id, [TIMES.pack(*message[1:])]
 
 
-_ENCODERS: dict[type, Callable[[Any], tuple[int, int, list[Buffer]]]] = {
+_ENCODERS: Final[dict[type, Callable[[Any], tuple[int, int, list[Buffer]]]]] = {
     Chunk: _encode_chunk,
     Pieces: _encode_pieces,
     Predict: _encode_predict,
@@ -507,7 +526,7 @@ def small_frame(kind: int, key: int, body: Sequence[Buffer]) -> bytes | None:
 
 
 #: The most bytes of a whole answer that is a small frame.
-ANSWER_BYTES_MAX = JOINED_BYTES_MAX - CHUNK_HEAD_SIZE - 1
+ANSWER_BYTES_MAX: Final = JOINED_BYTES_MAX - CHUNK_HEAD_SIZE - 1
 
 
 def answer_frame(job_id: int, data: bytes) -> bytes:

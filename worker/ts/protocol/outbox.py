@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from ts.protocol.frames import (
     CHUNK,
@@ -22,19 +22,19 @@ from ts.protocol.frames import (
     small_frame,
 )
 
-IOV_MAX = 256
-WRITE_BYTES_MAX = 512 * 1024
-JOINED_FRAMES_MAX = 64
+IOV_MAX: Final = 256
+WRITE_BYTES_MAX: Final = 512 * 1024
+JOINED_FRAMES_MAX: Final = 64
 #: The largest piece that shares a frame; larger ones have frames of their own.
-PIECE_BYTES_MAX = 4096
+PIECE_BYTES_MAX: Final = 4096
 #: The most bytes of the pieces in one frame, so that it stays a small one.
-GROUP_BYTES_MAX = JOINED_BYTES_MAX - 256
+GROUP_BYTES_MAX: Final = JOINED_BYTES_MAX - 256
 
 _Key: TypeAlias = "tuple[int, int]"
 
-_OVERTAKING = CONTROL_KINDS - {FAILED}
+_OVERTAKING: Final = CONTROL_KINDS - {FAILED}
 #: The kinds of an answer's messages, which share a key and keep their order.
-_ANSWERS = frozenset({CHUNK, FAILED, PIECES})
+_ANSWERS: Final = frozenset({CHUNK, FAILED, PIECES})
 
 
 class Outbox:

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import struct
 from mmap import mmap
+from typing import Final
 
-PLACES = 512
-SIZES_MAX = 256
-_TABLE_BYTES = PLACES * 8
-PROGRESS_BYTES = _TABLE_BYTES + (SIZES_MAX + 1) * 16
+PLACES: Final = 512
+SIZES_MAX: Final = 256
+_TABLE_BYTES: Final = PLACES * 8
+PROGRESS_BYTES: Final = _TABLE_BYTES + (SIZES_MAX + 1) * 16
 
-_ID = struct.Struct("=Q")
+_ID: Final = struct.Struct("=Q")
 #: A begun batch's id, as a worker of another machine sends it.
-NOTE = struct.Struct("!Q")
-_SUMS = struct.Struct("=2d")
+NOTE: Final = struct.Struct("!Q")
+_SUMS: Final = struct.Struct("=2d")
 
 
 class Progress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Generator
 from time import perf_counter
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from ts.protocol.progress import Progress
 from ts.runtime.handlers import Loaded, waits_for_a_step
@@ -14,7 +14,7 @@ from ts.runtime.running import PREDICTION_FAILED, Opened, Running
 from ts.runtime.worker import Link
 
 QUICK_CALL_S = 0.0002
-HOLD_BACK_REPLIES_MAX = 16
+HOLD_BACK_REPLIES_MAX: Final = 16
 HOLD_BACK_S_MAX = 0.001
 UNREAD_S_MAX = 0.0005
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from ts.context import Context, RequestCancelled
 from ts.protocol.progress import Progress
@@ -30,7 +30,7 @@ from ts.runtime.running import (
 )
 from ts.runtime.worker import Link
 
-STREAM_NEXT = "ts_stream_next"
+STREAM_NEXT: Final = "ts_stream_next"
 
 
 class _Active:

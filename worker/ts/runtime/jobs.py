@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ts.protocol.frames import (
     ANSWER_BYTES_MAX,
@@ -46,18 +46,18 @@ class Failure(NamedTuple):
 
 Outcome: TypeAlias = "Buffer | Failure"
 
-CANCELLED = Failure(499, "Request cancelled")
-EXPIRED = Failure(504, "Deadline exceeded before the request was started")
+CANCELLED: Final = Failure(499, "Request cancelled")
+EXPIRED: Final = Failure(504, "Deadline exceeded before the request was started")
 
 
 def too_large(size: int, limit: int) -> Failure:
     return Failure(500, f"Response of {size} bytes is over max_response_size of {limit} bytes")
 
 
-CHUNK_COST_BYTES = 64
+CHUNK_COST_BYTES: Final = 64
 #: The characters that are sent of a traceback, from its end.
-TRACEBACK_CHARS_MAX = 4000
-EARLY_CANCELS_MAX = 1024
+TRACEBACK_CHARS_MAX: Final = 4000
+EARLY_CANCELS_MAX: Final = 1024
 
 
 class Job:

@@ -16,7 +16,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ts.context import Context, RequestCancelled
 from ts.protocol import forms
@@ -28,31 +28,31 @@ from ts.runtime.jobs import Batch, Failure, Ledger, Outcome
 from ts.runtime.worker import Link
 from ts.utils.util import PredictionException
 
-NOT_A_LIST = Failure(503, "Invalid model predict output", by_handler=True)
-WRONG_LENGTH = Failure(503, "number of batch response mismatched", by_handler=True)
-UNSUPPORTED = Failure(503, "Unsupported model output data type.", by_handler=True)
-OUT_OF_RESOURCES = Failure(507, "Out of resources", by_handler=True)
-PREDICTION_FAILED = Failure(503, "Prediction failed", by_handler=True)
+NOT_A_LIST: Final = Failure(503, "Invalid model predict output", by_handler=True)
+WRONG_LENGTH: Final = Failure(503, "number of batch response mismatched", by_handler=True)
+UNSUPPORTED: Final = Failure(503, "Unsupported model output data type.", by_handler=True)
+OUT_OF_RESOURCES: Final = Failure(507, "Out of resources", by_handler=True)
+PREDICTION_FAILED: Final = Failure(503, "Prediction failed", by_handler=True)
 
-CAUSE_CHARS_MAX = 400
+CAUSE_CHARS_MAX: Final = 400
 
-HEAD_TEXT_BYTES_MAX = 65535
+HEAD_TEXT_BYTES_MAX: Final = 65535
 #: The most headers of one answer, including those of a tensor form.
-HEADERS_MAX = 60_000
+HEADERS_MAX: Final = 60_000
 
-_RUNTIME_DIR = os.path.dirname(__file__)
+_RUNTIME_DIR: Final = os.path.dirname(__file__)
 #: The folders of the runtime in tracebacks: this one, and the name that mypyc was given for it.
-_RUNTIME_DIRS = (_RUNTIME_DIR, "ts/runtime")
+_RUNTIME_DIRS: Final = (_RUNTIME_DIR, "ts/runtime")
 #: The folders of code that isn't the handler's own.
-_LIBRARIES = (
+_LIBRARIES: Final = (
     os.path.dirname(_RUNTIME_DIR) + os.sep,
     *("ts/runtime/", "ts/protocol/"),
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
-HELD_BYTES_MAX = 64 * 1024 * 1024
+HELD_BYTES_MAX: Final = 64 * 1024 * 1024
 
 #: The exceptions of torch that a GPU may have caused.
-_OF_A_DEVICE = re.compile("cuda|cudnn|cublas|nccl|accelerator", re.IGNORECASE)
+_OF_A_DEVICE: Final = re.compile("cuda|cudnn|cublas|nccl|accelerator", re.IGNORECASE)
 
 
 # --- requests to rows
@@ -97,7 +97,10 @@ def fields_of(item: Item) -> Sequence[Input]:
     return expanded
 
 
-FORM, JSON, TEXT, BYTES = "form", "json", "text", "bytes"
+FORM: Final = "form"
+JSON: Final = "json"
+TEXT: Final = "text"
+BYTES: Final = "bytes"
 
 
 @lru_cache(maxsize=forms.CONTENT_TYPES_MAX)
@@ -332,7 +335,7 @@ class Head(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-PLAIN_HEAD = Head()
+PLAIN_HEAD: Final = Head()
 
 
 def head_of(processor: Any) -> Head:

@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ts.context import Context
 from ts.protocol.frames import FEED_BYTES, FEED_COST_BYTES, Feed, Item
@@ -34,7 +34,7 @@ from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, NoS
 from ts.utils.util import PredictionException
 
 #: The size of the steps in which taken bytes are reported to the frontend, while more are waiting.
-GRANT_BYTES = FEED_BYTES // 4
+GRANT_BYTES: Final = FEED_BYTES // 4
 
 
 class Feeding:
@@ -90,7 +90,9 @@ class Feeding:
             self._ask(size_bytes)
 
 
-BAD_REQUEST, NOT_FOUND, INTERNAL = 400, 404, 500
+BAD_REQUEST: Final = 400
+NOT_FOUND: Final = 404
+INTERNAL: Final = 500
 
 #: The method `spend` of `ts.protocol.progress.Progress`.
 Spend: TypeAlias = "Callable[[int, float, float], object]"

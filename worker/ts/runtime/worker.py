@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from ts.protocol.codes import BROKEN_FRAME
 from ts.protocol.decoder import Decoder
@@ -25,14 +25,14 @@ from ts.runtime.jobs import Batch, Ledger
 if TYPE_CHECKING:
     from ts.protocol.secure import SecureSocket
 
-READ_BYTES = 64 * 1024
+READ_BYTES: Final = 64 * 1024
 #: The bytes that are read together with the rest of a large frame.
-BEYOND_BYTES = 16 * 1024
-MESSAGE_BYTES_MAX = 1 << 32
-TICK_S = 0.005
-HELD_PIECES_MAX = 64
+BEYOND_BYTES: Final = 16 * 1024
+MESSAGE_BYTES_MAX: Final = 1 << 32
+TICK_S: Final = 0.005
+HELD_PIECES_MAX: Final = 64
 HELD_S_MAX = 0.0002
-IDLE_TICKS = 20
+IDLE_TICKS: Final = 20
 STAND_IN_WAIT_MS = 100
 
 

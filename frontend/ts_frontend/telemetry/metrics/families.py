@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import yaml
 
@@ -17,7 +17,7 @@ from ts_frontend.config.files import read_text
 from ts_frontend.config.kinds import ConfigError
 
 #: The dimension that the server adds to every model metric.
-HOST_DIMENSION = "Hostname"
+HOST_DIMENSION: Final = "Hostname"
 
 
 class MetricKind(Enum):
@@ -84,11 +84,11 @@ def _definition(kind: MetricKind, entry: Any, more: tuple[str, ...]) -> Definiti
 
 
 #: The limit of series of a metric: a handler may put request ids into a label.
-SERIES_MAX = 10_000
+SERIES_MAX: Final = 10_000
 #: The most values of a series that are kept before they are summed.
-TIMES_MAX = 512
+TIMES_MAX: Final = 512
 #: The usual ones of Prometheus's Java client; the last bucket, +Inf, is implied.
-BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+BUCKETS: Final[Sequence[float]] = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 
 
 class Sample(Protocol):
@@ -187,8 +187,8 @@ class NullSample:
         return []
 
 
-NOTHING = NullSample()
-NEW: dict[MetricKind, Callable[[], Sample]] = {
+NOTHING: Final = NullSample()
+NEW: Final[dict[MetricKind, Callable[[], Sample]]] = {
     MetricKind.COUNTER: Counter,
     MetricKind.GAUGE: Gauge,
     MetricKind.HISTOGRAM: Histogram,

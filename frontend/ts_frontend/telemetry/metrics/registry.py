@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import ts.version
 from ts_frontend.config.table import ServerConfig
@@ -49,25 +50,41 @@ from ts_frontend.telemetry.metrics.requests import (
 )
 from ts_frontend.telemetry.metrics.text import Record, exposition, log_text, prometheus_name
 
-log = logging.getLogger(__name__)
+log: Final = logging.getLogger(__name__)
 
-LEGACY = frozenset({events.REQUESTS, events.LATENCY, events.QUEUE_LATENCY})
-FAMILIES_MAX = 1000
+LEGACY: Final = frozenset({events.REQUESTS, events.LATENCY, events.QUEUE_LATENCY})
+FAMILIES_MAX: Final = 1000
 #: The first line of the API's answer in modes that write metrics to logs.
-ELSEWHERE = (
+ELSEWHERE: Final = (
     "# metrics_mode={mode}: TorchServe's metrics are in ts_metrics.log and model_metrics.log; "
     "metrics_mode=prometheus has them here\n"
 )
-_ANSWERED = JobState.ANSWERED
-WORKER_LOAD_TIME = "WorkerLoadTime"
-DEFAULT_VERSION = "default"
+_ANSWERED: Final = JobState.ANSWERED
+WORKER_LOAD_TIME: Final = "WorkerLoadTime"
+DEFAULT_VERSION: Final = "default"
 
-MODEL_LABELS = ("model_name", "model_version", "hostname")
-OWN_LATENCY = Definition("ts_inference_latency_seconds", MetricKind.HISTOGRAM, "Seconds", MODEL_LABELS)
-OWN_QUEUE = Definition("ts_queue_latency_seconds", MetricKind.HISTOGRAM, "Seconds", MODEL_LABELS)
+MODEL_LABELS: Final = ("model_name", "model_version", "hostname")
+OWN_LATENCY: Final = Definition("ts_inference_latency_seconds", MetricKind.HISTOGRAM, "Seconds", MODEL_LABELS)
+OWN_QUEUE: Final = Definition("ts_queue_latency_seconds", MetricKind.HISTOGRAM, "Seconds", MODEL_LABELS)
 #: Measured here, but treated as a handler's metric: auto-detected when metrics.yaml doesn't list it.
-_PREDICTION_TIME = Definition(events.PREDICTION_TIME, MetricKind.GAUGE, "ms", ("ModelName", "Level", "Hostname"))
-OWN_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_PREDICTION_TIME: Final = Definition(events.PREDICTION_TIME, MetricKind.GAUGE, "ms", ("ModelName", "Level", "Hostname"))
+OWN_BOUNDS_S: Final[Sequence[float]] = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
 
 
 def _own_histogram() -> Sample:
@@ -416,15 +433,15 @@ class BatchMetrics:
         self._registry.worker_loaded(self._name, self._version, worker_id, seconds)
 
 
-_OWN = (
+_OWN: Final = (
     (OWN_LATENCY, "Time from a request's queueing to its answer"),
     (OWN_QUEUE, "Time that an answered request waited for a worker"),
 )
 
 #: The directory `system_metrics_cmd` runs in, as TorchServe's: a relative path in it starts with `ts/`.
-PACKAGE_PARENT = Path(ts.version.__file__).parents[1]
-DEFAULT_FILE = PACKAGE_PARENT / "ts" / "configs" / "metrics.yaml"
-COMMAND_S_MAX = 30.0
+PACKAGE_PARENT: Final = Path(ts.version.__file__).parents[1]
+DEFAULT_FILE: Final = PACKAGE_PARENT / "ts" / "configs" / "metrics.yaml"
+COMMAND_S_MAX: Final = 30.0
 
 
 def open_metrics(config: ServerConfig, logs: Logs) -> MetricsRegistry:

@@ -8,32 +8,36 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ts_frontend.telemetry.logging.writer import MAIN, Source, printable
 from ts_frontend.telemetry.metrics.families import NOTHING, TIMES_MAX, Definition, Definitions, Sample
 from ts_frontend.telemetry.metrics.text import Record, log_text
 
-EVENTS_MAX = 64
+EVENTS_MAX: Final = 64
 #: The most handler metrics that wait for the writing thread; further ones are dropped and counted.
-RECORDS_MAX = 10_000
+RECORDS_MAX: Final = 10_000
 
-SERVER_LOG, MODEL_LOG = "TS_METRICS", "MODEL_METRICS"
-REQUESTS, LATENCY, QUEUE_LATENCY = (
-    "ts_inference_requests_total",
-    "ts_inference_latency_microseconds",
-    "ts_queue_latency_microseconds",
-)
-QUEUE_TIME, WORKER_THREAD_TIME, PREDICTION_TIME = "QueueTime", "WorkerThreadTime", "PredictionTime"
-STEPS_PER_OCTAVE = 6
+SERVER_LOG: Final = "TS_METRICS"
+MODEL_LOG: Final = "MODEL_METRICS"
+REQUESTS: Final = "ts_inference_requests_total"
+LATENCY: Final = "ts_inference_latency_microseconds"
+QUEUE_LATENCY: Final = "ts_queue_latency_microseconds"
+QUEUE_TIME: Final = "QueueTime"
+WORKER_THREAD_TIME: Final = "WorkerThreadTime"
+PREDICTION_TIME: Final = "PredictionTime"
+STEPS_PER_OCTAVE: Final = 6
 #: Upper ends of the buckets, 12 % apart: 10 µs to 11 minutes.
-BOUNDS_S = tuple(1e-5 * 2 ** (step / STEPS_PER_OCTAVE) for step in range(26 * STEPS_PER_OCTAVE + 1))
+BOUNDS_S: Final = tuple(1e-5 * 2 ** (step / STEPS_PER_OCTAVE) for step in range(26 * STEPS_PER_OCTAVE + 1))
 
 
 #: Kinds of events; plain numbers for speed. Times in seconds.
 #: ACCEPTED: source (model, version label). ANSWERED: the same, a: latency, b: time in the queue.
 #: BATCH: source: model, a: time on the worker, b: time before that. HTTP: source: metric.
-ACCEPTED, ANSWERED, BATCH, HTTP = range(4)
+ACCEPTED: Final = 0
+ANSWERED: Final = 1
+BATCH: Final = 2
+HTTP: Final = 3
 
 EventSource: TypeAlias = "str | tuple[str, str]"
 #: (kind, source, a, b, `time.monotonic()` seconds, request ids)
@@ -301,7 +305,7 @@ class CountedRequests:
 
 
 #: The recorder of a model that is gone.
-UNSEEN = CountedRequests(Unsummed(), *[NOTHING] * 6)
+UNSEEN: Final = CountedRequests(Unsummed(), *[NOTHING] * 6)
 
 
 class LoggedRequests:
