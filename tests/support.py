@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import importlib.util
+import itertools
+import os
+import random
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -20,11 +23,21 @@ GUARD_S = 120
 PAUSE_S = 0.01
 SHORT_PAUSE_S = 0.001
 LOOKS_AT_ONCE = 20
-_GIVEN_PORTS: set[int] = set()
 #: For requests that must run out of time while they run: the first that leaves a busy machine the time to begin them.
 TIMEOUTS_US = (1_000_000, 8_000_000, 60_000_000)
 
 Found = TypeVar("Found")
+
+
+def _own_ports() -> Iterator[int]:
+    """A thousand ports for each of pytest's processes, again and again. They are below those that systems give to
+    connections and to listeners on port 0: one of these could take a port before the server that it is for."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 12
+    first, begin = 20_000 + 1000 * number, random.SystemRandom().randrange(1000)
+    return (first + (begin + count) % 1000 for count in itertools.count())
+
+
+_PORTS = _own_ports()
 
 
 def until(look: Callable[[], Found], message: object = "", *, timeout_s: float = GUARD_S) -> Found:
@@ -64,11 +77,9 @@ def one_before_the_others(file: Path) -> Iterator[None]:
 def free_port() -> int:
     """A TCP port of 127.0.0.1 on which nothing listens just now, another one for each call of this process."""
     while True:
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port = int(found.getsockname()[1])
-        if port not in _GIVEN_PORTS:
-            _GIVEN_PORTS.add(port)
+        port = next(_PORTS)
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
             return port
 
 
