@@ -68,7 +68,7 @@ class Scenario:
 
 
 BYTES_SYSTEMS = ("ours", "torchserve", "mosec", "litserve")
-TENSOR_SYSTEMS = ("ours-triton", "triton", "ours-mlserver", "mlserver", "ours-kserve", "kserve")
+TENSOR_SYSTEMS = ("ours-triton", "compiled-triton", "triton", "ours-mlserver", "mlserver", "ours-kserve", "kserve")
 ALL_SYSTEMS = (*BYTES_SYSTEMS, "triton", "mlserver", "kserve")
 _ECHO_BYTES = (1 << 10, 100 << 10, 1 << 20, 10 << 20)
 _HTTP_ONLY = {"mosec": "HTTP only", "litserve": "HTTP only"}
@@ -100,7 +100,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             Kind.CLOSED,
             True,
             _clients(_NOOP, 1, 16, 64, long=(16,)),
-            ("ours", "bare-http", *BYTES_SYSTEMS[1:]),
+            ("ours", "compiled", "bare-http", *BYTES_SYSTEMS[1:]),
         ),
         Scenario(
             "noop-grpc",
@@ -108,7 +108,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             Kind.CLOSED,
             False,
             _clients(_NOOP, 1, 16, 64, long=(16,)),
-            ("ours", "bare", "torchserve"),
+            ("ours", "compiled", "bare", "torchserve"),
             missing=_HTTP_ONLY,
         ),
         Scenario(
@@ -133,7 +133,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             Kind.CLOSED,
             True,
             _sizes(16),
-            ("ours", "bare-http", *BYTES_SYSTEMS[1:]),
+            ("ours", "compiled", "bare-http", *BYTES_SYSTEMS[1:]),
         ),
         Scenario(
             "echo-grpc",
@@ -141,9 +141,9 @@ SCENARIOS: Mapping[str, Scenario] = {
             Kind.CLOSED,
             False,
             _sizes(16),
-            ("ours", "bare", "torchserve", "ours-triton", "triton"),
+            ("ours", "compiled", "bare", "torchserve", "ours-triton", "triton"),
             missing=_HTTP_ONLY,
-            long_systems=TENSOR_SYSTEMS[2:],
+            long_systems=TENSOR_SYSTEMS[3:],
         ),
         Scenario(
             "mlp-http",
@@ -151,7 +151,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             Kind.CLOSED,
             True,
             _clients(Call("mlp"), 16, 64, long=(16,)),
-            (*BYTES_SYSTEMS, IN_PROCESS),
+            ("ours", "compiled", *BYTES_SYSTEMS[1:], IN_PROCESS),
             note="`in-process` is a loop that calls the network with batches of 16, without a server.",
         ),
         Scenario(
@@ -188,7 +188,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             Kind.CLOSED,
             False,
             _clients(Call("pieces"), 1, 16),
-            ("ours", "bare", "torchserve", "ours-triton", "triton"),
+            ("ours", "compiled", "bare", "torchserve", "ours-triton", "triton"),
             missing={**_HTTP_ONLY, **_NO_STREAM},
         ),
         Scenario(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import shutil
 import sys
@@ -16,6 +17,8 @@ from measuring.servers import BARE_INGRESS, Folder, Running, run_ours, run_torch
 from measuring.torchserve_environment import torch_spec
 from measuring.workloads import HANDLERS, PIECES, build_archive
 
+import ts
+import ts_frontend
 from peers.questions import Call, Question, by_open_inference, by_path, by_torchserve_grpc, echoed
 
 FILES = Path(__file__).resolve().parent.parent / "models" / "peers"
@@ -76,6 +79,33 @@ _SIZES = {"max_request_size": MESSAGE_BYTES_MAX, "max_response_size": MESSAGE_BY
 
 def _start_ours(folder: Folder, models: Sequence[str], workers: int) -> Running:
     return run_ours(folder, _archives(folder, models), _SIZES, workers=workers)
+
+
+def _compiled_command() -> Path:
+    """The command of this server's compiled form. Raises NotInstalled."""
+    environment = Path(sys.prefix) / "compiled"
+    made = "python ts_scripts/compiled_environment.py makes it, in three minutes"
+    found = next(environment.glob("lib/python*/site-packages/ts_frontend"), None)
+    if found is None:
+        raise environments.NotInstalled(f"the compiled form isn't installed: {made}")
+    for name, package in (("ts", ts), ("ts_frontend", ts_frontend)):
+        source = Path(package.__path__[0])
+        files = [str(file.relative_to(source)) for file in source.rglob("*.py")]
+        _, changed, missing = filecmp.cmpfiles(source, found.with_name(name), files)
+        if changed or missing:
+            raise environments.NotInstalled(
+                f"the compiled form is of other sources ({[*changed, *missing][0]}): {made}"
+            )
+    return environment / "bin" / "torchserve"
+
+
+def _start_compiled(folder: Folder, models: Sequence[str], workers: int) -> Running:
+    return run_ours(folder, _archives(folder, models), _SIZES, workers=workers, command=_compiled_command())
+
+
+def _start_compiled_triton(folder: Folder, models: Sequence[str], workers: int) -> Running:
+    words = ["--model-repository", str(_triton_repository(folder, models, workers))]
+    return run_ours(folder, words, _SIZES, workers=workers, command=_compiled_command())
 
 
 def _start_torchserve(folder: Folder, models: Sequence[str], workers: int) -> Running:
@@ -221,6 +251,16 @@ SYSTEMS: Mapping[str, System] = {
     for system in (
         System("ours", f"this server, archives, {_QUIET}", "", BYTES_MODELS, _BOTH, _start_ours, _predictions),
         System(
+            "compiled",
+            f"this server in the compiled form, archives, {_QUIET}",
+            "",
+            BYTES_MODELS,
+            _BOTH,
+            _start_compiled,
+            _predictions,
+            _compiled_command,
+        ),
+        System(
             "bare",
             "this server's network layer alone over gRPC: an echo without queue and worker",
             "",
@@ -280,6 +320,16 @@ SYSTEMS: Mapping[str, System] = {
             by_open_inference,
         ),
         System(
+            "compiled-triton",
+            f"this server in the compiled form, a Triton repository, {_QUIET}",
+            "",
+            (*TENSOR_MODELS, "pieces"),
+            _BOTH,
+            _start_compiled_triton,
+            by_open_inference,
+            _compiled_command,
+        ),
+        System(
             "triton",
             "Triton 2.51 (from nvidia-pytriton), the same repository, Python backend, metrics and info log off",
             open_inference.VERSIONS["triton"],
@@ -333,4 +383,5 @@ SYSTEMS: Mapping[str, System] = {
 
 def reference(name: str, among: Sequence[str]) -> str:
     """The one of our servers that `name` is compared with: if present, the one with the same model files."""
-    return f"ours-{name}" if f"ours-{name}" in among else "ours"
+    name = f"ours-{name.removeprefix('compiled-')}"
+    return name if name in among else "ours"
