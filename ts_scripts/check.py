@@ -84,7 +84,6 @@ COMPILED_PART = (
     "tests/unit/test_repeats.py",
     "tests/unit/test_runtime_pieces.py",
     "tests/unit/test_sequence_batcher.py",
-    "tests/unit/test_services_inference.py",
     "tests/unit/test_services_predictions.py",
     "tests/unit/test_stream.py",
     "tests/unit/test_tensor_forms.py",

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from measuring import environments, open_inference, torchserve_environment
@@ -22,6 +23,8 @@ import ts_frontend
 from peers.questions import Call, Question, by_open_inference, by_path, by_torchserve_grpc, echoed
 
 FILES = Path(__file__).resolve().parent.parent / "models" / "peers"
+COMPILED = Path(sys.prefix) / "compiled" / "bin" / "torchserve"
+"""The command of this server's compiled form, where ts_scripts/compiled_environment.py has made it."""
 BATCH, DELAY_MS = 16, 5
 BATCHED = ("lone", "mlp")
 WITH_NETS = ("mlp", "image")
@@ -77,13 +80,13 @@ def _archives(folder: Folder, models: Sequence[str]) -> list[str]:
 _SIZES = {"max_request_size": MESSAGE_BYTES_MAX, "max_response_size": MESSAGE_BYTES_MAX}
 
 
-def _start_ours(folder: Folder, models: Sequence[str], workers: int) -> Running:
-    return run_ours(folder, _archives(folder, models), _SIZES, workers=workers)
+def _start_ours(folder: Folder, models: Sequence[str], workers: int, command: Path | None = None) -> Running:
+    return run_ours(folder, _archives(folder, models), _SIZES, workers=workers, command=command)
 
 
-def _compiled_command() -> Path:
-    """The command of this server's compiled form. Raises NotInstalled."""
-    environment = Path(sys.prefix) / "compiled"
+def _check_compiled() -> None:
+    """Raises NotInstalled unless this server's compiled form is there, made of the same sources."""
+    environment = COMPILED.parent.parent
     made = "python ts_scripts/compiled_environment.py makes it, in three minutes"
     found = next(environment.glob("lib/python*/site-packages/ts_frontend"), None)
     if found is None:
@@ -96,16 +99,6 @@ def _compiled_command() -> Path:
             raise environments.NotInstalled(
                 f"the compiled form is of other sources ({[*changed, *missing][0]}): {made}"
             )
-    return environment / "bin" / "torchserve"
-
-
-def _start_compiled(folder: Folder, models: Sequence[str], workers: int) -> Running:
-    return run_ours(folder, _archives(folder, models), _SIZES, workers=workers, command=_compiled_command())
-
-
-def _start_compiled_triton(folder: Folder, models: Sequence[str], workers: int) -> Running:
-    words = ["--model-repository", str(_triton_repository(folder, models, workers))]
-    return run_ours(folder, words, _SIZES, workers=workers, command=_compiled_command())
 
 
 def _start_torchserve(folder: Folder, models: Sequence[str], workers: int) -> Running:
@@ -211,9 +204,9 @@ def _start_triton(folder: Folder, models: Sequence[str], workers: int) -> Runnin
     return run_triton(folder, _triton_repository(folder, models, workers))
 
 
-def _start_ours_triton(folder: Folder, models: Sequence[str], workers: int) -> Running:
+def _start_ours_triton(folder: Folder, models: Sequence[str], workers: int, command: Path | None = None) -> Running:
     words = ["--model-repository", str(_triton_repository(folder, models, workers))]
-    return run_ours(folder, words, _SIZES, workers=workers)
+    return run_ours(folder, words, _SIZES, workers=workers, command=command)
 
 
 def mlserver_folder(folder: Folder, models: Sequence[str]) -> Path:
@@ -256,9 +249,9 @@ SYSTEMS: Mapping[str, System] = {
             "",
             BYTES_MODELS,
             _BOTH,
-            _start_compiled,
+            partial(_start_ours, command=COMPILED),
             _predictions,
-            _compiled_command,
+            _check_compiled,
         ),
         System(
             "bare",
@@ -325,9 +318,9 @@ SYSTEMS: Mapping[str, System] = {
             "",
             (*TENSOR_MODELS, "pieces"),
             _BOTH,
-            _start_compiled_triton,
+            partial(_start_ours_triton, command=COMPILED),
             by_open_inference,
-            _compiled_command,
+            _check_compiled,
         ),
         System(
             "triton",

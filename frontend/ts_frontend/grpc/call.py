@@ -328,9 +328,8 @@ class RequestIds:
         self._count = itertools.count().__next__
 
     def next(self) -> str:
-        return (
-            self._beginning + self._count().to_bytes(6, "big").hex()
-        )  # compiled, an f-string takes three times as long
+        # Compiled, a formatted string takes three times as long.
+        return self._beginning + self._count().to_bytes(6, "big").hex()
 
 
 def request_headers(metadata: Metadata) -> tuple[Pairs, str | None]:

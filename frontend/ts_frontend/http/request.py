@@ -155,7 +155,7 @@ class HttpRequest:
         """Returns the body from `event` on; None: it is the result of `following`. It is counted while it waits for a
         piece, not before each that is ready: an engine holds few of them."""
         pieces: list[bytes] = []
-        size, head, receive = 0, head_bytes(self.headers), self._receive
+        size, head = 0, head_bytes(self.headers)
         held = self.limits.arriving.body()
         try:
             while True:
@@ -170,12 +170,11 @@ class HttpRequest:
                 piece = event.get("body") or b""
                 pieces.append(piece)
                 size += len(piece)
-                if size > self.limits.bytes_max:
-                    self._check_size(size)
+                self._check_size(size)
                 if not event.get("more_body"):
                     self._taken = True
                     return b"".join(pieces)
-                event, following = None, receive()
+                event, following = None, self._receive()
         finally:
             held.end()
 
