@@ -82,6 +82,10 @@ class Browser:
         script = {"script": "return document.documentElement.innerText", "args": []}
         return str(self._ask("POST", f"{self._session}/execute/sync", script))
 
+    def origin(self) -> str:
+        """The origin of the open page: "null" for a document in a sandbox."""
+        return str(self.run("return self.origin"))
+
     def submit(self, url: str, method: str, encoding: str) -> str:
         """Sends a form of the open page to `url`, with a JSON text in it, and returns the result."""
         self._ask("POST", f"{self._session}/execute/sync", {"script": SUBMIT, "args": [url, method, encoding]})

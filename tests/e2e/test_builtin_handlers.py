@@ -237,7 +237,7 @@ def test_the_five_best_are_those_of_the_same_weights(served: Any, nets: Nets, mo
     assert answer.status == 200, answer.body
     same(answer.json(), best_five(nets.classifier, file))
     assert answer.body.decode() == json.dumps(answer.json(), indent=2)
-    assert "content-type" not in answer.headers
+    assert answer.headers["content-type"] == "application/octet-stream"
 
 
 def test_every_way_to_send_an_image(served: Any, nets: Nets) -> None:

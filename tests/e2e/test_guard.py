@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import re
@@ -36,15 +37,22 @@ def ask(
     port: int, method: str, target: str, headers: dict[str, str], body: bytes = b"", host: str = "127.0.0.1"
 ) -> tuple[int, bytes]:
     """A request with these headers and no others."""
+    with answering(port, method, target, headers, body, host) as response:
+        return response.status, response.read()
+
+
+@contextlib.contextmanager
+def answering(
+    port: int, method: str, target: str, headers: dict[str, str], body: bytes = b"", host: str = "127.0.0.1"
+) -> Iterator[http.client.HTTPResponse]:
+    """As `ask`, with the answer's body unread: it may have no end."""
     connection = http.client.HTTPConnection(host, port, timeout=GUARD_S)
     connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
     for name, value in ({"Host": f"127.0.0.1:{port}", "Content-Length": str(len(body))} | headers).items():
         connection.putheader(name, value)
     connection.endheaders(body)
-    response = connection.getresponse()
-    found = response.status, response.read()
-    connection.close()
-    return found
+    with contextlib.closing(connection):
+        yield connection.getresponse()
 
 
 def loading(mark: Path) -> bytes:
@@ -202,9 +210,66 @@ def test_pages_content_types_are_refused_where_json_is_expected(guarded: Any) ->
         ):
             headers = ({"Content-Type": content} if content else {}) | (own if from_page else {})
             status, answer = ask(port, method, target_of(row), headers, b'{"parameters": {"x": 1}}')
-            assert status == 415, (row, method, headers, answer)
-            assert is_in(row.dialect, answer, 415)
+            expected = 403 if from_page and (row, method) in GUARDED else 415  # the inference address is no manager's
+            assert status == expected, (row, method, headers, answer)
+            assert is_in(row.dialect, answer, expected)
     assert state(guarded) == before
+
+
+SHOWN = (
+    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"},
+    {"Origin": "http://localhost:1", "Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "Navigate"},
+    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "iframe"},
+    {"Origin": "null", "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "embed"},
+)
+
+
+def test_no_foreign_page_opens_what_a_model_answers(guarded: Any) -> None:
+    """In a window or a frame, by any route that runs a model; a typed address and the server's own page do."""
+    runs = [(row, method) for row, method in ALL if row.effect is Effect.RUNS]
+    assert len(runs) > 30
+    for row, method in runs:
+        for listener in LISTENERS:
+            port = guarded.port(listener)
+            for headers in SHOWN:
+                found = ask(port, method, target_of(row), headers | {"Content-Type": "text/plain"}, b"{}")
+                assert found[0] == 403 and b"cors_allowed_origin" in found[1], (row, method, listener, headers, found)
+            if not decided(row, method, listener).managing:
+                own = {"Origin": f"http://127.0.0.1:{port}", "Sec-Fetch-Site": "same-origin"}
+                for headers in ({"Sec-Fetch-Site": "none"}, own):
+                    shown = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document", **headers}
+                    assert ask(port, method, target_of(row), shown, b"{}")[0] != 403, (row, method, listener)
+
+
+def test_no_answer_is_a_document(guarded: Any) -> None:
+    """By any route, to any page and program; only the server's own pages have a policy of their own."""
+    pages = {"/", "/docs", "/v2/docs", "/console"}
+    for row, method in ALL:
+        for listener in LISTENERS:
+            for headers in (FOREIGN[0], SHOWN[0], *([] if (row, method) in GUARDED else [{}, {"Accept": "text/html"}])):
+                with answering(guarded.port(listener), method, target_of(row), headers, b"{}") as answer:
+                    found = {name.lower(): value for name, value in answer.getheaders()}
+                told = (row, method, listener, headers, answer.status, found)
+                assert found["x-content-type-options"] == "nosniff", told
+                assert found["cross-origin-resource-policy"] == "same-origin", told
+                assert "content-type" in found or found["content-length"] == "0", told
+                page = "text/html" in found.get("content-type", "")
+                policy = "default-src 'self'; " if page else "sandbox; default-src 'none'"
+                assert found["content-security-policy"].startswith(policy), told
+                assert not page or (answer.status == 200 and row.path in pages), told
+
+
+def test_an_inference_address_is_not_the_managers_page(guarded: Any) -> None:
+    """Whatever a page of its own origin asks, there is nothing for managers there."""
+    before = state(guarded)
+    port = guarded.port("http_inference")
+    asked = 0
+    for row, method in GUARDED:
+        for headers in ({"Origin": f"http://127.0.0.1:{port}"}, {"Sec-Fetch-Site": "same-origin"}):
+            found = ask(port, method, target_of(row), headers | {"Content-Type": "application/json"}, b"{}")
+            assert found[0] == 403, (row, method, headers, found)
+            asked += 1
+    assert asked > 60 and state(guarded) == before
 
 
 def test_foreign_pages_may_have_the_rest_sent(guarded: Any) -> None:
@@ -374,8 +439,9 @@ def test_unix_sockets(tmp_path_factory: Any, serving: Any, model_writer: Any, pr
 
         assert call("http://any.example/v2/models") == "200"
         assert call("-d", "{}", "http://any.example/v2/logging") == "200"
-        json_type = ("-H", "Content-Type: application/json")
+        shown = ("-d", "{}", "-H", "Sec-Fetch-Mode: navigate")
         for own, status in (("http://localhost", "200"), ("http://evil.example", "403")):
-            assert call("-d", "{}", *json_type, "-H", f"Origin: {own}", f"{own}/v2/logging") == status
+            assert call(*shown, "-H", f"Origin: {own}", f"{own}/predictions/probe") == status
+            assert call(*shown, "-H", f"Origin: {own}", f"{own}/v2/logging") == "403"
     finally:
         server.terminate()

@@ -79,6 +79,30 @@ def test_the_servers_own_pages_and_programs_do() -> None:
     assert status(LOCAL, "DELETE", "/models/m", (b"sec-fetch-site", b"none")) == 200
 
 
+def test_only_the_consoles_listener_is_managed_by_its_own_pages() -> None:
+    inference = Guard(Hosts("127.0.0.1"), managed=False)
+    own = (b"origin", b"http://localhost:8080")
+    for headers in ((own,), ((b"sec-fetch-site", b"same-origin"),)):
+        assert status(inference, *LOAD, *headers, JSON_TYPE) == 403
+        assert status(inference, "POST", "/predictions/m", *headers) == 200
+    assert status(inference, *LOAD, JSON_TYPE) == 200
+    assert status(Guard(Hosts("127.0.0.1"), "http://localhost:8080", managed=False), *LOAD, own, JSON_TYPE) == 200
+
+
+def test_answers_of_models_are_shown_to_no_other_site() -> None:
+    mine = decision("POST", "/predictions/m")
+    of_models = Guard(Hosts("127.0.0.1"), of_a_model=lambda method, path: mine)
+    for shown in ((b"sec-fetch-mode", b"navigate"), (b"sec-fetch-dest", b"iframe"), (b"sec-fetch-dest", b" OBJECT ")):
+        for target in ("/predictions/m", "/v1/models/m:predict", "/wfpredict/w", "/m/predict", "/invocations"):
+            assert status(LOCAL, "POST", target, CROSS, shown) == 403, target
+            assert status(LOCAL, "GET", target, (b"sec-fetch-site", b"none"), shown) == 200
+            assert status(LOCAL, "POST", target, CROSS, (b"sec-fetch-mode", b"cors")) == 200
+        assert status(LOCAL, "GET", "/models", (b"sec-fetch-site", b"none"), shown) == 200
+        assert status(of_models, "POST", "/mine", CROSS, shown) == 403
+        allowing = Guard(Hosts("127.0.0.1"), "http://app.example")
+        assert status(allowing, "POST", "/predictions/m", (b"origin", b"http://app.example"), CROSS, shown) == 200
+
+
 def test_content_types() -> None:
     own = (b"sec-fetch-site", b"same-origin")
     for kind, by_program, by_page in (

@@ -21,13 +21,11 @@ POLICY = (
     b"default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; form-action 'none'; "
     b"frame-ancestors 'none'"
 )
-#: The headers of every file.
+#: The headers of every file, besides those of every answer.
 HEADERS = (
     (b"content-security-policy", POLICY),
-    (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
 )
 
 

@@ -15,8 +15,13 @@ from ts_frontend.http.departures import Departures
 from ts_frontend.http.errors import ErrorDialect, MethodNotAllowed, ResourceNotFound, refusal
 from ts_frontend.http.guard import Guard
 from ts_frontend.http.request import (
+    BYTES,
     CLOSE,
+    CONTENT_TYPE,
+    DOCUMENT,
     JSON,
+    NO_DOCUMENT,
+    POLICY,
     STREAMED,
     Body,
     BodyLimits,
@@ -105,7 +110,8 @@ class HttpApp:
         self._log = log
         self._routes, self._of_a_model = routes, of_a_model
         self._guard, self._keys, self._cors = guard, keys, cors
-        self._fixed = (*NO_CACHE, *cors.answer_headers())
+        fixed = (*NO_CACHE, *cors.answer_headers())
+        self._document, self._no_document = (*fixed, *DOCUMENT), (*fixed, *NO_DOCUMENT)
         self._limits = limits
         self._departures = Departures()
 
@@ -168,7 +174,11 @@ class HttpApp:
 
     async def _send(self, request: HttpRequest, answer: HttpAnswer, send: Send, http_version: str) -> None:
         status, own, body = answer
-        headers = [*own, (REQUEST_ID, request.request_id.encode()), *self._fixed]
+        names = [name for name, _ in own]
+        fixed = self._document if POLICY in names else self._no_document
+        headers = [*own, (REQUEST_ID, request.request_id.encode()), *fixed]
+        if CONTENT_TYPE not in names and body:
+            headers.append(BYTES)
         if status >= 400 and http_version[0] == "1" and not request.whole:
             headers.append(CLOSE)
         if isinstance(body, (bytes, bytearray, memoryview)):

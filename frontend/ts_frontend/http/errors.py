@@ -72,7 +72,7 @@ class UnknownEncoding(HttpError):
 
 
 class ForeignOrigin(ServeError):
-    """A page of another origin sends a management request through the browser."""
+    """A page of another origin manages the server, or shows a model's answer, through the browser."""
 
     remedy = "Allow the page with `cors_allowed_origin`."
     code, http_status, type_name = Code.PERMISSION_DENIED, 403, "ForeignOriginException"

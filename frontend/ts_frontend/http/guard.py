@@ -1,9 +1,9 @@
 """The first check of every HTTP request: refuses cross-origin requests of web pages.
 
-Browsers send requests of any page, also to servers on their own machine. They name the page's origin (`Origin`) and its
-relation to the server (`Sec-Fetch-Site`). With DNS rebinding, a page's host name resolves to the server's address, and
-the browser treats the page as the server's own; `Host` then has the page's name. Sources: RFC 6454, the Fetch Standard,
-Fetch Metadata.
+Browsers send requests of any page, also to servers on their own machine. They name the page's origin (`Origin`), its
+relation to the server (`Sec-Fetch-Site`), and whether the answer is to be shown (`Sec-Fetch-Mode`, `Sec-Fetch-Dest`).
+With DNS rebinding, a page's host name resolves to the server's address, and the browser treats the page as the server's
+own; `Host` then has the page's name. Sources: RFC 6454, the Fetch Standard, Fetch Metadata.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
@@ -27,11 +27,17 @@ JSON: Final = b"application/json"
 SIMPLE: Final = frozenset({"", "text/plain", "multipart/form-data", FORM, "text/ping", "application/csp-report"})
 #: Those of them that other programs send, too: `curl -d`, Triton's clients.
 _USUAL: Final = frozenset({"", FORM})
-#: Values of Sec-Fetch-Site for the server's own pages and for typed addresses; "" if it isn't sent.
-_OWN_SITES: Final = frozenset({b"", b"same-origin", b"none"})
+#: Values of Sec-Fetch-Site for typed addresses, and for pages of the same origin; "" if it isn't sent.
+_TYPED: Final = frozenset({b"", b"none"})
+_OWN_SITES: Final = frozenset({*_TYPED, b"same-origin"})
+#: Values of Sec-Fetch-Mode and Sec-Fetch-Dest for answers that are shown, in a window or in a frame.
+_NAVIGATIONS: Final = frozenset({b"navigate", b"nested-navigate"})
+_FRAMES: Final = frozenset({b"document", b"iframe", b"frame", b"embed", b"object", b"fencedframe"})
 _HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]?#]+)(?::\d{0,5})?")
 _HOST_CHARACTERS_MAX: Final = 256
 _WHO_MAY: Final = "cors_allowed_origin names the origin that may"
+_MANAGE: Final = "manage the server by this address"
+_SHOW: Final = "show what a model answers"
 
 
 class Hosts:
@@ -78,7 +84,8 @@ def _plain(host: str) -> str:
 class Guard:
     """The first check of a listener's requests: refuses the forbidden ones and lets the others pass.
 
-    `allowed_origin`: the origin whose pages are treated as the server's own ("*": all). `of_a_model` finds the paths
+    `allowed_origin`: the origin whose pages are treated as the server's own ("*": all). `managed`: the listener has the
+    management API and the console, so that pages of its own origin may manage the server. `of_a_model` finds the paths
     that models declare, which aren't in the table of routes."""
 
     def __init__(
@@ -86,9 +93,12 @@ class Guard:
         hosts: Hosts,
         allowed_origin: str | None = None,
         of_a_model: Find | None = None,
+        *,
+        managed: bool = True,
     ) -> None:
         self._hosts = hosts
         self._allowed = allowed_origin.encode() if allowed_origin else b""
+        self._managers = _OWN_SITES if managed else _TYPED
         self._of_a_model = of_a_model
 
     def check(self, request: HttpRequest, match: Match) -> None:
@@ -96,12 +106,13 @@ class Guard:
         if not self._hosts.any_name:
             self._check_hosts(request.values(b"host"), request.reached)
         effect, managing, json = match[:3]
-        if effect is Effect.RUNS and not json and not managing:
-            return
         named = request.by_name
         from_page = b"origin" in named or b"sec-fetch-site" in named
-        if from_page and (managing or effect is Effect.CHANGES) and not self._is_a_models(request, match):
-            self._check_page(request)
+        if from_page:
+            if (managing or effect is Effect.CHANGES) and not self._is_a_models(request, match):
+                self._check_page(request, self._managers, _MANAGE)
+            elif effect >= Effect.RUNS and _is_shown(named):
+                self._check_page(request, _OWN_SITES, _SHOW)
         if json:
             _check_type(named.get(b"content-type", b""), from_page)
 
@@ -118,16 +129,18 @@ class Guard:
                     f"The request is for {_shown(host)}, which isn't a name of this server; allowed_hosts adds names"
                 )
 
-    def _check_page(self, request: HttpRequest) -> None:
+    def _check_page(self, request: HttpRequest, sites: frozenset[bytes], deed: str) -> None:
+        """Refuses pages of other origins; and pages of the server's own one, unless `sites` has them."""
         origins, hosts = request.values(b"origin"), request.values(b"host")
         if self._allowed == b"*" or (origins and all(origin == self._allowed for origin in origins)):
             return
+        own = b"same-origin" in sites
         for origin in origins:
-            if not self._is_own(origin.decode("latin-1"), hosts, request.reached):
-                raise ForeignOrigin(f"Pages of {_shown(origin)} may not manage the server; {_WHO_MAY}")
+            if not (own and self._is_own(origin.decode("latin-1"), hosts, request.reached)):
+                raise ForeignOrigin(f"Pages of {_shown(origin)} may not {deed}; {_WHO_MAY}")
         for site in request.values(b"sec-fetch-site"):
-            if site.strip().lower() not in _OWN_SITES:
-                raise ForeignOrigin(f"Pages of other origins ({_shown(site)}) may not manage the server; {_WHO_MAY}")
+            if site.strip().lower() not in sites:
+                raise ForeignOrigin(f"Pages of other origins ({_shown(site)}) may not {deed}; {_WHO_MAY}")
 
     def _is_own(self, origin: str, hosts: Sequence[bytes], reached: str) -> bool:
         """Returns True if the page comes from this server, by one of its names. Also used for a Unix socket, since a
@@ -138,6 +151,12 @@ class Guard:
             return False
         same = bool(page) and [page] == [host.decode("latin-1").lower() for host in hosts]
         return same and self._hosts.has(page, reached)
+
+
+def _is_shown(named: Mapping[bytes, bytes]) -> bool:
+    """Returns whether a browser shows the answer as a document, in a window or in a frame."""
+    mode, destination = named.get(b"sec-fetch-mode", b""), named.get(b"sec-fetch-dest", b"")
+    return mode.strip().lower() in _NAVIGATIONS or destination.strip().lower() in _FRAMES
 
 
 def _check_type(header: bytes, from_browser: bool) -> None:

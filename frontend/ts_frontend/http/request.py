@@ -231,6 +231,21 @@ async def _closed() -> Event:
 
 Serve: TypeAlias = Callable[[HttpRequest], Awaitable[HttpAnswer]]
 
+JSON: Final[Header] = (b"content-type", b"application/json")
+#: The content type of a model's answer that has none; RFC 9110 lets clients assume it then.
+BYTES: Final[Header] = (b"content-type", b"application/octet-stream")
+CONTENT_TYPE: Final = JSON[0]
+POLICY: Final = b"content-security-policy"
+#: Headers of every answer, since pages of other sites can navigate to any of them: browsers don't guess a content type,
+#: and pages of other origins can't embed the answer.
+_EVERY: Final[tuple[Header, ...]] = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+#: Headers of the server's own pages, which have a policy of their own, and of all other answers, whose bytes may come
+#: from a model, a log or a name: a browser that shows them runs no script and gives them no origin.
+DOCUMENT: Final = _EVERY
+NO_DOCUMENT: Final[tuple[Header, ...]] = (*_EVERY, (POLICY, b"sandbox; default-src 'none'"))
 CLOSE: Final = (b"connection", b"close")
 STREAMED: Final[Header] = (b"ts_stream_next", b"true")
 NOT_FOUND: Final = "Requested resource is not found, please refer to API document."
@@ -254,7 +269,7 @@ async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
 async def answer_error(send: Send, status: int, kind: str, message: str, *more: tuple[bytes, bytes]) -> None:
     """Sends an error in the form of TorchServe's HTTP interface."""
     body = error_body(status, kind, message)
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
+    headers = [JSON, (b"content-length", str(len(body)).encode()), *more, *NO_DOCUMENT]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -266,9 +281,6 @@ def error_body(status: int, kind: str, message: str) -> bytes:
     """Returns TorchServe's JSON for an error. Written by hand for speed: `json` indents in Python code."""
     text = f'{{\n  "code": {status},\n  "type": {_json_text(kind)},\n  "message": {_json_text(message)}\n}}\n'
     return text.encode("utf-8", "replace")
-
-
-JSON: Final[Header] = (b"content-type", b"application/json")
 
 
 PARAMETERS_MAX: Final = 256

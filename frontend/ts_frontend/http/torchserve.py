@@ -14,7 +14,16 @@ from ts.protocol import forms
 from ts.protocol.frames import Buffer, Input, Pairs
 from ts_frontend.errors import HandlerFailed, InvalidArgument, ServeError
 from ts_frontend.http.errors import ErrorDialect, refusal
-from ts_frontend.http.request import JSON, Header, HttpAnswer, HttpRequest, Parameters, json_answer, query_pairs
+from ts_frontend.http.request import (
+    JSON,
+    NO_DOCUMENT,
+    Header,
+    HttpAnswer,
+    HttpRequest,
+    Parameters,
+    json_answer,
+    query_pairs,
+)
 from ts_frontend.job import Job, shared_headers
 from ts_frontend.models.health import Health
 from ts_frontend.models.registry import Registry
@@ -32,7 +41,10 @@ _WITHOUT_REST: Final = {explain: shared_headers([explain, ("url_path", "")]) for
 
 #: Headers that only the server sets.
 _RESERVED: Final = frozenset(
-    {"x-request-id", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer"}
+    {
+        *("x-request-id", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te"),
+        *("trailer", *(name.decode() for name, _ in NO_DOCUMENT)),
+    }
 )
 #: Creates a named tuple at half the cost of calling its type.
 _new: Final = tuple.__new__

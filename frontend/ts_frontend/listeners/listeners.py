@@ -458,7 +458,9 @@ class Listeners:
 
     def _http_listener(self, names: Sequence[str], address: Address) -> Listener:
         config, table = self._config, self._route_table(names)
-        app: AsgiApp = self._http_app(table, address.host, with_models=HTTP_INFERENCE in names)
+        app: AsgiApp = self._http_app(
+            table, address.host, with_models=HTTP_INFERENCE in names, managed=HTTP_MANAGEMENT in names
+        )
         if self._tracing is not None:
             from ts_frontend.http.tracing import traced  # OpenTelemetry is an extra
 
@@ -482,16 +484,18 @@ class Listeners:
 
         return closed
 
-    def _http_app(self, table: RouteTable, host: str, *, with_models: bool = False, elsewhere: str = "") -> HttpApp:
+    def _http_app(
+        self, table: RouteTable, host: str, *, with_models: bool = False, managed: bool = False, elsewhere: str = ""
+    ) -> HttpApp:
         """These routes behind the guard of a listener on `host`, "" for a Unix socket. `with_models`: also the paths
-        that models declare."""
+        that models declare. `managed`: its own pages may manage the server."""
         config = self._config
         hosts = Hosts(host, config.hosts, config.allowed_hosts)
         custom = HttpCustomHandlers(self._manager.registry)
         return HttpApp(
             table,
             RequestIds().next,
-            guard=Guard(hosts, config.cors_allowed_origin, custom.find),
+            guard=Guard(hosts, config.cors_allowed_origin, custom.find, managed=managed),
             keys=self._keys,
             of_a_model=custom.find if with_models else None,
             log=self._http_answered,

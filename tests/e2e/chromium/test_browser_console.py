@@ -48,6 +48,13 @@ def handle(data, context):
         return []
     return [{"bytes": len(row.get("body") or row.get("data"))} for row in data]
 """
+DRAWN = """
+def handle(data, context):
+    if data is None:
+        return []
+    [context.set_response_content_type(index, "image/svg+xml") for index in range(len(data))]
+    return ["<svg xmlns='http://www.w3.org/2000/svg'><script>document.title = 'ran'</script></svg>" for _ in data]
+"""
 ADDING = """
 def handle(data, context):
     if data is None:
@@ -71,6 +78,7 @@ def server(serving: Any, model_writer: Callable[..., str], tmp_path_factory: pyt
     model_writer(store, "greeting", GREETING, version="2.0", directory="greeting-2")
     model_writer(store, "story", STORY)
     model_writer(store, "picture", PICTURE)
+    model_writer(store, "drawn", DRAWN)
     model_writer(store, "adding", ADDING, config=TENSORS)
     model_writer(store, "broken", "raise RuntimeError('the weights are not there')")
     server = serving(directory, store, {}, ["--ncs"])
@@ -202,7 +210,7 @@ def test_scaling_defaults_and_the_end_of_a_model(browser: Browser, server: Any) 
 def test_files_and_tensors(browser: Browser, server: Any, tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(b"\x89PNG" + bytes(100))
     browser.open(f"{server.http_management}/")
-    for name in ("picture", "adding"):
+    for name in ("picture", "drawn", "adding"):
         register(browser, name)
         browser.wait_for(f'Model "{name}" Version: 1.0 registered')
     browser.open(f"{server.http_management}/#/picture/1.0/play")
@@ -210,6 +218,11 @@ def test_files_and_tensors(browser: Browser, server: Any, tmp_path: Path) -> Non
     browser.choose_file("File, sent as it is", tmp_path / "picture.png")
     browser.click("Send")
     browser.wait_for('"bytes": 104')
+    browser.open(f"{server.http_management}/#/drawn/1.0/play")
+    browser.click("Text")
+    browser.write("What is sent", "x")
+    browser.click("Send")
+    browser.wait_for("<svg xmlns=")  # a document with a script, shown as text
     browser.open(f"{server.http_management}/#/adding/1.0/play")  # begins with tensors, as the model declares them
     browser.click("Send")
     until(lambda: "Status 200" in browser.text() and '"total"' in browser.text(), browser.text)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -49,8 +49,19 @@ def handle(data, context):
 
 
 class Page(BaseHTTPRequestHandler):
+    """A page that may do what it wants, and shows what is posted to it; `ran`: the requests of scripts in answers."""
+
+    ran: ClassVar[list[str]] = []
+
     def do_GET(self) -> None:
-        body = b"<!doctype html><title>a page of another origin</title>"
+        if self.path.startswith("/ran"):
+            self.ran.append(self.path)
+        self.answer(b"<!doctype html><title>a page of another origin</title>")
+
+    def do_POST(self) -> None:
+        self.answer(self.rfile.read(int(self.headers["Content-Length"])).partition(b"=")[2])
+
+    def answer(self, body: bytes) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
         self.send_header("Content-Length", str(len(body)))
@@ -181,13 +192,13 @@ def test_without_cors_a_page_can_not_manage(browser: Browser, page: str, without
     browser.open(page)
     register = f"{without_cors.management}/models?url=unwanted&synchronous=true&initial_workers=1"
     assert browser.fetch(register, method="POST") == {"error": "TypeError"}
-    assert browser.fetch(register, method="POST", mode="no-cors")["type"] == "opaque"
+    assert browser.fetch(register, method="POST", mode="no-cors") == {"error": "TypeError"}
     assert browser.fetch(f"{without_cors.management}/models/hello", method="DELETE") == {"error": "TypeError"}
     assert sorted(without_cors.models()) == ["hello", "pieces"]
 
 
 def test_the_servers_own_page_can(browser: Browser, without_cors: Site) -> None:
-    browser.open(f"{without_cors.management}/api-description")
+    browser.open(f"{without_cors.management}/console")
     assert browser.fetch(f"{without_cors.management}/models/hello?min_worker=1", method="PUT")["status"] == 202
     assert browser.fetch(f"{without_cors.management}/models")["type"] == "basic"
 
@@ -265,7 +276,7 @@ def test_a_page_can_not_have_code_run(browser: Browser, page: str, managed: Site
         browser.open(origin)
         for kind in SIMPLE:
             sent = browser.fetch(load, method="POST", mode="no-cors", headers={"Content-Type": kind}, body=body)
-            assert sent["type"] == "opaque"
+            assert sent == {"error": "TypeError"}
         sent = browser.fetch(load, method="POST", headers={"Content-Type": "application/json"}, body=body)
         assert sent == {"error": "TypeError"}
         assert '"error"' in browser.submit(load, "post", "text/plain")
@@ -301,19 +312,128 @@ def test_a_page_changes_nothing_by_any_route(browser: Browser, page: str, manage
     assert state(managed) == before
 
 
-def test_a_page_whose_name_was_made_to_mean_this_machine(browser: Browser, managed: Site) -> None:
-    """Its browser takes the server for the page's own; also over a form, and for the names that the server was told."""
+def test_a_page_whose_name_was_made_to_mean_this_machine(browser: Browser, page: str, managed: Site) -> None:
+    """Its browser takes the server for the page's own, but shows answers without an origin; not so for told names."""
     before = state(managed)
-    for origin in listeners(managed):
-        rebound = origin.replace("127.0.0.1", "rebound.example")
-        browser.open(f"{rebound}/api-description")
-        assert "ForeignHostException" in browser.text()
-        for row in ROUTES:
-            for method in ("GET", "POST", "DELETE") if row.methods == "*" else row.methods.split():
-                sent = browser.fetch(f"{rebound}{target_of(row)}", method=method)
-                assert sent["status"] == 403, (row, method, sent)
-                assert method == "HEAD" or "rebound.example" in sent["text"]
+    for number, row in enumerate(ROUTES[::4]):  # test_guard.py asks all of them, faster than a browser
+        rebound = listeners(managed)[number % 3].replace("127.0.0.1", "rebound.example")
+        for method in {"GET", "POST"} & set((row.methods if row.methods != "*" else "GET POST").split()):
+            browser.open(page)
+            shown = browser.submit(f"{rebound}{target_of(row)}", method, "text/plain")
+            assert "rebound.example" in shown and "allowed_hosts" in shown, (row, method, shown)
+            assert browser.origin() == "null"
     assert state(managed) == before
-    browser.open(managed.management.replace("127.0.0.1", "told.example") + "/api-description")
+    browser.open(managed.management.replace("127.0.0.1", "told.example") + "/console")
     assert browser.fetch("/models")["status"] == 200
     assert browser.fetch("/models/hello?min_worker=1", method="PUT")["status"] == 202
+
+
+# --- a model's answer is never a document
+
+
+#: The text that a page has a model answer: shown as a document, it would tell the page's server.
+SCRIPT = (
+    "<!doctype html><h1>shown</h1><script>new Image().src = '{page}/ran?{word}'; fetch('{page}/ran?{word}')</script>"
+)
+ECHO = """
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+def text(value):
+    return bytes(value).decode() if isinstance(value, (bytes, bytearray)) else str(value)
+
+def handle(data, context):
+    if data is None:
+        return []
+    answers = ["".join(text(value) for value in row.values()) for row in data]
+    {deed}
+    return answers
+"""
+MODELS = {
+    "plain": "pass",
+    "html": "[context.set_response_content_type(i, 'text/html; charset=utf-8') for i in range(len(data))]",
+    "headers": "[context.set_response_header(i, name, '*') for i in range(len(data)) for name in "
+    "('Content-Security-Policy', 'X-Content-Type-Options', 'Cross-Origin-Resource-Policy')]",
+    "stream": "send_intermediate_predict_response(answers, context.request_ids, 'more', 200, context)",
+    "failing": "raise ValueError(answers[0])",
+}
+OTHERS = [name for name in MODELS if name != "html"]
+FORM = """
+const [url, method, encoding, text] = arguments;
+const form = Object.assign(document.createElement("form"), {action: url, method, enctype: encoding});
+form.append(Object.assign(document.createElement("textarea"), {name: "data", value: text}));
+document.body.append(form);
+form.submit();
+"""
+
+
+@pytest.fixture(scope="module")
+def echoing(serving: Any, page: str, model_writer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A server that lets the page show answers, since others are refused before a model answers."""
+    directory = tmp_path_factory.mktemp("echoing")
+    for name, deed in MODELS.items():
+        model_writer(directory / "store", name, ECHO.replace("{deed}", deed))
+    settings = {"cors_allowed_origin": page, "enable_docs_url": "true"}
+    server = serving(directory, directory / "store", settings, ["--ncs", "--models", *MODELS])
+    try:
+        site = Site(server.wait_started())
+        until(site.is_ready, "its models are ready")
+        yield site
+    finally:
+        server.terminate()
+
+
+RUNS = [
+    (row, method) for row in ROUTES if row.effect is Effect.RUNS for method in ("GET", "POST") if row.accepts(method)
+]
+
+
+def test_no_answer_of_a_model_runs_in_the_browser(browser: Browser, page: str, echoing: Site) -> None:
+    """By every route that runs a model, by a form of every kind, and by a link."""
+    shown = set()
+    for number, (row, method) in enumerate(RUNS):
+        for model in ("html", OTHERS[number % len(OTHERS)]):
+            word = f"n{number}x{model}x"
+            text = SCRIPT.format(page=page, word=word)
+            at = echoing.management if row.when is Switch.CONSOLE else echoing.inference
+            target = f"{at}{target_of(row).replace('hello', model)}"
+            browser.open(page)
+            browser.run(FORM, f"{target}?x={text}", method.lower(), SIMPLE[number % 3], text)
+            echoing.server.wait_for_log(word)
+            if "shown" in browser.text() and browser.origin() == "null":
+                shown.add(row.path)
+    assert {"/predictions/{model_name}", "/v1/models/{model_name}:predict", "/models/{model_name}/invoke"} <= shown
+    assert not Page.ran
+    browser.open(page)
+    browser.run(FORM, f"{page}/echo", "post", SIMPLE[0], SCRIPT.format(page=page, word="control"))
+    until(lambda: Page.ran, "the same script runs where nothing forbids it")
+    Page.ran.clear()
+
+
+def test_no_foreign_page_shows_what_a_model_answers(browser: Browser, page: str, without_cors: Site) -> None:
+    """Neither in a window nor in a frame; the model isn't asked."""
+    before = without_cors.calls()
+    for number, (row, method) in enumerate(RUNS):
+        at = without_cors.management if row.when is Switch.CONSOLE else without_cors.inference
+        browser.open(page if number % 2 else page.replace("127.0.0.1", "localhost"))
+        told = browser.submit(f"{at}{target_of(row)}", method.lower(), SIMPLE[number % 3])
+        assert "cors_allowed_origin" in told, (row, method, told)
+    browser.open(page)
+    browser.run(
+        "document.body.append(Object.assign(document.createElement('iframe'), {src: arguments[0]}))",
+        f"{without_cors.inference}/predictions/hello?framed",
+    )
+    without_cors.server.wait_for_log("?framed")
+    assert statuses(without_cors, "GET", "framed") == ["403"]
+    assert without_cors.calls() == before
+    browser.open(f"{without_cors.inference}/predictions/hello")  # a typed address
+    until(lambda: without_cors.calls() == before + 1, "it was asked")
+
+
+def test_a_page_of_the_inference_address_manages_nothing(browser: Browser, managed: Site) -> None:
+    before = state(managed)
+    browser.open(f"{managed.inference}/docs")
+    for target in ("/v2/repository/models/hello/unload", "/v2/repository/models/bad/load", "/v2/logging"):
+        sent = browser.fetch(target, method="POST", headers={"Content-Type": "application/json"}, body="{}")
+        assert sent["status"] == 403 and "may not manage" in sent["text"], sent
+    assert browser.fetch("/v2/models/hello")["status"] == 200
+    assert state(managed) == before

@@ -8,6 +8,8 @@ import { store } from "./store.js";
 
 const KINDS = [["text", "Text"], ["json", "JSON"], ["file", "Image or file"], ["tensors", "Tensors"]];
 const SHOWN_CHARS_MAX = 400_000;
+// Formats without scripts; SVG is shown as text.
+const PICTURES = /^image\/(png|jpeg|gif|webp|avif|bmp)\b/;
 
 let serial = 0;
 
@@ -137,7 +139,7 @@ export class Playground {
       const told = pieces > 1 ? `, first piece after ${millis(first_ms)}, ${pieces} pieces` : "";
       this.outcome.textContent = `Status ${answer.status}${good} · ${all}${told} · ${bytes(size)}${type ? ` · ${type.split(";")[0]}` : ""}`;
     };
-    if (type.startsWith("image/")) {
+    if (PICTURES.test(type)) {
       const blob = await answer.blob();
       this.answer.replaceChildren(h("img", { src: URL.createObjectURL(blob), alt: "The answer, a picture" }));
       return tell(blob.size, 1);
