@@ -204,6 +204,23 @@ def test_a_handlers_file_is_tried_where_it_lies(
     assert {one.name for one in tmp_path.iterdir()} - {"__pycache__"} == {"mine.py", "x.txt", "config.properties"}
 
 
+def test_a_report_has_nothing_that_moves_a_terminals_cursor_or_ends_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The handler's exception has half of a surrogate pair, an escape sequence and a mark of direction; the model's
+    manifest has the latter two."""
+    odd = "label \\ud800\\u001b[2J\\u202e"
+    handler = f"def handle(data, context):\n    if data:\n        raise ValueError('{odd}')\n"
+    manifest = '{"model": {"handler": "handler.py", "modelName": "m", "modelVersion": "1\\u001b[2J\\u202e"}}'
+    tree(tmp_path / "m", {"MAR-INF/MANIFEST.json": manifest, "handler.py": handler})
+    (tmp_path / "x.txt").write_text("text")
+    for words in ((tmp_path / "m" / "handler.py",), (tmp_path / "m",), (tmp_path / "m", "--json")):
+        status, out, err = run(capsys, *words, "--input", tmp_path / "x.txt", *SETTINGS)
+        assert status == 1 and not err, err
+        assert out.replace("\n", "").isprintable(), out
+        assert "ud800" in out or "1\\u001b[2J\\u202e" in out or "1\\x1b[2J\\u202e" in out
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -6,6 +6,7 @@ code that reports a failure must not fail itself.
 
 from __future__ import annotations
 
+import json
 import reprlib
 from typing import Any
 
@@ -65,3 +66,9 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """`printable` for each line of a text."""
     return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+
+
+def printable_json(value: object, indent: int | None = 2) -> str:
+    """JSON for a terminal: in ASCII where it has characters that `printable` escapes."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return text if printable_lines(text) == text else json.dumps(value, indent=indent)
