@@ -66,8 +66,12 @@ def check(words: Sequence[str]) -> int:
     except OSError as error:
         print(f"torchserve check: --input {error.filename}: {error.strerror}", file=sys.stderr)
         return NOT_UNDERSTOOD_STATUS
-    report = trial.check(arguments.path, config, samples, load=not arguments.no_load)
+    report = trial.check(arguments.path, config, samples, load=not arguments.no_load, tell=_tell)
     return show(report, arguments)
+
+
+def _tell(text: str) -> None:
+    print(printable_lines(f"torchserve check: {text}"), file=sys.stderr, flush=True)
 
 
 def doctor(words: Sequence[str]) -> int:
