@@ -31,6 +31,7 @@ def handle(data, context):
     if data is None:
         return None
     print("asked for", len(data), flush=True)
+    print("\\x1b[2J\\u202e", flush=True)
     return ["answer"] * len(data)
 """
 STREAM = """
@@ -212,5 +213,6 @@ def test_logs_print_what_workers_said(operated: Any, printed: Callable[..., str]
     posted(operated, "/predictions/quick", {})
     found = until(lambda: printed("logs", "quick"))
     assert re.search(r"^quick 1\.0 9\d+ \| asked for 1$", found, re.MULTILINE) and "stream" not in found
+    assert r"\x1b[2J\u202e" in found and found.replace("\n", "").isprintable()
     url = f"http://127.0.0.1:{operated.port('http_management')}"
     assert "quick" in torchserve("logs", "quik", "--url", url, code=1).stderr

@@ -13,6 +13,8 @@ import pytest
 
 from model_archiver import ModelArchiver, ModelArchiverConfig
 from ts_frontend.cli import main as cli
+from ts_frontend.diagnosis import check
+from ts_frontend.models.formats import formats
 
 ROOT = Path(__file__).parents[2]
 #: No GPU is looked for, and torch is imported by the models that need it.
@@ -202,6 +204,51 @@ def test_a_handlers_file_is_tried_where_it_lies(
     assert out.endswith("1 model: 1 error, 1 warning\n")
     assert "job_queue_sise (config.properties:1): there is no such setting; did you mean job_queue_size?" in out
     assert {one.name for one in tmp_path.iterdir()} - {"__pycache__"} == {"mine.py", "x.txt", "config.properties"}
+
+
+def test_a_handler_that_never_ends_its_import_is_given_up_at_a_limit_that_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "SLOW_S", 0.0)
+    (tmp_path / "loop.py").write_text("while True:\n    pass\n")
+    status, out, err = run(capsys, tmp_path / "loop.py", *SETTINGS, "--set", "default_startup_timeout=1")
+    assert f"torchserve check: {tmp_path / 'loop.py'} is still loading: 1 s at most (startupTimeout)\n" in err
+    assert status == 1 and "error    handler: Worker didn't load its model within 1 s (startupTimeout)" in out
+
+
+def test_a_directory_of_all_and_sundry_is_searched_up_to_a_limit_that_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the root of a file system is."""
+    formats_max = formats.FOLDERS_MAX
+    monkeypatch.setattr(formats, "FOLDERS_MAX", 3)
+    monkeypatch.setattr(check, "MODELS_MAX", 2)
+    monkeypatch.setattr(check, "SLOW_S", 0.0)
+    for number in range(4):
+        packed(tmp_path, f"m{number}")
+    for number in range(4):
+        (tmp_path / "deep" / f"d{number}").mkdir(parents=True)
+    _, out, err = run(capsys, tmp_path, "--no-load")
+    assert f"still looking for models in {tmp_path}: {formats_max} folders at most" in err
+    assert f"server: {tmp_path} has more than 3 folders: no models are looked for in the others" in out
+    assert "models: the first 2 are tried. Name fewer" in out and out.count("  ok       files: ") == 2
+
+
+def test_a_report_has_nothing_that_moves_a_terminals_cursor_or_ends_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The handler's exception has half of a surrogate pair, an escape sequence and a mark of direction; the model's
+    manifest has the latter two."""
+    odd = "label \\ud800\\u001b[2J\\u202e"
+    handler = f"def handle(data, context):\n    if data:\n        raise ValueError('{odd}')\n"
+    manifest = '{"model": {"handler": "handler.py", "modelName": "m", "modelVersion": "1\\u001b[2J\\u202e"}}'
+    tree(tmp_path / "m", {"MAR-INF/MANIFEST.json": manifest, "handler.py": handler})
+    (tmp_path / "x.txt").write_text("text")
+    for words in ((tmp_path / "m" / "handler.py",), (tmp_path / "m",), (tmp_path / "m", "--json")):
+        status, out, err = run(capsys, *words, "--input", tmp_path / "x.txt", *SETTINGS)
+        assert status == 1 and not err, err
+        assert out.replace("\n", "").isprintable(), out
+        assert "ud800" in out or "1\\u001b[2J\\u202e" in out or "1\\x1b[2J\\u202e" in out
 
 
 @pytest.mark.parametrize(

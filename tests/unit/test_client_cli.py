@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ from google.protobuf import empty_pb2
 
 from ts_frontend.cli import text
 from ts_frontend.cli.client import WorkersFailed, wait_for_workers
-from ts_frontend.cli.commands import commands
+from ts_frontend.cli.commands import _shown, commands
 from ts_frontend.protos import inference_pb2 as inference
 from ts_frontend.protos import management_pb2 as management
 from ts_frontend.protos.google_rpc_status_pb2 import Status
@@ -220,6 +221,29 @@ def test_describe(run: Run, small: SmallServer) -> None:
         assert part in output
     assert "useVenv" not in output
     assert json.loads(run("describe", "m", "--json").output)[0]["modelName"] == "m"
+
+
+ODD = "a\x1b[2J\u202eb\x9b"
+
+
+def test_nothing_that_a_server_says_moves_a_terminals_cursor(run: Run, small: SmallServer) -> None:
+    small.models[ODD] = described(ODD, modelUrl=ODD, lastWorkerFailure={**FAILURE, "reason": ODD, "lastLines": [ODD]})
+    for words in (
+        ("list",),
+        ("describe", ODD),
+        ("describe", ODD, "--json"),
+        ("scale", ODD, "1"),
+        ("describe", f"{ODD}c"),
+    ):
+        output = run(*words).output
+        assert output.replace("\n", "").isprintable() and "[2J" in output, words
+
+
+def test_an_answer_is_printable_on_a_terminal_and_unchanged_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = f"{ODD}\n\t".encode() + b"\xff"
+    assert _shown(answer) == answer
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert _shown(answer) == b"a\\x1b[2J\\u202eb\\x9b\n\t\\xff"
 
 
 @pytest.mark.parametrize(

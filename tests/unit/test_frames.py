@@ -268,6 +268,11 @@ def test_texts_that_no_frame_takes_are_refused() -> None:
         handlers_headers([(bytes(70_000), b"")])
 
 
+@pytest.mark.parametrize("kind", [Ready, LoadFailed])
+def test_what_a_handler_says_of_itself_has_no_halves_of_surrogate_pairs(kind):
+    assert decode_bytes(encode_bytes(kind({"names": ["a\ud800é"]}))) == [kind({"names": ["a?é"]})]
+
+
 @given(st.binary(min_size=1, max_size=40))
 def test_a_block_that_holds_no_pairs_is_a_frame_error(block):
     try:

@@ -18,6 +18,7 @@ import pytest
 
 from support import GUARD_S, until
 from ts.protocol.marks import marked, unmarked
+from ts.protocol.text import printable
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.telemetry.logging import files as log_files
 from ts_frontend.telemetry.logging import model_log
@@ -25,7 +26,7 @@ from ts_frontend.telemetry.logging import writer as log_writer
 from ts_frontend.telemetry.logging.files import RotatedFile, daily
 from ts_frontend.telemetry.logging.logs import setup_logs
 from ts_frontend.telemetry.logging.model_log import ModelLog
-from ts_frontend.telemetry.logging.writer import Access, ModelLine, folded, printable
+from ts_frontend.telemetry.logging.writer import Access, ModelLine, folded
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry, open_metrics
 from ts_frontend.telemetry.metrics.text import parse_record

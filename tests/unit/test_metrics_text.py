@@ -152,6 +152,7 @@ def test_labels_of_other_names_go_by_their_position() -> None:
         "[METRICS]A.Count:nan|#|#type:COUNTER|#hostname:vm,1",
         "[METRICS]A.Count:1|#|#type:SUM|#hostname:vm,1",
         "[METRICS]A.Count:1|#|#type:COUNTER|#hostname:vm,now",
+        pytest.param("[METRICS]A.Count:1|#|#type:COUNTER|#hostname:vm," + "1" * 5000, id="too long a time"),
     ],
 )
 def test_other_lines_are_not_metrics(line: str) -> None:

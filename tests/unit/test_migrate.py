@@ -112,6 +112,14 @@ def test_a_directory_without_anything_has_torchserves_defaults(
     assert report(capsys, tmp_path, "--strict")[0] == 1
 
 
+def test_a_report_has_nothing_that_moves_a_terminals_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    properties = "key\x1b[2J\u202e=1\nmodel_store=/store\x1b]0;title\x07\n"
+    tree(tmp_path, **{"config.properties": properties, "Dockerfile": "CMD torchserve --start --models a\x1b[31m=b"})
+    for words in ((), ("--json",)):
+        _, told = report(capsys, tmp_path, *words)
+        assert told.replace("\n", "").isprintable() and "[2J" in told
+
+
 def test_settings_that_are_refused_are_errors_and_hide_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

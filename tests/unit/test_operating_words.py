@@ -133,6 +133,8 @@ def test_a_model_that_fails_says_why() -> None:
     died = {"reason": "exit code 3\nand more", "at": 1.0, "workerId": "9000", "lastLines": []}
     found = shown(board(model("bad", status="failing", lastFailure=died), model("dead", lastFailure=died)))
     assert "bad 1.0: exit code 3 and more" in found and "dead 1.0:" not in found
+    odd = shown(board(model("a\x1b[2J\u202e", status="failing", loadFailure="no \x1b[31m")))
+    assert "\x1b" not in odd and "\u202e" not in odd and "no \\x1b[31m" in odd
 
 
 def test_sparklines_and_times() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import json
 import math
@@ -223,11 +224,102 @@ def test_an_exception_without_a_text_is_told_by_its_type():
         def __str__(self):
             raise RuntimeError
 
-    assert running.failure_of(Mute()).cause == "Mute"
+    assert running.failure_of(Mute()).cause.endswith("Mute: <exception str() failed>")
 
 
 def test_a_long_exception_is_cut():
     assert len(running.failure_of(ValueError("x" * 5000)).cause) < 500
+
+
+class Ends(Exception):
+    def __str__(self):
+        raise SystemExit(3)
+
+
+class Lies(Exception):
+    """Its parts are its own code."""
+
+    __class__ = property(lambda self: sys.exit(4))
+    __traceback__ = __cause__ = __context__ = __notes__ = property(lambda self: 1 / 0)
+
+
+def caused(depth):
+    error = ValueError("first")
+    for _ in range(depth):
+        outer = ValueError("outer")
+        outer.__cause__ = error
+        error = outer
+    return error
+
+
+def grouped(depth):
+    group: Any = getattr(builtins, "ExceptionGroup", lambda text, members: members[0])
+    error = ValueError("first")
+    for _ in range(depth):
+        error = group("group", [error])
+    return error
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: ValueError("unknown label \ud800"), "ValueError: unknown label \\ud800"),
+        (lambda: ValueError("\n" * 3_000_000), "ValueError"),
+        (lambda: PredictionException("\ud800" * 3_000_000, 404), "\\ud800\\ud800"),
+        (lambda: ValueError({"a": "x" * 3_000_000}), "ValueError: {'a': 'xxx"),
+        (lambda: Ends(), "Ends: <exception str() failed>"),
+        (lambda: Lies("text"), "Lies: text"),
+        (lambda: caused(5000), "ValueError: outer"),
+        (lambda: grouped(5000), "group"),
+    ],
+)
+def test_a_failure_is_told_whatever_it_is_made_of(make, told, capsys):
+    error = make()
+    failure = running.raised(raising(error), ["id"])
+    assert told in failure.message + failure.cause
+    printed = capsys.readouterr().out  # encoded as a worker's is
+    assert told in printed and 0 < len(printed) < 100_000
+    assert len(failure.message) + len(failure.cause) < 70_000
+    described = handlers.describe_failure(error)
+    assert 0 < len(described["message"]) < 10_000 and len(described["traceback"]) < 70_000
+    (described["message"] + described["traceback"]).encode()
+
+
+def test_the_traceback_of_a_syntax_error_has_its_line():
+    try:
+        exec("def", {})  # noqa: S102
+    except SyntaxError as error:
+        assert running.failure_of(error).traceback.endswith("    def\n       ^\nSyntaxError: invalid syntax")
+
+
+def test_a_failure_is_told_on_the_descriptor_when_the_handler_has_closed_its_output(capfd, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    running.raised(raising(ValueError("no")), ["id"])
+    assert "ValueError: no" in capfd.readouterr().out
+
+
+def test_code_that_names_a_device_as_its_file_is_told_without_its_lines():
+    try:
+        exec(compile("raise ValueError('no')", "/dev/zero", "exec"))  # noqa: S102
+    except ValueError as error:
+        assert 'File "/dev/zero", line 1, in <module>' in running.failure_of(error).traceback
+
+
+@pytest.mark.parametrize(("text", "sent"), [("a\ud800", b"a\\ud800"), ('{"a": "\udfff"}', b'{"a": "\\udfff"}')])
+def test_half_of_a_surrogate_pair_is_escaped_in_an_answer(text, sent):
+    class Text(str):
+        pass
+
+    assert running.outcome(text) == running.outcome(Text(text)) == sent
+
+
+def test_one_hostile_element_fails_its_own_request():
+    class Hostile(dict[str, int]):
+        def items(self):
+            sys.exit(5)
+
+    result = running.outcomes(["fine", Hostile(a=1)], 2)
+    assert result[0] == b"fine" and result[1][:3] == running.UNSUPPORTED[:3]
 
 
 @pytest.mark.parametrize(

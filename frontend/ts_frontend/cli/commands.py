@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
+from ts.protocol.text import printable, printable_json, printable_lines
 from ts_frontend.cli import text
 from ts_frontend.cli.client import CallFailed, Client, NoKeys, Target, WorkersFailed, find_keys, wait_for_workers
 from ts_frontend.config.kinds import nearest
@@ -118,7 +119,7 @@ _SERVER_OPTIONS = (
 
 
 def _fail(message: str, status: int = 1) -> NoReturn:
-    click.echo(f"Error: {message}", err=True)
+    click.echo(printable_lines(f"Error: {message}"), err=True)
     sys.exit(status)
 
 
@@ -209,8 +210,9 @@ def command(body: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def _print(value: object, readable: str, as_json: bool) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False) if as_json else readable)
+def _print(value: object, readable: str, as_json: bool, *, styled: bool = False) -> None:
+    """`styled`: the text has colours, and was made printable before."""
+    click.echo(printable_json(value) if as_json else readable if styled else printable_lines(readable))
 
 
 def coloured() -> bool:
@@ -219,7 +221,7 @@ def coloured() -> bool:
 
 
 def _progress(message: str) -> None:
-    click.echo(message, err=True)
+    click.echo(printable_lines(message), err=True)
 
 
 @click.group(
@@ -237,10 +239,10 @@ def commands() -> None:
 def ping(client: Client, as_json: bool) -> None:
     """Check whether the server is healthy; the exit status is 0 only then."""
     health = client.ping()
-    status = str(health.get("status"))
+    status = printable(str(health.get("status")))
     if coloured():
         status = click.style(status, fg="green" if status == "Healthy" else "red")
-    _print(health, status, as_json)
+    _print(health, status, as_json, styled=True)
     if health.get("status") != "Healthy":
         sys.exit(1)
 
@@ -257,7 +259,7 @@ def list_command(client: Client, only: str, as_json: bool) -> None:
     listed = [
         {**description, "defaultVersion": default, "state": text.state(description)} for description, default in found
     ]
-    _print({"models": listed}, text.overview(found, coloured=coloured()), as_json)
+    _print({"models": listed}, text.overview(found, coloured=coloured()), as_json, styled=True)
 
 
 @commands.command()
@@ -419,6 +421,13 @@ def _request_options(body: Callable[..., None]) -> Callable[..., None]:
     return body
 
 
+def _shown(answer: bytes) -> bytes:
+    """A model's answer: unchanged for a file or a pipe, printable on a terminal."""
+    if not sys.stdout.isatty():
+        return answer
+    return printable_lines(answer.decode("utf-8", "backslashreplace")).encode()
+
+
 @commands.command()
 @_request_options
 @command
@@ -431,7 +440,7 @@ def predict(client: Client, name: str, file: str | None, version: str, named: tu
     if as_json:
         _print(_json_of(prediction), "", True)
         return
-    click.echo(prediction, nl=sys.stdout.isatty() and not prediction.endswith(b"\n"))
+    click.echo(_shown(prediction), nl=sys.stdout.isatty() and not prediction.endswith(b"\n"))
 
 
 @commands.command()
@@ -444,8 +453,8 @@ def stream(client: Client, name: str, file: str | None, version: str, named: tup
     """
     for piece in client.stream(name, version, _inputs(file, named)):
         if as_json:
-            click.echo(json.dumps(_json_of(piece, (dict, list)), ensure_ascii=False))
+            click.echo(printable_json(_json_of(piece, (dict, list)), None))
         else:
-            click.echo(piece, nl=False)
+            click.echo(_shown(piece), nl=False)
     if not as_json and sys.stdout.isatty():
         click.echo()

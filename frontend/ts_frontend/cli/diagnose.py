@@ -4,12 +4,12 @@ settings, or of a TorchServe deployment, without serving."""
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ts.protocol.text import printable_json, printable_lines
 from ts_frontend.cli.flags import SettingsParser, add_actions, add_setting_groups, options, settings
 from ts_frontend.config.kinds import ConfigError
 
@@ -30,9 +30,9 @@ def _parser(name: str, description: str) -> argparse.ArgumentParser:
 
 def show(report: Report, arguments: argparse.Namespace) -> int:
     if arguments.json:
-        print(json.dumps(report.as_json(), indent=2, ensure_ascii=False))
+        print(printable_json(report.as_json()))
     else:
-        print(report.text(quiet=arguments.quiet))
+        print(printable_lines(report.text(quiet=arguments.quiet)))
     return report.status(strict=arguments.strict)
 
 
@@ -66,8 +66,12 @@ def check(words: Sequence[str]) -> int:
     except OSError as error:
         print(f"torchserve check: --input {error.filename}: {error.strerror}", file=sys.stderr)
         return NOT_UNDERSTOOD_STATUS
-    report = trial.check(arguments.path, config, samples, load=not arguments.no_load)
+    report = trial.check(arguments.path, config, samples, load=not arguments.no_load, tell=_tell)
     return show(report, arguments)
+
+
+def _tell(text: str) -> None:
+    print(printable_lines(f"torchserve check: {text}"), file=sys.stderr, flush=True)
 
 
 def doctor(words: Sequence[str]) -> int:

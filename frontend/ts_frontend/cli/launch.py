@@ -24,6 +24,7 @@ from typing import IO, Any, NamedTuple, TextIO
 
 import psutil
 
+from ts.protocol.text import printable_lines
 from ts_frontend.authorization.key_files import remove_left_behind
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
@@ -134,14 +135,14 @@ def _announce(read: int, warned: bool) -> None:
                     warn(message.get("warnings", ()))
                 break
             if "error" in message:
-                print(f"The server did not start: {message['error']}", file=sys.stderr, flush=True)
+                print(printable_lines(f"The server did not start: {message['error']}"), file=sys.stderr, flush=True)
                 break
 
 
 def warn(texts: Iterable[str]) -> None:
     """Prints warnings, each on a line."""
     for text in texts:
-        print(text, file=sys.stderr, flush=True)
+        print(printable_lines(text), file=sys.stderr, flush=True)
 
 
 def refuse(ready_fd: int | None, error: str) -> None:

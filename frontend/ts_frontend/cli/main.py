@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ts.protocol.text import printable, printable_lines
 from ts.version import __version__, is_compiled
 from ts_frontend.authorization.key_files import NAME as KEY_FILE
 from ts_frontend.cli import launch
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None, program: Program = Program()) -> int
             return _subcommand(words, program)
         return _launcher(_parser().parse_args(words), words, program)
     except ServeError as error:
-        print(error.message, file=sys.stderr)
+        print(printable_lines(error.message), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -310,7 +311,7 @@ def _show_config(words: Sequence[str]) -> int:
         return 0
     _print_rows(rows)
     for note in config.notes:
-        print(f"note: {note.text}", file=sys.stderr)
+        print(printable_lines(f"note: {note.text}"), file=sys.stderr)
     return 0
 
 
@@ -318,4 +319,4 @@ def _print_rows(rows: Sequence[Explained]) -> None:
     key_width = max((len(row.key) for row in rows), default=0)
     value_width = max((len(row.value) for row in rows), default=0)
     for row in rows:
-        print(f"{row.key:<{key_width}}  {row.value or '-':<{min(value_width, 40)}}  {row.source}")
+        print(printable(f"{row.key:<{key_width}}  {row.value or '-':<{min(value_width, 40)}}  {row.source}"))

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import click
 from click.shell_completion import get_completion_class
 
+from ts.protocol.text import printable, printable_lines
 from ts_frontend.cli import text
 from ts_frontend.cli.client import CallFailed, NoKeys, find_keys
 from ts_frontend.cli.commands import INTERRUPTED_STATUS, coloured, commands
@@ -62,7 +63,7 @@ def watching(body: Callable[..., None]) -> Callable[..., None]:
         try:
             body(ManagementUrl(url.rstrip("/"), keys, ca_file), **kwargs)
         except CallFailed as error:
-            click.echo(f"Error: {error.message}", err=True)
+            click.echo(printable_lines(f"Error: {error.message}"), err=True)
             sys.exit(1)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED_STATUS)
@@ -173,6 +174,7 @@ def logs(server: ManagementUrl, model: str | None, follow: bool) -> None:
     lines = WorkerLines(server, model)
     while True:
         for line in lines.news():
+            line = printable(line)
             head, bar, rest = line.partition(" | ")
             click.echo(f"{click.style(head, fg='cyan')}{bar}{rest}" if coloured() else line)
         if not follow:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from ts.protocol.text import printable
 from ts_frontend.cli.client import count_ready
 
 #: The settings that are shown only if they are set.
@@ -27,7 +28,7 @@ def natural(text: str) -> list[tuple[bool, int, str]]:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Columns as wide as their longest cell, two blanks apart."""
-    cells = [list(head), *([str(cell) for cell in row] for row in rows)]
+    cells = [list(head), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells

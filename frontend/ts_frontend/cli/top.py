@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ts.protocol.text import printable
 from ts_frontend.cli.text import fits, natural
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -148,8 +149,8 @@ class Board:
         workers = model["workers"]
         ready = sum(worker["state"] == "ready" for worker in workers)
         status = str(model["status"])
-        yield Text(model["name"], "bold")
-        yield Text(model["version"] + (" *" if model["default"] else ""))
+        yield Text(printable(model["name"]), "bold")
+        yield Text(printable(model["version"]) + (" *" if model["default"] else ""))
         yield Text(status, STYLES.get(status, ""))
         yield Text(f"{ready}/{len(workers)}", "" if ready == len(workers) else "yellow")
         yield Text(_number(numbers.get("answered_per_s") or 0.0))
@@ -168,7 +169,7 @@ class Board:
             reason = model.get("loadFailure") or (failure["reason"] if failure else None)
             if model["status"] == "failing" and reason:
                 yield Text(
-                    f"{model['name']} {model['version']}: {' '.join(reason.split())}",
+                    printable(f"{model['name']} {model['version']}: {' '.join(reason.split())}"),
                     "red",
                     no_wrap=True,
                     overflow="ellipsis",

@@ -9,7 +9,7 @@ import logging
 import mimetypes
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ts_frontend.errors import ServeError
 from ts_frontend.job import Job
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.formats.format import ModelFiles
+from ts_frontend.models.formats.formats import FOLDERS_MAX
 from ts_frontend.models.model import Model
 from ts_frontend.models.repository import names_in
 from ts_frontend.models.settings import Requested
@@ -44,6 +45,10 @@ ANSWER_CHARS_MAX = 80
 SLOW_LOAD_PART = 0.5
 #: The most files of a model that are counted for the report.
 FILES_MAX = 10_000
+#: The most models that are tried.
+MODELS_MAX = 500
+#: The seconds of a step after which its limit is told.
+SLOW_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,18 @@ class Candidate:
     handler: bool = False
 
 
-def check(path: Path, config: ServerConfig, samples: Sequence[SampleRequest] = (), *, load: bool = True) -> Report:
+#: Tells how long a step may still take, while it runs.
+Tell = Callable[[str], object]
+
+
+def check(
+    path: Path,
+    config: ServerConfig,
+    samples: Sequence[SampleRequest] = (),
+    *,
+    load: bool = True,
+    tell: Tell = lambda text: None,
+) -> Report:
     """Reports a server's findings, with these settings, about the models at `path`: an archive, a model's folder, a
     handler's file, or a directory of them. Without `load` their handlers don't run. Raises ServeError, OSError."""
     with work_dir(config.temp_dir) as directory:  # the next server removes it if this process is killed
@@ -86,7 +102,7 @@ def check(path: Path, config: ServerConfig, samples: Sequence[SampleRequest] = (
             config = replace(config, worker_start="exec")  # nothing is imported in advance
         logs = setup_logs(config)
         try:
-            return asyncio.run(_check(path, Server(config, logs), samples, load))
+            return asyncio.run(_check(path, Server(config, logs), samples, load, tell))
         finally:
             logs.close()
 
@@ -127,13 +143,31 @@ def _settings(report: Report, config: ServerConfig) -> None:
         report.sections.append(found)
 
 
-async def _check(path: Path, server: Server, samples: Sequence[SampleRequest], load: bool) -> Report:
+@contextlib.contextmanager
+def _told_if_slow(tell: Tell, text: str) -> Iterator[None]:
+    later = asyncio.get_running_loop().call_later(SLOW_S, tell, text)
+    try:
+        yield
+    finally:
+        later.cancel()
+
+
+async def _check(path: Path, server: Server, samples: Sequence[SampleRequest], load: bool, tell: Tell) -> Report:
     report = Report("model")
     _settings(report, server.config)
     async with server.parts(serving=False) as parts:
-        found = await asyncio.to_thread(candidates, path, parts)
-        trial = _Trial(server.config, parts, samples, load)
-        for candidate in found:
+        searched = Section(str(path), counted=False)
+        with (
+            listened(searched),
+            _told_if_slow(tell, f"still looking for models in {path}: {FOLDERS_MAX} folders at most"),
+        ):
+            found = await asyncio.to_thread(candidates, path, parts)
+        if len(found) > MODELS_MAX:
+            searched.warn("files", f"there are {len(found)} models: the first {MODELS_MAX} are tried. Name fewer")
+        if searched.findings:
+            report.sections.append(searched)
+        trial = _Trial(server.config, parts, samples, load, tell)
+        for candidate in found[:MODELS_MAX]:
             await trial.run(report, candidate)
     if not found:
         report.section(str(path)).error("files", NO_MODEL)
@@ -194,8 +228,11 @@ def listened(section: Section) -> Iterator[None]:
 
 
 class _Trial:
-    def __init__(self, config: ServerConfig, parts: Parts, samples: Sequence[SampleRequest], load: bool) -> None:
+    def __init__(
+        self, config: ServerConfig, parts: Parts, samples: Sequence[SampleRequest], load: bool, tell: Tell
+    ) -> None:
         self._config, self._parts, self._samples, self._loads = config, parts, samples, load
+        self._tell = tell
         self._loader = parts.manager.loader
         self._workers = config.default_workers_per_model or parts.gpus or os.cpu_count() or 1
 
@@ -265,8 +302,10 @@ class _Trial:
     async def _served(self, section: Section, model: Model) -> None:
         starting = owned(model.pool.scale(1))
         batch = await self._batch(model)
+        limit_s = model.settings.startup_timeout_s
         try:
-            await starting
+            with _told_if_slow(self._tell, f"{section.title} is still loading: {limit_s:g} s at most (startupTimeout)"):
+                await starting
         except StartFailed as error:
             section.error("handler", error.message, (error.traceback or "\n".join(error.tail)).splitlines())
             for job in batch:
@@ -321,7 +360,9 @@ class _Trial:
         except ServeError as error:
             section.error("request", f"{sample.name}: {_told(error)}")
             return
-        failure = await _failure(job)
+        limit_s = model.settings.response_timeout_s
+        with _told_if_slow(self._tell, f"{sample.name} has no answer yet: {limit_s:g} s at most (responseTimeout)"):
+            failure = await _failure(job)
         took_s = time.monotonic() - begun_s
         if failure is not None:
             section.error("request", f"{sample.name}: {failure}")

@@ -31,7 +31,8 @@ Request = TypeVar("Request", bound=Message)
 
 
 def _pretty(value: object) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False)
+    # A handler's description may have halves of surrogate pairs, which no message takes.
+    return json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
 def _parsed(kind: type[Request], call: Call, data: bytes) -> Request:

@@ -13,6 +13,7 @@ from ts.compat import new_loop
 from ts.compat.kserve_api.messages import array_of
 from ts.compat.kserve_api.predictor import WAITED_FOR_UNTIL_S
 from ts.context import Context
+from ts.protocol.text import name_of, text_of
 from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared, openai_of
 from ts.tensors import types
 from ts.tensors.v1_form import V1Request, V1Response
@@ -94,10 +95,10 @@ class KServeAdapter:
             answer = await self._through(request, latency)
         except Exception as error:
             known = [STATUSES[one.__name__] for one in type(error).__mro__ if one.__name__ in STATUSES]
-            if not known and (isinstance(error, (PredictionException, MemoryError)) or "CUDA" in str(error)):
+            if not known and (isinstance(error, (PredictionException, MemoryError)) or "CUDA" in text_of(error)):
                 raise
             if not known:
-                raise PredictionException(f"{type(error).__name__} : {error}", 500) from error
+                raise PredictionException(f"{name_of(error)} : {text_of(error)}", 500) from error
             return PredictionException(str(getattr(error, "reason", "") or error), known[0])
         if latency is not None:
             print(latency.line(), flush=True)

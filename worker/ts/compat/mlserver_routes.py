@@ -8,7 +8,6 @@ import importlib
 import inspect
 import json
 import sys
-import traceback
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from urllib.parse import parse_qsl
 
 from ts.context import Context
 from ts.protocol.path_template import PathTemplate
+from ts.runtime.tracebacks import say, traceback_of
 from ts.tensors.json_text import dumped
 from ts.tensors.route_form import RouteRequest, RouteResponse
 
@@ -221,10 +221,10 @@ async def _asgi_answer(app: Any, request: RouteRequest) -> AsyncIterator[tuple[i
             head = {}
         try:
             await running
-        except Exception:
+        except Exception as error:
             if not failed:
                 raise
-            traceback.print_exc()  # its client has been told
+            say(traceback_of(error))  # its client has been told
     finally:
         running.cancel()
 

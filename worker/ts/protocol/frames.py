@@ -426,6 +426,11 @@ def _encode_object(kind: int, value: dict[str, Any]) -> tuple[int, int, list[Buf
     return kind, 0, [json.dumps(value).encode()]
 
 
+def _encode_told(kind: int, value: dict[str, Any]) -> tuple[int, int, list[Buffer]]:
+    """Names and texts of a handler, without halves of surrogate pairs, which answers couldn't have."""
+    return kind, 0, [json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")]
+
+
 def _encode_cancel(message: Cancel) -> tuple[int, int, list[Buffer]]:
     return CANCEL, message.job_id, []
 
@@ -439,11 +444,11 @@ def _encode_load(message: Load) -> tuple[int, int, list[Buffer]]:
 
 
 def _encode_ready(message: Ready) -> tuple[int, int, list[Buffer]]:
-    return _encode_object(READY, message.info)
+    return _encode_told(READY, message.info)
 
 
 def _encode_load_failed(message: LoadFailed) -> tuple[int, int, list[Buffer]]:
-    return _encode_object(LOAD_FAILED, message.info)
+    return _encode_told(LOAD_FAILED, message.info)
 
 
 def _encode_stop(message: Stop) -> tuple[int, int, list[Buffer]]:

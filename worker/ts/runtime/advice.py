@@ -7,9 +7,11 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from ts.protocol.text import text_of
 
 #: The keys of `context.system_properties`.
 _PROPERTIES = ("model_dir", "gpu_id", "batch_size", "server_name", "server_version", "limit_max_image_pixels")
@@ -27,12 +29,21 @@ _NO_GPU = (
 )
 #: The most elements of a result that are searched for the one that can't be sent.
 _LOOKED_AT_MAX = 10_000
+ADVICE_CHARS_MAX = 1000
+
+
+def safely(advise: Callable[..., str], *arguments: Any) -> str:
+    """The advice; "" where it can't be given, since it looks into the values and the folder of a handler."""
+    try:
+        return text_of(advise(*arguments), ADVICE_CHARS_MAX)
+    except BaseException:
+        return ""
 
 
 def of_exception(error: BaseException, inputs: Sequence[str] | None = None) -> str:
     """A sentence, "" for an exception without a known remedy. `inputs`: the names in the request's row, if it has
     one."""
-    text = str(error)
+    text = text_of(error)
     if isinstance(error, TypeError) and (found := _CALLED_WRONGLY.match(text)):
         return _of_signature(found[1], found[2])
     if isinstance(error, ImportError) and "relative import" in text:
@@ -117,7 +128,8 @@ def _of_device(text: str) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the exception is about memory, not another error of a GPU."""
-    return isinstance(error, MemoryError) or ("CUDA" in str(error) and not any(one in str(error) for one in _NO_GPU))
+    text = text_of(error)
+    return issubclass(type(error), MemoryError) or ("CUDA" in text and not any(one in text for one in _NO_GPU))
 
 
 # --- results

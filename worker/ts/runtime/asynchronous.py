@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import traceback
 from typing import Any
 
 from ts.protocol.frames import Feed
@@ -12,6 +11,7 @@ from ts.protocol.progress import Progress
 from ts.runtime.handlers import Loaded, waits_for_a_step
 from ts.runtime.jobs import Batch
 from ts.runtime.running import PREDICTION_FAILED, Opened, Running, Together
+from ts.runtime.tracebacks import say, traceback_of
 from ts.runtime.worker import Link
 
 
@@ -59,8 +59,10 @@ class AsyncRunner:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, SystemExit):  # a fault of the runtime: handlers' are answers
-            traceback.print_exception(error)
+        if error is not None and not issubclass(
+            type(error), SystemExit
+        ):  # a fault of the runtime: handlers' are answers
+            say(traceback_of(error))
         self._take()
 
     # --- writing

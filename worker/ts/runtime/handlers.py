@@ -10,7 +10,6 @@ import inspect
 import os
 import shlex
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,37 +17,14 @@ from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 from ts.context import Context
+from ts.protocol.text import repr_of, said, text_of
 from ts.runtime import advice
+from ts.runtime.tracebacks import traceback_of
 
 _RUNTIME = str(Path(__file__).parent)
 
-
-def user_traceback(error: BaseException) -> str:
-    """The traceback without the frames of the import system and of the runtime."""
-    whole = traceback.TracebackException.from_exception(error)
-    _trim(whole, set())
-    return "".join(whole.format())
-
-
-def _trim(part: traceback.TracebackException, seen: set[int]) -> None:
-    if id(part) in seen:
-        return
-    seen.add(id(part))
-    kept = [frame for frame in part.stack if not _is_ours(frame.filename)]
-    part.stack[:] = kept
-    for other in (part.__cause__, part.__context__):
-        if other is not None:
-            _trim(other, seen)
-
-
-def _is_ours(filename: str) -> bool:
-    return filename.startswith(("<frozen importlib", _RUNTIME)) or filename.endswith(("/importlib/__init__.py",))
-
-
 Settings = dict[str, Any]
 Entry = Callable[[Any, Context], Any]
-#: The characters that are kept of a traceback, from its end.
-TRACEBACK_CHARS_MAX = 64 * 1024
 
 
 class HandlerNotUsable(ValueError):
@@ -110,7 +86,7 @@ def openai_of(handler: Any) -> dict[str, Any] | None:
     for name in ("openai_models", "openai_honours"):
         value = getattr(handler, name, None)
         if value is not None and (isinstance(value, str) or not all(isinstance(one, str) for one in value)):
-            raise HandlerNotUsable(f"the handler's {name} is a list of names, not {value!r}")
+            raise HandlerNotUsable(f"the handler's {name} is a list of names, not {repr_of(value)}")
         found[name] = None if value is None else list(value)
     if not speaks and found["openai_honours"] is None:
         return None
@@ -317,13 +293,11 @@ def _initialiser(function: Entry) -> Callable[[Context], Any]:
             raise
         except Exception as error:
             name = getattr(function, "__name__", "handle")
-            what_to_do = advice.of_exception(error) or (
+            what_to_do = advice.safely(advice.of_exception, error) or (
                 "A handler that is a function is called so once, when its model is loaded: begin it with "
                 "`if data is None: return`"
             )
-            raise HandlerNotUsable(
-                f"{name}(None, context) raised {type(error).__name__}: {error}. {what_to_do}"
-            ) from error
+            raise HandlerNotUsable(f"{text_of(name)}(None, context) raised {said(error)}. {what_to_do}") from error
 
     return call
 
@@ -461,26 +435,23 @@ def _missing_package(error: ModuleNotFoundError) -> str:
     )
 
 
-def _of_missing(error: ModuleNotFoundError, traceback: str) -> str:
-    """Without torch no handler of a server can be loaded, and the server has said so at its start: no traceback."""
-    return "" if error.name == "torch" else traceback[-TRACEBACK_CHARS_MAX:]
-
-
 def describe_failure(error: BaseException) -> dict[str, Any]:
     """The fields of LoadFailed: `code`, `message` and the end of the traceback."""
-    text = user_traceback(error)
-    if isinstance(error, ModuleNotFoundError) and (missing := _missing_package(error)):
-        return {
-            "code": 500,
-            "message": f"ModuleNotFoundError: {error}. {missing}",
-            "traceback": _of_missing(error, text),
-        }
-    if advice.is_out_of_memory(error):
-        code, message = 507, f"System out of memory: {type(error).__name__}: {error}"
-    elif isinstance(error, SystemExit):
-        code, message = 500, f"The handler called sys.exit({error.code!r}) while it was loaded"
+    code, traceback = 500, traceback_of(error, runtime=False)
+    if issubclass(type(error), ModuleNotFoundError) and (missing := advice.safely(_missing_package, error)):
+        # Without torch no handler of a server can be loaded, and the server has said so at its start: no traceback.
+        is_told = getattr(error, "name", "") == "torch"
+        message, traceback = f"ModuleNotFoundError: {text_of(error)}. {missing}", "" if is_told else traceback
+    elif issubclass(type(error), HandlerNotUsable):
+        message = text_of(error)
     else:
-        code, message = 500, str(error) if isinstance(error, HandlerNotUsable) else f"{type(error).__name__}: {error}"
-    if not isinstance(error, HandlerNotUsable) and (what_to_do := advice.of_exception(error)):
-        message = f"{message}. {what_to_do}"
-    return {"code": code, "message": message, "traceback": text[-TRACEBACK_CHARS_MAX:]}
+        if advice.is_out_of_memory(error):
+            code, message = 507, f"System out of memory: {said(error)}"
+        elif issubclass(type(error), SystemExit):
+            given: Any = vars(SystemExit)["code"]  # a class of the handler's may have another
+            message = f"The handler called sys.exit({repr_of(given.__get__(error))}) while it was loaded"
+        else:
+            message = said(error)
+        if what_to_do := advice.safely(advice.of_exception, error):
+            message = f"{message}. {what_to_do}"
+    return {"code": code, "message": message, "traceback": traceback}

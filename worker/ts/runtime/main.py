@@ -22,6 +22,7 @@ from ts.protocol.codes import SHOWS_STACKS
 from ts.protocol.frames import LoadFailed, Ready
 from ts.protocol.memory import give_back_freed, keep_freed
 from ts.protocol.progress import PROGRESS_BYTES, Progress
+from ts.protocol.text import repr_of, text_of
 from ts.runtime.asynchronous import AsyncRunner
 from ts.runtime.blocking import BlockingRunner
 from ts.runtime.calls import Calls
@@ -29,8 +30,9 @@ from ts.runtime.continuous import ContinuousRunner
 from ts.runtime.handlers import Loaded, describe_failure, load
 from ts.runtime.jobs import Ledger, SilentLedger
 from ts.runtime.process import log_to_stdout, mark_lines, modules_in, outlive_stops, set_threads, turn_to
-from ts.runtime.running import Opened, Opening, place_of
+from ts.runtime.running import Opened, Opening
 from ts.runtime.stopwatch import Stopwatch
+from ts.runtime.tracebacks import place_of, say
 from ts.runtime.worker import Link, leave
 
 CREDIT_BYTES = 256 * 1024
@@ -104,7 +106,7 @@ def answer(
         except SystemExit as error:
             place = place_of(error)
             if place:  # else it isn't the handler's
-                print(f"The handler called sys.exit({error.code!r}){place}, which ends its worker", file=sys.stderr)
+                say(f"The handler called sys.exit({repr_of(error.code)}){place}, which ends its worker")
             status = _exit_status(error)
         link.drain()
     finally:
@@ -130,9 +132,12 @@ def _response_bytes_max(settings: dict[str, Any]) -> int:
 def prepare_process() -> None:
     faulthandler.enable(file=2)
     faulthandler.register(SHOWS_STACKS, file=2, all_threads=True)  # sent before a worker that hangs is killed
-    reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure is not None:
-        reconfigure(line_buffering=True)
+    sys.stdout.flush()
+    # As stderr does, it escapes what its encoding hasn't: a request with half of a surrogate pair is no reason to fail.
+    # The former one can't be changed where the descriptor has become another kind of file since.
+    sys.stdout = open(  # noqa: SIM115  # until the process ends
+        1, "w", buffering=1, encoding=sys.stdout.encoding, errors="backslashreplace", closefd=False
+    )
 
 
 def prepare_logging(settings: dict[str, Any]) -> None:
@@ -181,7 +186,7 @@ def _exit_status(error: SystemExit) -> int:
         return 0
     if isinstance(error.code, int):
         return error.code & 0xFF
-    print(error.code, file=sys.stderr)
+    say(text_of(error.code))
     return 1
 
 

@@ -6,12 +6,8 @@ import io
 import json
 import math
 import operator
-import os
 import re
-import reprlib
 import sys
-import sysconfig
-import traceback
 from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -23,8 +19,10 @@ from ts.protocol import forms
 from ts.protocol.codes import DEVICE_LOST
 from ts.protocol.decoder import decode_bytes
 from ts.protocol.frames import Buffer, Chunk, Failed, Input, Item, Pairs
+from ts.protocol.text import name_of, printable, repr_of, said, text_of
 from ts.runtime import advice
 from ts.runtime.jobs import Batch, Failure, Ledger, Outcome
+from ts.runtime.tracebacks import last_lines, place_of, say, traceback_of, without_runtime
 from ts.runtime.worker import Link
 from ts.utils.util import PredictionException
 
@@ -35,20 +33,13 @@ OUT_OF_RESOURCES: Final = Failure(507, "Out of resources", by_handler=True)
 PREDICTION_FAILED: Final = Failure(503, "Prediction failed", by_handler=True)
 
 CAUSE_CHARS_MAX: Final = 400
+#: The characters that are sent of the message that a handler gives for a failure.
+MESSAGE_CHARS_MAX: Final = 65_536
 
 HEAD_TEXT_BYTES_MAX: Final = 65535
 #: The most headers of one answer, including those of a tensor form.
 HEADERS_MAX: Final = 60_000
 
-_RUNTIME_DIR: Final = os.path.dirname(__file__)
-#: The folders of the runtime in tracebacks: this one, and the name that mypyc was given for it.
-_RUNTIME_DIRS: Final = (_RUNTIME_DIR, "ts/runtime")
-#: The folders of code that isn't the handler's own.
-_LIBRARIES: Final = (
-    os.path.dirname(_RUNTIME_DIR) + os.sep,
-    *("ts/runtime/", "ts/protocol/"),
-    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-)
 HELD_BYTES_MAX: Final = 64 * 1024 * 1024
 
 #: The exceptions of torch that a GPU may have caused.
@@ -116,7 +107,7 @@ def _expanded(part: Input) -> Sequence[Input]:
     try:
         return [Input(*one) for one in forms.parts(part.content_type, bytes(part.data))]
     except forms.MalformedForm as error:
-        _log(f"input declared as {part.content_type} isn't: {error}; the handler gets its bytes")
+        say(f"input declared as {printable(part.content_type)} isn't: {text_of(error)}; the handler gets its bytes")
         return [part]
 
 
@@ -129,7 +120,7 @@ def _decoded(content_type: str, data: Buffer) -> Any:
         if kind == TEXT:
             return str(data, "utf-8")
     except (ValueError, RecursionError) as error:
-        _log(f"input declared as {content_type} isn't: {error}; the handler gets its bytes")
+        say(f"input declared as {printable(content_type)} isn't: {text_of(error)}; the handler gets its bytes")
     return _own(data)
 
 
@@ -161,28 +152,38 @@ def outcome(value: Any) -> Outcome:
     if type(value) is bytes:
         return value
     if type(value) is str:
-        return value.encode("utf-8", "surrogatepass")
-    if isinstance(value, (bytes, bytearray)):
-        return value
-    if isinstance(value, memoryview):
-        return value if value.contiguous and value.itemsize == 1 and value.ndim == 1 else value.tobytes()
-    if isinstance(value, BaseException):
+        return encoded(value)
+    try:
+        return _unusual(value)
+    except BaseException as error:  # of the value's own methods, too
+        return _misbehaved(UNSUPPORTED, f"a result of type {name_of(value)} can't be sent: {text_of(error)}", value)
+
+
+def encoded(text: str) -> bytes:
+    """An answer's text. Half of a surrogate pair, as JSON's `\\ud800` is read, is escaped in the same way: UTF-8 hasn't
+    it, and the client would have bytes that are no text."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _unusual(value: Any) -> Outcome:
+    kind = type(value)  # what a value says of itself is its own code
+    if kind is memoryview:
+        flat: Buffer = value if value.contiguous and value.itemsize == 1 and value.ndim == 1 else value.tobytes()
+        return flat
+    if issubclass(kind, (bytes, bytearray)):
+        given: Buffer = value if kind is bytearray else memoryview(value).tobytes()
+        return given
+    if issubclass(kind, BaseException):
         return failure_of(value)
-    return _serialised(value)
-
-
-def _serialised(value: Any) -> Outcome:
+    if issubclass(kind, str):
+        return encoded(str.__str__(value))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         buffer = io.BytesIO()
         torch.save(value, buffer)
         return buffer.getvalue()
-    try:
-        return (value if isinstance(value, str) else json.dumps(value, indent=2)).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        what_to_do = advice.of_result(value)
-        cause = f"a result of type {type(value).__name__} can't be sent: {error}"
-        return _misbehaved(UNSUPPORTED, f"{cause}. {what_to_do}" if what_to_do else cause)
+    text: str = json.dumps(value, indent=2)  # a handler may have replaced it
+    return text.encode()
 
 
 def outcomes(result: Any, count: int) -> Sequence[Outcome] | Failure:
@@ -195,64 +196,43 @@ def outcomes(result: Any, count: int) -> Sequence[Outcome] | Failure:
 def wrong_shape(result: Any, count: int) -> Failure | None:
     """The failure of a whole batch whose result isn't a list of one element per request."""
     if not isinstance(result, list):
-        given = f"it is of type {type(result).__name__}: {_shortened(result)}"
+        given = f"it is of type {name_of(result)}: {repr_of(result)}"
         wanted = f"a list of {count} element{'s' * (count != 1)}, one for each request of the batch"
-        cause = f"the handler's result should be {wanted}; {given}"
-        what_to_do = advice.of_whole_result(result)
-        return _misbehaved(NOT_A_LIST, f"{cause}. {what_to_do}" if what_to_do else cause)
+        return _misbehaved(NOT_A_LIST, f"the handler's result should be {wanted}; {given}", result)
     if len(result) != count:
         counts = f"{len(result)} element{'s' * (len(result) != 1)} for {count} request{'s' * (count != 1)}"
-        return _misbehaved(WRONG_LENGTH, f"the handler's result has {counts} of the batch: {_shortened(result)}")
+        return _misbehaved(WRONG_LENGTH, f"the handler's result has {counts} of the batch: {repr_of(result)}")
     return None
 
 
-def _misbehaved(failure: Failure, cause: str) -> Failure:
-    _log(cause)
+def _misbehaved(failure: Failure, cause: str, value: Any = None) -> Failure:
+    """The failure with its cause, and with advice for the `value` that can't be an answer."""
+    given = advice.of_whole_result if failure is NOT_A_LIST else advice.of_result
+    what_to_do = advice.safely(given, value) if failure is not WRONG_LENGTH else ""
+    cause = text_of(f"{cause}. {what_to_do}" if what_to_do else cause)
+    say(cause)
     return failure._replace(cause=cause)
-
-
-def _shortened(value: Any) -> str:
-    """A handler's result as text, as much of it as fits a line; also if its repr fails."""
-    try:
-        return reprlib.repr(value)
-    except Exception as error:
-        return f"<its repr raised {type(error).__name__}>"
 
 
 def failure_of(error: BaseException) -> Failure:
     """The code and message that callers see for a handler's exception. Any exception but a PredictionException is
     the handler's fault, and has its cause in the message."""
-    given: Any = error  # whose fields may be of any type
-    try:
-        if isinstance(error, PredictionException):
+    if issubclass(type(error), PredictionException):
+        given: Any = error  # whose fields may be of any type
+        try:
             return failure_with(given.error_code, given.message)
-        failure = OUT_OF_RESOURCES if advice.is_out_of_memory(error) else PREDICTION_FAILED
-        lines = traceback.format_exception(type(error), error, _without_runtime(error))
-        return failure._replace(cause=_cause(error), traceback="".join(lines).rstrip())
-    except Exception as second:  # an exception whose own text can't be made
-        _log(f"{type(error).__name__} has no text: {type(second).__name__}")
-    return PREDICTION_FAILED._replace(cause=type(error).__name__)
+        except BaseException as second:  # of a class with fields of its own by these names
+            say(f"{name_of(error)} has no code and message: {said(second)}")
+    failure = OUT_OF_RESOURCES if advice.is_out_of_memory(error) else PREDICTION_FAILED
+    return failure._replace(cause=_cause(error), traceback=traceback_of(error))
 
 
 def _cause(error: BaseException) -> str:
     """The last line of a traceback, with the file and line in the handler's own code, and the remedy for a common
     mistake."""
-    text = " ".join("".join(traceback.format_exception_only(type(error), error)).split())
-    if len(text) > CAUSE_CHARS_MAX:
-        text = text[:CAUSE_CHARS_MAX] + "…"
-    place = place_of(error)
-    what_to_do = advice.of_exception(error, _inputs_of(_without_runtime(error)))
-    return f"{text}{place}. {what_to_do}" if what_to_do else f"{text}{place}"
-
-
-def place_of(error: BaseException) -> str:
-    """The file and line of the handler's own code that an exception came from, in brackets; "" where it has none."""
-    frames = traceback.extract_tb(_without_runtime(error))
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    for frame in (own or frames)[-1:]:
-        if os.path.dirname(frame.filename) not in _RUNTIME_DIRS:
-            return f" ({os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name})"
-    return ""
+    text = text_of(" ".join(last_lines(error).split()), CAUSE_CHARS_MAX)
+    what_to_do = advice.safely(lambda: advice.of_exception(error, _inputs_of(without_runtime(error))))
+    return f"{text}{place_of(error)}. {what_to_do}" if what_to_do else f"{text}{place_of(error)}"
 
 
 def _inputs_of(here: TracebackType | None) -> list[str] | None:
@@ -270,27 +250,25 @@ def _inputs_of(here: TracebackType | None) -> list[str] | None:
 
 def failure_with(code: Any, message: Any) -> Failure:
     """The failure with the code and message of a handler. An invalid HTTP status becomes 500."""
-    text = str(message).encode("utf-8", "replace").decode()
-    return Failure(code if isinstance(code, int) and 100 <= code <= 999 else 500, text)
+    number = int.__int__(code) if issubclass(type(code), int) else 0
+    return Failure(number if 100 <= number <= 999 else 500, text_of(message, MESSAGE_CHARS_MAX))
 
 
 def raised(error: BaseException, request_ids: Sequence[str]) -> Failure:
     """`failure_of`, with the traceback in the model's log."""
     failure = failure_of(error)
-    lines = (
-        failure.traceback or "".join(traceback.format_exception(type(error), error, _without_runtime(error))).rstrip()
-    )
-    _log(f"{_said_of(error, failure)} (request ids: {', '.join(request_ids)})\n{lines}")
+    lines = failure.traceback or traceback_of(error)
+    say(f"{_said_of(error, failure)} (request ids: {', '.join(request_ids)})\n{lines}")
     return failure
 
 
 def _said_of(error: BaseException, failure: Failure) -> str:
     """The line that TorchServe's worker prints before the traceback."""
     if failure.code == OUT_OF_RESOURCES.code and failure.by_handler:
-        if isinstance(error, MemoryError):
+        if issubclass(type(error), MemoryError):
             return "System out of memory"
-        return "CUDA out of memory" if "out of memory" in str(error).lower() else "CUDA error"
-    return "Prediction error" if isinstance(error, PredictionException) else "Invoking custom service failed."
+        return "CUDA out of memory" if "out of memory" in text_of(error).lower() else "CUDA error"
+    return "Prediction error" if issubclass(type(error), PredictionException) else "Invoking custom service failed."
 
 
 def check_device(error: BaseException) -> None:
@@ -298,7 +276,7 @@ def check_device(error: BaseException) -> None:
     an illegal access or a failed assertion of a kernel does: every further call to it from this process would fail
     too, so a new process replaces this one. A failed allocation leaves the GPU usable."""
     torch: Any = sys.modules.get("torch")
-    if torch is None or not _OF_A_DEVICE.search(f"{type(error).__name__}: {error}"):
+    if torch is None or not _OF_A_DEVICE.search(said(error)):
         return
     try:
         if not torch.cuda.is_initialized():
@@ -308,23 +286,9 @@ def check_device(error: BaseException) -> None:
             if device == here or torch.cuda.memory_reserved(device):
                 torch.cuda.synchronize(device)
     except Exception as lost:
-        first = str(lost).partition("\n")[0]
-        _log(f"The GPU can't be used by this process any more ({first}): the worker ends and is replaced.")
+        first = text_of(lost).partition("\n")[0]
+        say(f"The GPU can't be used by this process any more ({first}): the worker ends and is replaced.")
         raise SystemExit(DEVICE_LOST) from None
-
-
-def _without_runtime(error: BaseException) -> TracebackType | None:
-    """The traceback from the handler's own frame on, if it has one."""
-    here = error.__traceback__
-    while here is not None and os.path.dirname(here.tb_frame.f_code.co_filename) in _RUNTIME_DIRS:
-        here = here.tb_next
-    return here or error.__traceback__
-
-
-def _log(text: str) -> None:
-    """Writes to standard output, as TorchServe's worker does: in order with the handler's output."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 class Head(NamedTuple):
@@ -345,7 +309,7 @@ def head_of(processor: Any) -> Head:
         return PLAIN_HEAD
     status, phrase = processor.get_response_status_code(), str(processor.get_response_status_phrase())
     if not isinstance(status, int) or not 100 <= status <= 999:
-        raise ValueError(f"a response status is a number from 100 to 999, not {status!r}")
+        raise ValueError(f"a response status is a number from 100 to 999, not {repr_of(status)}")
     headers = tuple((str(name), str(value)) for name, value in processor.get_response_headers().items())
     for text in (phrase, *(part for pair in headers for part in pair)):
         if len(text.encode()) > HEAD_TEXT_BYTES_MAX:
@@ -504,7 +468,7 @@ class Running:
         try:
             self._put(index, value, last)
             return True
-        except Exception as error:
+        except BaseException as error:  # of a header's text, too
             job = self.jobs[index]
             self.ledger.give(job, raised(error, [job.request_id]), last=True)
             return False
@@ -547,7 +511,7 @@ class Running:
         if len(self.jobs) == 1 and type(result) is list and len(result) == 1 and self.verbatim:
             value = result[0]
             if type(value) is str:
-                value = value.encode("utf-8", "surrogatepass")
+                value = encoded(value)
             if type(value) is bytes and self.context.is_plain:
                 self.ledger.give(self.jobs[0], value, True)
                 return
@@ -584,7 +548,7 @@ class Running:
     def failed(self, error: BaseException) -> None:
         """Fails the requests with the handler's `error`; the caller handles SystemExit. Raises SystemExit if the GPU
         is lost."""
-        if self.batch.cancelled and isinstance(error, (RequestCancelled, CancelledError)):
+        if self.batch.cancelled and issubclass(type(error), (RequestCancelled, CancelledError)):
             self.fail(PREDICTION_FAILED)
         else:
             self.fail(raised(error, [job.request_id for job in self.jobs]))

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from ts.context import Context
 from ts.protocol.frames import FEED_BYTES, FEED_COST_BYTES, Feed, Item
+from ts.protocol.text import said, text_of
 from ts.runtime.jobs import Batch, Failure, Job, Ledger, Outcome
 from ts.runtime.running import (
     PLAIN_HEAD,
@@ -268,7 +269,7 @@ class TensorRunning(Running):
 
 
 def _refused(error: BadTensor) -> Failure:
-    return Failure(NOT_FOUND if isinstance(error, NoSuchRegion) else BAD_REQUEST, str(error))
+    return Failure(NOT_FOUND if isinstance(error, NoSuchRegion) else BAD_REQUEST, text_of(error))
 
 
 def _internal(error: Exception, job: Job) -> Failure:
@@ -276,7 +277,7 @@ def _internal(error: Exception, job: Job) -> Failure:
     failure = raised(error, [job.request_id])
     if not failure.by_handler:
         return failure
-    return failure._replace(code=INTERNAL, message=f"{type(error).__name__}: {error}", cause="")
+    return failure._replace(code=INTERNAL, message=said(error), cause="")
 
 
 def _is_empty(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,8 +21,12 @@ from ts_frontend.models.formats.weights import WeightsFormat
 from ts_frontend.models.store.http import Stop
 from ts_frontend.models.store.pins import Pin
 
+log = logging.getLogger(__name__)
+
 #: The depth to which a store's folders are searched for models of `nested` formats.
 DEPTH_MAX = 8
+#: The folders of a store that are looked into for them.
+FOLDERS_MAX = 20_000
 
 
 def known_formats(config: ServerConfig, *, env: Mapping[str, str], work_dir: Path, gpus: int) -> Formats:
@@ -35,6 +40,22 @@ def known_formats(config: ServerConfig, *, env: Mapping[str, str], work_dir: Pat
             WeightsFormat(),
         )
     )
+
+
+class _Folders:
+    """Counts the folders of a store that are looked into, up to FOLDERS_MAX."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._count = root, 0
+
+    def take(self) -> bool:
+        self._count += 1
+        if self._count == FOLDERS_MAX + 1:
+            log.warning(
+                "%s has more than %d folders: no models are looked for in the others. Name the folder of the models",
+                *(self._root, FOLDERS_MAX),
+            )
+        return self._count <= FOLDERS_MAX
 
 
 class Formats:
@@ -146,7 +167,8 @@ class Formats:
         """The loadable models of a store, as paths from `root`: its archives and folders (`names`), or the models
         inside a folder instead of it; "." is the store itself."""
         nested = [one for one in self._all if one.nested]
-        inside = {name: self._inside(root, name, nested) for name in names}
+        folders = _Folders(root)
+        inside = {name: self._inside(root, name, nested, folders) for name in names}
         found = [path for paths in inside.values() for path in paths]
         if any(one.matches(root) or (one.assumed and not found) for one in nested) or self.is_alone(root):
             found.append(".")
@@ -154,7 +176,7 @@ class Formats:
         archives = [name for name, paths in inside.items() if not paths and self._counts(root / name, marked_only)]
         return sorted({*found, *archives})
 
-    def _inside(self, root: Path, name: str, formats: Sequence[ModelFormat]) -> list[str]:
+    def _inside(self, root: Path, name: str, formats: Sequence[ModelFormat], looked_at: _Folders) -> list[str]:
         """The folders of those formats in `root/name` or its subfolders; none in an archive's folder."""
         directory = root / name
         if not formats or not directory.is_dir() or self._torchserve.matches(directory):
@@ -163,6 +185,8 @@ class Formats:
         for folder, folders, _ in os.walk(directory):
             path = Path(folder)
             depth = len(path.relative_to(directory).parts)
+            if not looked_at.take():
+                break
             folders[:] = [one for one in folders if not one.startswith(".") and depth < DEPTH_MAX]
             if any(one.matches(path) for one in formats):
                 found.append(str(path.relative_to(root)))
@@ -175,7 +199,8 @@ class Formats:
         """The models whose names are known without opening them, in these folders of a store and in the store
         itself."""
         nested = [one for one in self._all if one.nested]
-        paths = sorted(path for name in folders for path in self._inside(root, name, nested))
+        looked_at = _Folders(root)
+        paths = sorted(path for name in folders for path in self._inside(root, name, nested, looked_at))
         found = []
         for path in (".", *paths):
             directory = root / path

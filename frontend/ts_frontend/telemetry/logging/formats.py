@@ -15,7 +15,8 @@ from datetime import datetime, tzinfo
 from typing import Any, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from ts_frontend.telemetry.logging.writer import MAIN, Access, Lines, LogEntry, folded, iso_time, printable
+from ts.protocol.text import printable
+from ts_frontend.telemetry.logging.writer import MAIN, Access, Lines, LogEntry, folded, iso_time
 
 _LEVEL_NAMES = {"WARNING": "WARN", "CRITICAL": "FATAL"}
 

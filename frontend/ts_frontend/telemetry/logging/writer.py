@@ -18,15 +18,14 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol, TypeAlias
 
+from ts.protocol.text import printable
+
 #: The thread name of entries that don't come from a worker.
 MAIN = "main"
 
 #: One request: seconds since 1970 at its end, `ip:port`, request line, status, milliseconds, request id.
 AccessFields: TypeAlias = "tuple[float, str, str, int, float, str, str]"
 
-#: Control characters, and characters that some terminals and editors treat as line ends; tabs stay.
-_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code != 9}
-_ESCAPES |= {10: "\\n", 13: "\\r", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 #: The line break within a record, whose further lines begin with blanks; no first line does.
 _CONTINUED = "\n    "
 
@@ -130,11 +129,6 @@ _SUCCESSES = (200, 0)
 def is_poll(access: Access) -> bool:
     """Whether a request is a successful poll; failed polls are always logged."""
     return access.status in _SUCCESSES and _POLL.fullmatch(access.request) is not None
-
-
-def printable(text: str) -> str:
-    """The text on one line, without characters that move a terminal's cursor."""
-    return text if text.isprintable() else text.translate(_ESCAPES)
 
 
 def folded(text: str) -> str:

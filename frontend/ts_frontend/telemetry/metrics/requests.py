@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from ts_frontend.telemetry.logging.writer import MAIN, Source, printable
+from ts.protocol.text import printable
+from ts_frontend.telemetry.logging.writer import MAIN, Source
 from ts_frontend.telemetry.metrics.families import NOTHING, TIMES_MAX, Definition, Definitions, Sample
 from ts_frontend.telemetry.metrics.text import Record, log_text
 

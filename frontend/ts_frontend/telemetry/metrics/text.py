@@ -87,7 +87,7 @@ METRICS_PREFIX = "[METRICS]"
 #: `NAME.UNIT:VALUE|#DIM:VALUE,…[|#type:COUNTER]|#hostname:HOST,EPOCH_S[,REQUEST_ID,…]`
 _RECORD = re.compile(
     r"(?P<name>[\w\s]+)\.(?P<unit>[\w\s]+):(?P<value>[^|]+)\|#(?P<labels>[^|]*)(?:\|#type:(?P<kind>\w+))?"
-    r"\|#hostname:(?P<host>[^,|]*),(?:timestamp:)?(?P<seconds>\d+)(?:,(?P<ids>.*))?"
+    r"\|#hostname:(?P<host>[^,|]*),(?:timestamp:)?(?P<seconds>\d{1,18})(?:,(?P<ids>.*))?"
 )
 _KINDS = {kind.name: kind for kind in MetricKind}
 

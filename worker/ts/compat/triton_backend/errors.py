@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ts.protocol.text import name_of, said, text_of
 from ts.utils.util import PredictionException
 
 
@@ -57,6 +58,6 @@ def as_failure(error: object) -> Exception:
     if isinstance(error, TritonError):
         return PredictionException(error.message(), _HTTP.get(error.code(), 500))
     if isinstance(error, Exception) and not isinstance(error, TritonModelException):
-        known = isinstance(error, (PredictionException, MemoryError)) or "CUDA" in str(error)
-        return error if known else PredictionException(f"{type(error).__name__}: {error}", 500)
-    return PredictionException(str(error) or type(error).__name__, 500)
+        known = isinstance(error, (PredictionException, MemoryError)) or "CUDA" in text_of(error)
+        return error if known else PredictionException(said(error), 500)
+    return PredictionException(text_of(error) or name_of(error), 500)
