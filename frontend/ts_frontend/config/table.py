@@ -548,6 +548,12 @@ class ServerConfig:
         "it, those that began first are refused (not by the grpcio engine). Also of all open gRPC streams together, "
         "each with 16 KiB and its metadata; above it, further ones are refused (by both engines)",
     )
+    unread_bytes_max: int = _own(
+        whole(1),
+        1 << 29,
+        "bytes of all answers together that wait because their clients don't read; above it, the connection that holds "
+        "most of them loses its oldest answer",
+    )
     write_timeout_s: float = _own(
         number(),
         120.0,

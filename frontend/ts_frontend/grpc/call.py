@@ -23,6 +23,7 @@ from ts_frontend.errors import ClientGone, Code, ServeError
 from ts_frontend.grpc.open_streams import OpenStream, OpenStreams
 from ts_frontend.grpc.protocol import METADATA_KEY, METADATA_VALUE, Header, ReceivedMetadata
 from ts_frontend.http.arriving import Arriving, head_bytes
+from ts_frontend.http.unread import Unread
 from ts_frontend.telemetry.metrics.families import TIMES_MAX, Histogram
 from ts_frontend.telemetry.timing import ANSWER, ASK, RequestTimes, asking
 
@@ -288,7 +289,8 @@ class ListenerLimits:
     longest pause while a client sends a request's head; `write_s_max`: the longest time in which a client reads nothing
     of an answer, 0 for no limit; `connections_max`: of a listener at a time, 0 for its share of the open files;
     `arriving`: the requests that are still arriving, with the limit for all of them together (grpcio shows none);
-    `streams`: the streaming calls that are open, with theirs."""
+    `unread`: the answers that wait for their clients, with theirs; `streams`: the streaming calls that are open, with
+    theirs."""
 
     request_bytes_max: int = 6_553_500
     response_bytes_max: int = 6_553_500
@@ -299,6 +301,7 @@ class ListenerLimits:
     connections_max: int = 0
     keepalive: Keepalive = Keepalive()
     arriving: Arriving = field(default_factory=Arriving, compare=False)
+    unread: Unread = field(default_factory=Unread, compare=False)
     streams: OpenStreams = field(default_factory=OpenStreams, compare=False)
 
 

@@ -29,6 +29,7 @@ from ts_frontend.grpc.protocol import (
 )
 from ts_frontend.http.arriving import is_future
 from ts_frontend.http.request import Event, Receive, Scope, Send
+from ts_frontend.http.unread import HELD
 from ts_frontend.tasks import Expiry, current_task, each, uncancel
 
 logger: Final = logging.getLogger(__name__)
@@ -263,7 +264,7 @@ class Exchange:
         if not self._started:
             await self._start()
         if len(messages) == 1 and len(messages[0]) > JOIN_BYTES_MAX and self._answer_encoding is None:
-            await self._write_body(PREFIX.pack(0, len(messages[0])), more=True)
+            await self._write_body(PREFIX.pack(0, len(messages[0])), more=True, held=len(messages[0]))
             await self._write_body(messages[0], more=more)
         else:
             await self._write_body(await self._encoded(messages), more=more)
@@ -273,10 +274,12 @@ class Exchange:
             return protocol.encode(messages, self._answer_encoding)
         return await asyncio.to_thread(protocol.encode, messages, self._answer_encoding)
 
-    async def _write_body(self, body: bytes, *, more: bool) -> None:
+    async def _write_body(self, body: bytes, *, more: bool, held: int = 0) -> None:
+        """`held`: the bytes that wait with these ones."""
         self._body_ended = not more
         try:
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+            event = {"type": "http.response.body", "body": body, "more_body": more}
+            await self._send(event | {HELD: held} if held else event)
         except OSError as error:  # raised by ASGI servers after the client has disconnected
             raise ClientGone from error
 

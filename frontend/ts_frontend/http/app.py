@@ -15,12 +15,12 @@ from ts_frontend.http.departures import Departures
 from ts_frontend.http.errors import ErrorDialect, MethodNotAllowed, ResourceNotFound, refusal
 from ts_frontend.http.guard import Guard
 from ts_frontend.http.request import (
-    BYTES,
     CLOSE,
     CONTENT_TYPE,
     DOCUMENT,
     JSON,
     NO_DOCUMENT,
+    OCTETS,
     POLICY,
     STREAMED,
     Body,
@@ -178,7 +178,7 @@ class HttpApp:
         fixed = self._document if POLICY in names else self._no_document
         headers = [*own, (REQUEST_ID, request.request_id.encode()), *fixed]
         if CONTENT_TYPE not in names and body:
-            headers.append(BYTES)
+            headers.append(OCTETS)
         if status >= 400 and http_version[0] == "1" and not request.whole:
             headers.append(CLOSE)
         if isinstance(body, (bytes, bytearray, memoryview)):

@@ -9,15 +9,17 @@ given up when the rest of it doesn't come in time; HTTP bodies have a limit of t
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import logging
 import math
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import lru_cache
 from typing import TypeVar
 
 from ts_frontend.errors import Code, ServeError
-from ts_frontend.tasks import Expiry, current_task, uncancel
+from ts_frontend.tasks import Expiry, current_task, uncancel, watched
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -26,6 +28,9 @@ PIECE_BYTES = 64
 #: The bytes that a request needs beside its headers and its body (measured: 15 KB).
 REQUEST_BYTES = 16 * 1024
 _LOG_EVERY_S = 60.0
+#: From this number of freed bytes on, the C library is told to return what it keeps: this many seconds later, once for
+#: all that is freed meanwhile.
+RETURNED_BYTES_MIN, RETURN_S = 16 * 1024 * 1024, 1.0
 
 
 def head_bytes(headers: Iterable[tuple[bytes | str, bytes | str]]) -> int:
@@ -68,6 +73,46 @@ class Warned:
             self._log.warning(text, *values)
 
 
+class Freed:
+    """Has the C library return the memory of large bodies once they are gone: glibc keeps most of it for later ones."""
+
+    def __init__(self) -> None:
+        self._most = 0  # bytes in use since the last return
+        self._dropped = 0  # bytes given up since then, in whose place others may have come
+        self._timer: asyncio.TimerHandle | None = None
+
+    def now(self, size: int) -> None:
+        """`size`: the number of bytes that are in use."""
+        if size > self._most:
+            self._most = size
+        elif self._most - size >= RETURNED_BYTES_MIN:
+            self._soon()
+
+    def dropped(self, size: int) -> None:
+        """`size` bytes have been given up. What comes in their place doesn't fit exactly, so that holes remain."""
+        self._dropped += size
+        if self._dropped >= RETURNED_BYTES_MIN:
+            self._soon()
+
+    def _soon(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(RETURN_S, self._return)
+
+    def _return(self) -> None:
+        if self._dropped:
+            gc.collect()  # grpcio keeps a cancelled call, with its answer, in reference cycles
+        self._timer, self._most, self._dropped = None, 0, 0
+        if trim := _trim():
+            # In a thread, since a gigabyte takes up to 100 ms.
+            watched(asyncio.to_thread(trim, 0), "the return of freed memory")
+
+
+@lru_cache(maxsize=1)
+def _trim() -> Callable[[int], int] | None:
+    """Returns glibc's `malloc_trim`; None for another C library."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
 class Arriving:
     """The bodies that are arriving; `bytes`: their size together. `message_timeout_s`: the seconds in which a gRPC
     message that has begun must arrive."""
@@ -77,6 +122,7 @@ class Arriving:
         self.message_timeout_s = message_timeout_s
         self.bytes = 0
         self._bodies: dict[ArrivingBody, None] = {}  # in the order of their first pieces
+        self._freed = Freed()
         self._warn = Warned(_log)
 
     def __len__(self) -> int:
@@ -89,6 +135,7 @@ class Arriving:
         """Counts more or fewer bytes of a body, and gives bodies up that are too many."""
         self._bodies[body] = None
         self.bytes += change
+        self._freed.now(self.bytes)
         while self.bytes > self.bytes_max and len(self._bodies) > 1:
             self._warn(
                 "%d requests that are still arriving have over %d bytes together: those that began first are "
@@ -102,6 +149,7 @@ class Arriving:
         if body in self._bodies:
             del self._bodies[body]
             self.bytes -= size
+            self._freed.now(self.bytes)
 
 
 class ArrivingBody:

@@ -233,7 +233,7 @@ Serve: TypeAlias = Callable[[HttpRequest], Awaitable[HttpAnswer]]
 
 JSON: Final[Header] = (b"content-type", b"application/json")
 #: The content type of a model's answer that has none; RFC 9110 lets clients assume it then.
-BYTES: Final[Header] = (b"content-type", b"application/octet-stream")
+OCTETS: Final[Header] = (b"content-type", b"application/octet-stream")
 CONTENT_TYPE: Final = JSON[0]
 POLICY: Final = b"content-security-policy"
 #: Headers of every answer, since pages of other sites can navigate to any of them: browsers don't guess a content type,

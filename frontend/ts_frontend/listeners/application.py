@@ -49,6 +49,7 @@ class Application:
             or scope["http_version"] != "2"
         ) and not await self._admit(scope, receive, send, headers):
             return
+        send = self._limits.unread.sending(scope.get("client"), send, "2")
         exchange = Exchange(scope, headers, receive, send, self._limits)
         del headers  # a stream that lasts long drops them
         task = self._task()
@@ -79,6 +80,7 @@ class Application:
         closes it without notice. HTTP/2 answers that have begun are noted in the scope."""
         if scope["type"] != "http":
             return send
+        send = self._limits.unread.sending(scope.get("client"), send, scope["http_version"])
         if scope["http_version"][0] != "1":
 
             def beginning(message: Event) -> Awaitable[None]:

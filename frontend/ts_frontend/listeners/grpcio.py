@@ -19,10 +19,11 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from ts_frontend.errors import Code, DeadlineExceeded, Draining, ServeError
+from ts_frontend.errors import Code, Draining, ServeError
 from ts_frontend.grpc.call import Bidi, Call, Keepalive, ListenerLimits, Method, Routes, ServerStream, Shape, Unary
 from ts_frontend.grpc.exchange import UNEXPECTED
 from ts_frontend.grpc.protocol import bounded, status_details, too_large
+from ts_frontend.http.unread import AnswersUnread, Unread
 from ts_frontend.listeners.certificates import CertificateFiles, Pem, key_refused
 from ts_frontend.listeners.listener import HEADER_BYTES_MAX, STREAMS_PER_CONNECTION_MAX, Listener, Tls
 from ts_frontend.listeners.sockets import (
@@ -48,8 +49,6 @@ from ts_frontend.tasks import ENDING, kept, owned, uncancel
 
 logger = logging.getLogger(__name__)
 
-#: The number of checks within `write_s_max` whether a client reads.
-STALL_LOOKS = 4
 #: Seconds after the cancellation of calls until their statuses are sent.
 SETTLE_S = 1.0
 #: Seconds of a drain for GOAWAY and the calls that clients have begun, before grpcio's own drain.
@@ -98,7 +97,7 @@ class GrpcioServer:
         self.port = 0
         self._name = listener.name
         self._listener = listener
-        self._running = RunningCalls()
+        self._running = RunningCalls(lambda clients: cut(self._ports, clients=clients))
         self._server: grpc.aio.Server | None = None
         self._following: asyncio.Task[None] | None = None
         self._finished: dict[int, socket.socket] = {}
@@ -365,7 +364,10 @@ def _unimplemented(path: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
 class RunningCalls:
     """The tasks of the calls that run on one listener."""
 
-    def __init__(self) -> None:
+    def __init__(self, cut_off: Callable[[set[str]], None] = lambda clients: None) -> None:
+        self._cut_off = cut_off
+        #: The addresses of the clients that are cut off next.
+        self._unread: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         #: The clients' addresses by the tasks of calls, until their answers have been sent.
         self._peers: dict[asyncio.Task[Any], str] = {}
@@ -390,6 +392,31 @@ class RunningCalls:
         calls."""
         return {*self._peers.values(), *(self._refused.values() if refused else ())}
 
+    def returned(self, call: Call, unread: Unread, answer: bytes) -> bytes:
+        """Counts an answer as waiting until grpcio has sent it, in the call's own task, and returns it."""
+        task = asyncio.current_task()
+        assert task is not None
+        one = unread.add(call.peer, task, len(answer))
+
+        def ended(_: asyncio.Task[Any]) -> None:
+            unread.remove(call.peer, one)
+            if one.passed:
+                self.gave_up(call.peer)
+
+        task.add_done_callback(ended)
+        return answer
+
+    def gave_up(self, peer: str) -> None:
+        """Closes the connection of a client with answers that were given up: grpcio can't end a call whose answer it
+        has, and keeps it until then."""
+        if not self._unread:
+            asyncio.get_running_loop().call_soon(self._cut)
+        self._unread.add(peer)
+
+    def _cut(self) -> None:
+        clients, self._unread = self._unread, set()
+        self._cut_off(clients)
+
     async def run(self, call: Call, context: Context, work: Coroutine[Any, Any, bytes]) -> bytes:
         """Awaits a call's work in the call's own task, and ends the call with a status if the work fails."""
         task = asyncio.current_task()
@@ -407,6 +434,8 @@ class RunningCalls:
             return await work
         except Exception as error:
             failure = _failure(call, error)
+            if isinstance(error, AnswersUnread):
+                self.gave_up(call.peer)
         except asyncio.CancelledError:
             if not self._aborted:
                 raise
@@ -440,7 +469,7 @@ def _unary(
         call = _call(path, context)
         work = answer(call, request, context)
         del request  # the exception that ends the call refers to this frame
-        return await running.run(call, context, work)
+        return running.returned(call, limits.unread, await running.run(call, context, work))
 
     return unary
 
@@ -481,73 +510,23 @@ async def _answer_stream(
     call: Call, context: Context, answers: AsyncIterator[Sequence[bytes]], limits: ListenerLimits
 ) -> bytes:
     """Writes all messages (`context.write` costs less than a yield) and returns b"", the empty rest."""
-    stall = Stall(limits.write_s_max)
     try:
         call.stream = limits.streams.open(call.head_bytes)
         async for messages in answers:
             await _send_initial(call, context)
-            await _write(messages, context, limits, stall)
-            del messages  # the stream may rest
+            for message in messages:
+                _check_size(message, limits)
+                await limits.unread.wait(call.peer, context.write(message), len(message), apart=True)
+            message, messages = b"", ()  # the stream may rest
         await _send_initial(call, context)
         context.set_trailing_metadata(tuple(call.last_metadata()))
         return b""
-    except asyncio.CancelledError:
-        if not stall.over:
-            raise
-        uncancel()
-        raise DeadlineExceeded(f"The stream's reader has taken nothing for {limits.write_s_max:g} s") from None
     finally:
-        stall.end()
         if call.stream is not None:
             call.stream.end()
         close = getattr(answers, "aclose", None)
         if close is not None:
             await close()
-
-
-async def _write(messages: Sequence[bytes], context: Context, limits: ListenerLimits, stall: Stall) -> None:
-    for message in messages:
-        _check_size(message, limits)
-        stall.writing = True
-        await context.write(message)
-        stall.writing = False
-        stall.written += 1
-
-
-class Stall:
-    """Cancels the task of a stream whose client reads nothing for `limit_s` seconds (0: never); `over` is True then.
-    `written`: the number of messages; `writing`: a message waits for the client. A timer checks both, so that a message
-    costs nothing."""
-
-    __slots__ = ("_every_s", "_looks", "_seen", "_task", "_timer", "over", "writing", "written")
-
-    def __init__(self, limit_s: float) -> None:
-        self._every_s = limit_s / STALL_LOOKS
-        self._task = asyncio.current_task()
-        self._timer: asyncio.TimerHandle | None = None
-        self.over = self.writing = False
-        self.written = 0
-        self._seen, self._looks = -1, 0
-        self._wait()
-
-    def _wait(self) -> None:
-        self._timer = None
-        if self._every_s:
-            self._timer = asyncio.get_running_loop().call_later(self._every_s, self._look)
-
-    def _look(self) -> None:
-        self._looks = self._looks + 1 if self.writing and self.written == self._seen else 0
-        self._seen = self.written
-        if self._looks < STALL_LOOKS:
-            self._wait()
-        elif self._task is not None:
-            self.over = True
-            self._task.cancel()
-
-    def end(self) -> None:
-        self._task = None
-        if self._timer is not None:
-            self._timer.cancel()
 
 
 def _call(path: str, context: Context) -> Call:

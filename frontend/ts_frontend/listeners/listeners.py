@@ -56,6 +56,7 @@ from ts_frontend.http.routing import (
 )
 from ts_frontend.http.torchserve import HttpInference, HttpMetrics
 from ts_frontend.http.triton import HttpTriton
+from ts_frontend.http.unread import Unread
 from ts_frontend.http.workflows import HttpWorkflows
 from ts_frontend.listeners.certificates import CertificateEnds, certificate_files
 from ts_frontend.listeners.descriptors import shared_out
@@ -63,7 +64,7 @@ from ts_frontend.listeners.listener import Listener
 from ts_frontend.listeners.sockets import check_free
 from ts_frontend.models.health import Health
 from ts_frontend.models.manager import ModelManager
-from ts_frontend.models.metrics import certificate_ends, flooded_connections
+from ts_frontend.models.metrics import certificate_ends, flooded_connections, unread_answers
 from ts_frontend.models.repository import Repository
 from ts_frontend.open_inference.models import About
 from ts_frontend.open_inference.settings import LogSettings, TraceSettings
@@ -219,8 +220,11 @@ class Listeners:
             metrics.gather(self._calls.families, always=bool(config.grpc_metrics))
         self._floods: dict[str, int] = {}
         self._arriving = Arriving(config.arriving_bytes_max, config.request_body_timeout_s or math.inf)
+        self._unread = Unread(config.unread_bytes_max, config.write_timeout_s)
         self._streams = OpenStreams(config.arriving_bytes_max)
+        unread = self._unread
         metrics.gather(lambda: [flooded_connections(self._floods, metrics.host)], always=True)
+        metrics.gather(lambda: unread_answers(unread.bytes, unread.given_up, metrics.host), always=True)
         self._regions = Regions(config.shared_memory_keys)
         self._log_settings = LogSettings(logs, manager.check_model_api)
         sampling = sampling_of(config, on=False) if tracing is None else tracing.sampling
@@ -324,6 +328,7 @@ class Listeners:
             keepalive=self._keepalive,
             write_s_max=config.write_timeout_s,
             arriving=self._arriving,
+            unread=self._unread,
             streams=self._streams,
         )
         table = routes(*map(self._counted, (*own, *reflection.methods(own))))
@@ -471,6 +476,7 @@ class Listeners:
             config.max_response_size,
             head_pause_s_max=config.request_head_timeout_s,
             write_s_max=config.write_timeout_s,
+            unread=self._unread,
         )
         path, mode, flooded = address.path, self._path_mode, self._flooded(names[0])
         return Listener(names[0], address.host, address.port, {}, limits, tls, app, path, mode, flooded)

@@ -341,11 +341,14 @@ def _kept_if(one: socket.socket, unwanted: bool) -> bool:
     return unwanted
 
 
-def cut(ports: Collection[int], paths: Collection[str] = ()) -> None:
-    """Shuts down the connections that keep an engine from ending. Sent data is still delivered."""
+def cut(ports: Collection[int], paths: Collection[str] = (), clients: Collection[str] | None = None) -> None:
+    """Shuts down the connections that keep an engine from ending; with `clients` those of the TCP clients at these
+    addresses. Sent data is still delivered."""
+    remote = {address.rpartition(":")[2] for address in clients or ()}
     for one in hold(ports, paths):
         with one, contextlib.suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
+            if clients is None or str(_remote_port(one)) in remote:
+                one.shutdown(socket.SHUT_RDWR)
 
 
 def finish(

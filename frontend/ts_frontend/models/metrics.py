@@ -233,6 +233,17 @@ def flooded_connections(counts: Mapping[str, int], host: str) -> Family:
     return _by_api("ts_flooded_connections_total", sentence, counts, host)
 
 
+def unread_answers(size: int, given_up: Mapping[str, int], host: str) -> list[Family]:
+    """The bytes of answers that wait for clients that don't read, and the answers that were given up, by reason."""
+    waiting = _family_of(GAUGE, "ts_unread_answer_bytes", "Bytes of answers that wait for clients that don't read")
+    waiting.samples[(host,)] = Gauge(size)
+    name = "ts_unread_answers_total"
+    ended = Family(Definition(name, COUNTER, "Count", ("reason", "hostname")), "Answers given up unread, by the reason")
+    for reason, count in given_up.items():
+        ended.samples[(reason, host)] = Counter(count)
+    return [waiting, ended]
+
+
 def certificate_ends(ends_s: Mapping[str, float], host: str) -> Family:
     """When certificates end, in seconds since 1970, by the setting that names their file."""
     name = "ts_certificate_expiry_timestamp_seconds"

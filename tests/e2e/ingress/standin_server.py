@@ -26,6 +26,7 @@ from ts_frontend.errors import ServeError
 from ts_frontend.grpc import health, reflection
 from ts_frontend.grpc.call import Call, ListenerLimits, Method, Shape, routes
 from ts_frontend.http.request import Receive, Scope, Send
+from ts_frontend.http.unread import Unread
 from ts_frontend.listeners.listener import Listener, Tls
 from ts_frontend.listeners.listeners import make_engine
 
@@ -186,7 +187,9 @@ def build_routes(echo: Echo, events: Events) -> dict[str, Method]:
 
 def build_listener(asked: dict[str, Any], table: dict[str, Method], echo: Echo) -> Listener:
     tls = Tls(**asked["tls"]) if asked.get("tls") else None
-    limits = ListenerLimits(**asked.get("limits", {}))
+    asked_limits = dict(asked.get("limits", {}))
+    unread = Unread(asked_limits.pop("unread_bytes_max", math.inf), asked_limits.get("write_s_max", 120.0))
+    limits = ListenerLimits(**asked_limits, unread=unread)
     http_app = partial(answer_http, echo) if asked.get("http") else None
     address = asked.get("host", "127.0.0.1"), asked.get("port", 0)
     path = {key: asked[key] for key in ("path", "path_mode") if key in asked}

@@ -56,7 +56,7 @@ def test_a_stream_that_is_not_read_is_reset_and_the_others_of_its_connection_go_
             pass
     if kind == "grpcio":
         assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert ended.value.details() == "The stream's reader has taken nothing for 1 s"
+        assert ended.value.details() == "The client has read nothing of its answers for 1 s (write_timeout_s)"
     else:
         assert ended.value.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
 

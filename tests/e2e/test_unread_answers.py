@@ -1,0 +1,116 @@
+"""Clients that ask for much and read nothing, on both engines: memory has a limit, and others are served."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import h2.config
+import h2.connection
+import h2.settings
+import httpx
+import psutil
+import pytest
+
+from support import GUARD_S, until
+from ts_frontend.protos.inference_pb2 import PredictionsRequest
+
+ENGINES = ["grpcio", *(["h2corn"] if sys.version_info >= (3, 11) else [])]
+PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
+MIB = 1024 * 1024
+UNREAD_BYTES_MAX, CONNECTIONS, REQUESTS = 32 * MIB, 8, 25
+#: What h2corn and the system keep for a connection. grpcio makes a copy of every answer.
+ENGINE_BYTES = 3 * MIB
+HANDLER = """
+def handle(data, context):
+    return [] if data is None else [b"x" * 1_000_000 for _ in data]
+"""
+SMALL = """
+def handle(data, context):
+    return [] if data is None else ["small"] * len(data)
+"""
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def server(request: Any, serving: Any, write_to: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    directory = tmp_path_factory.mktemp("unread")
+    (directory / "store").mkdir()
+    write_to(directory / "store", "large", HANDLER)
+    write_to(directory / "store", "small", SMALL)
+    settings = {"grpc_engine": request.param, "unread_bytes_max": UNREAD_BYTES_MAX, "job_queue_size": 1000}
+    settings |= {"write_timeout_s": 4, "default_workers_per_model": 1}
+    found = serving(directory, directory / "store", settings, ["--ncs", "--models", "large", "small"])
+    try:
+        yield found.wait_started()
+    finally:
+        found.terminate()
+
+
+def asked(port: int, kind: str) -> socket.socket:
+    """A connection with many requests whose answers get no room."""
+    link = socket.create_connection(("127.0.0.1", port), timeout=GUARD_S)
+    peer = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+    no_room = {h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0}
+    peer.local_settings = h2.settings.Settings(client=True, initial_values=no_room)
+    peer.initiate_connection()
+    message = PredictionsRequest(model_name="large", input={"data": b"1"}).SerializeToString()
+    for number in range(1, 2 * REQUESTS, 2):
+        head = [(":method", "POST"), (":scheme", "http"), (":authority", "localhost")]
+        if kind == "grpc":
+            grpc_head = [("content-type", "application/grpc"), ("te", "trailers")]
+            peer.send_headers(number, [*head, (":path", PREDICTIONS), *grpc_head])
+            peer.send_data(number, struct.pack("!BI", 0, len(message)) + message, end_stream=True)
+        else:
+            peer.send_headers(number, [*head, (":path", "/predictions/large")], end_stream=True)
+    link.sendall(peer.data_to_send())
+    return link
+
+
+def metrics_of(server: Any) -> str:
+    return httpx.get(f"http://127.0.0.1:{server.port('http_metrics')}/metrics", timeout=GUARD_S).text
+
+
+def given_up(server: Any) -> dict[str, float]:
+    """The counter's values by reason."""
+    name, found = 'ts_unread_answers_total{reason="', {}
+    for line in metrics_of(server).splitlines():
+        if line.startswith(name):
+            found[line.removeprefix(name).partition('"')[0]] = float(line.rpartition(" ")[2])
+    return found
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http"])
+def test_unread_answers_have_a_limit_and_a_time(server: Any, kind: str, request: pytest.FixtureRequest) -> None:
+    grpcio = "grpcio" in request.node.callspec.id
+    if kind == "http" and grpcio:
+        pytest.skip("grpcio serves gRPC only")
+    process = psutil.Process(server.process.pid)
+    port = server.port("grpc_inference" if kind == "grpc" else "http_inference")
+    before, counted = process.memory_info().rss, given_up(server)
+    links = [asked(port, kind) for _ in range(CONNECTIONS)]
+    try:
+        # 200 answers of 1 MB: more than the limit and what the engine keeps.
+        until(lambda: given_up(server)["bytes"] > counted["bytes"], lambda: given_up(server))
+        with grpc.insecure_channel(f"127.0.0.1:{server.port('grpc_inference')}") as channel:
+            call = channel.unary_unary(PREDICTIONS)
+            small = PredictionsRequest(model_name="small", input={"data": b"1"}).SerializeToString()
+            assert b"small" in call(small, timeout=GUARD_S)
+        kept = (1 + grpcio) * UNREAD_BYTES_MAX + CONNECTIONS * ENGINE_BYTES
+        until(lambda: process.memory_info().rss - before < kept, lambda: process.memory_info())
+        until(lambda: given_up(server)["time"] > counted["time"], "the rest is given up after write_timeout_s")
+        until(lambda: unread_bytes(server) == 0, lambda: unread_bytes(server))
+    finally:
+        for link in links:
+            link.close()
+    told = [line for line in server.lines if "Answers that their clients don't read are given up" in line]
+    assert 1 <= len(told) <= 4, "once a minute for each reason"
+    until(lambda: process.memory_info().rss - before < kept, "freed memory is returned")
+
+
+def unread_bytes(server: Any) -> float:
+    lines = metrics_of(server).splitlines()
+    return float(next(line for line in lines if line.startswith("ts_unread_answer_bytes{")).rpartition(" ")[2])
