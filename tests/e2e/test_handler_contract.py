@@ -31,6 +31,16 @@ def handle(data, context):
     rows = [{name: told(value) for name, value in row.items()} for row in data]
     return [{"row": row, "headers": dict(context.get_all_request_header(idx))} for idx, row in enumerate(rows)]
 '''
+READING = """
+def handle(data, context):
+    return None if data is None else [{"total": sum(row["body"]["numbers"])} for row in data]
+"""
+PARSING = """
+import json
+
+def handle(data, context):
+    return None if data is None else [json.loads(bytes(row["body"]).rstrip(b",")) for row in data]
+"""
 GIVING = '''
 """Gives what the body names."""
 
@@ -145,6 +155,9 @@ def opened(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
             add(store, "telling", TELLING)
             add(store, "giving", GIVING)
             add(store, "giving3", GIVING, f"batchSize: 3\nmaxBatchDelay: {GUARD_S * 1000}\n")
+            add(store, "reading", READING)
+            add(store, "reading2", READING, f"batchSize: 2\nmaxBatchDelay: {GUARD_S * 1000}\n")
+            add(store, "parsing", PARSING)
             add(store, "doubler", BAG)
             add(store, "doubler2", BAG, f"batchSize: 2\nmaxBatchDelay: {GUARD_S * 1000}\n")
             wanted = ("doubler", "doubler2") if "service_envelope" in settings else ("telling",)
@@ -156,7 +169,7 @@ def opened(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
                 ["--ncs"],
             )
             servers[key].wait_started()
-            for model in wanted if settings else (*wanted, "giving", "giving3"):
+            for model in wanted if settings else (*wanted, "giving", "giving3", "reading", "reading2", "parsing"):
                 servers[key].register(model)
         return servers[key]
 
@@ -258,6 +271,42 @@ def test_grpc_inputs_are_never_decoded(opened: Open) -> None:
     told = json.loads(opened().predict("telling", b'{"a": 1}'))
     assert told["row"] == {"data": ["bytearray", '{"a": 1}']}
     assert told["headers"]["data"] == {"content-type": ""}
+
+
+# --- inputs that aren't what their content type says
+
+BROKEN = b'{"numbers":\n [1, 2}'
+WHERE = "isn't JSON: Expecting ',' delimiter: line 2 column 7 (char 18)"
+
+
+@pytest.mark.parametrize("path", ["/predictions/reading", "/v1/models/reading:predict", "/models/reading/invoke"])
+def test_broken_json_is_the_clients_fault(opened: Open, path: str) -> None:
+    """A handler that takes the parsed value gets bytes, as from TorchServe, and fails at them."""
+    for body in (BROKEN, b"\xff", b"[" * 100_000):
+        answer = call(opened(), path, body, content_type="application/json")
+        assert answer.status == 400, answer.body
+        assert "declared as application/json" in answer.json()["message"]
+        assert body != BROKEN or WHERE in answer.json()["message"]
+    answer = call(opened(), path, b'{"numbers": [1, 2]}', content_type="application/json")
+    assert (answer.status, answer.json()) == (200, {"total": 3})
+    missing = call(opened(), path, b"{}", content_type="application/json")
+    assert missing.status == 503, "JSON without what the handler needs is for the handler to refuse"
+
+
+def test_a_handler_that_parses_gets_the_bytes(opened: Open) -> None:
+    answer = call(opened(), "/predictions/parsing", b'{"a": 1},', content_type="application/json")
+    assert (answer.status, answer.json()) == (200, {"a": 1})
+    assert call(opened(), "/predictions/parsing", BROKEN, content_type="application/json").status == 503
+
+
+def test_broken_json_in_a_batch_is_told_to_its_sender(opened: Open) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        bodies = (BROKEN, b'{"numbers": [1]}')
+        first, second = pool.map(
+            lambda body: call(opened(), "/predictions/reading2", body, content_type="application/json"), bodies
+        )
+    assert (first.status, second.status) == (400, 503)
+    assert WHERE in first.json()["message"] and "isn't JSON" not in second.json()["message"]
 
 
 # --- what becomes of what it gives

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ts.context import Context, RequestCancelled
+from ts.protocol.frames import Input
 from ts.protocol.progress import Progress
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import CANCELLED, Batch, Failure, Job, Outcome
@@ -26,7 +27,6 @@ from ts.runtime.running import (
     headers_of,
     is_tensor_request,
     raised,
-    row_of,
 )
 from ts.runtime.worker import Link
 
@@ -45,15 +45,15 @@ class _Active:
         self.headers = headers_of(job.item.headers, [part[:2] for part in self.inputs])
         job.item = None
 
-    def row(self, decode: bool) -> tuple[dict[str, Any], Headers]:
-        """The row and headers for this step. The first step gets the inputs, later ones the headers alone."""
+    def asked(self) -> tuple[Sequence[Input], Headers]:
+        """The inputs and headers for this step. The first step gets the inputs, later ones the headers alone."""
         inputs, headers = self.inputs, self.headers
         if inputs:
             self.inputs = ()
             self.headers = Headers(headers)
             for part in inputs:
                 self.headers.pop(part.name, None)
-        return row_of(inputs, decode), headers
+        return inputs, headers
 
 
 class _Jobs(Batch):
@@ -80,10 +80,10 @@ class _Step(Running):
         self._headers: list[Headers] = []
 
     def begin(self, active: Sequence[_Active], decode: bool) -> list[Any]:
-        rows = [one.row(decode) for one in active]
-        self._headers = [headers for _, headers in rows]
+        asked = [one.asked() for one in active]
+        self._headers = [headers for _, headers in asked]
         self.context.begin(self, self._ids)
-        return [row for row, _ in rows]
+        return [self.row(index, inputs, decode) for index, (inputs, _) in enumerate(asked)]
 
     def headers(self) -> list[Headers]:
         return self._headers

@@ -32,6 +32,9 @@ UNSUPPORTED: Final = Failure(503, "Unsupported model output data type.", by_hand
 OUT_OF_RESOURCES: Final = Failure(507, "Out of resources", by_handler=True)
 PREDICTION_FAILED: Final = Failure(503, "Prediction failed", by_handler=True)
 
+#: Exceptions of a handler that takes bytes for a parsed value: an index, an attribute or a type that they haven't.
+_MISREADS: Final = (TypeError, AttributeError, LookupError)
+
 CAUSE_CHARS_MAX: Final = 400
 #: The characters that are sent of the message that a handler gives for a failure.
 MESSAGE_CHARS_MAX: Final = 65_536
@@ -122,6 +125,17 @@ def _decoded(content_type: str, data: Buffer) -> Any:
     except (ValueError, RecursionError) as error:
         say(f"input declared as {printable(content_type)} isn't: {text_of(error)}; the handler gets its bytes")
     return _own(data)
+
+
+def _not_json(fields: Sequence[Input], row: dict[str, Any]) -> str:
+    """Why an input that is declared as JSON, and that its row has as bytes, isn't JSON; "" if all of them are."""
+    for name, content_type, data in fields:
+        if content_type and _kind(content_type) == JSON and type(row[name]) is bytearray:
+            try:
+                json.loads(str(data, "utf-8"))
+            except (ValueError, RecursionError) as error:
+                return f"The input {printable(name)} is declared as application/json and isn't JSON: {text_of(error)}"
+    return ""
 
 
 def _own(data: Buffer) -> bytearray:
@@ -344,7 +358,7 @@ class Together(NamedTuple):
 class Running:
     """Implements `ts.context.RunningBatch`."""
 
-    __slots__ = ("_asked", "batch", "context", "jobs", "ledger", "link", "waiter")
+    __slots__ = ("_asked", "_not_json", "batch", "context", "jobs", "ledger", "link", "waiter")
 
     #: Whether bytes and texts of a result are answers as they are.
     verbatim = True
@@ -355,6 +369,8 @@ class Running:
         self.jobs = batch.jobs
         self.waiter: Any = None
         self._asked: list[tuple[Pairs, Sequence[tuple[str, ...]]]] = []
+        #: Why requests are no JSON although they say so, by their position.
+        self._not_json: dict[int, str] = {}
 
     def rows(self, decode: bool) -> list[Any]:
         """The rows for the handler, whose context is set to this batch. Empty if no request could be read."""
@@ -378,14 +394,22 @@ class Running:
 
     def _rows(self, decode: bool) -> list[Any]:
         rows: list[Any] = []
-        for job in self.jobs:
+        for index, job in enumerate(self.jobs):
             item, job.item = job.item, None
             if item is not None:
                 fields = fields_of(item)
                 self._asked.append((item.headers, [part[:2] for part in fields]))
-                rows.append(row_of(fields, decode))
+                rows.append(self.row(index, fields, decode))
         self.context.begin(self, self.batch.request_ids())
         return rows
+
+    def row(self, index: int, fields: Sequence[Input], decode: bool) -> dict[str, Any]:
+        """The row of the request at that position, of whose inputs it is noted if they aren't the JSON that they should
+        be."""
+        row = row_of(fields, decode)
+        if decode and (why := _not_json(fields, row)):
+            self._not_json[index] = why
+        return row
 
     # --- the handler's view
 
@@ -550,9 +574,13 @@ class Running:
         is lost."""
         if self.batch.cancelled and issubclass(type(error), (RequestCancelled, CancelledError)):
             self.fail(PREDICTION_FAILED)
-        else:
-            self.fail(raised(error, [job.request_id for job in self.jobs]))
-            check_device(error)
+            return
+        if self._not_json and issubclass(type(error), _MISREADS):
+            # The handler took the bytes for a value: the clients that sent no JSON are at fault, not the handler.
+            for index, why in self._not_json.items():
+                self.ledger.give(self.jobs[index], Failure(400, why), last=True)
+        self.fail(raised(error, [job.request_id for job in self.jobs]))
+        check_device(error)
 
 
 Opened: TypeAlias = Callable[[Batch, Context], Running]

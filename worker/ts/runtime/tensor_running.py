@@ -25,7 +25,6 @@ from ts.runtime.running import (
     is_tensor_request,
     outcome,
     raised,
-    row_of,
     wrong_shape,
 )
 from ts.runtime.worker import Link
@@ -154,7 +153,7 @@ class TensorRunning(Running):
         fields = fields_of(item)
         inputs = [part[:2] for part in fields]
         if self._takes_rows:
-            return None, row_of(fields, decode), inputs
+            return None, self.row(len(self._asked), fields, decode), inputs
         return None, rows.request_of(fields, item.headers, self._model), inputs
 
     def _following(self, item: Item) -> AsyncIterator[InferenceRequest]:
