@@ -163,7 +163,7 @@ def test_when_a_worker_is_lost_its_sequences_are_over_until_they_are_started_aga
 
 
 def test_what_goes_on_with_a_sequence_that_has_ended_is_refused() -> None:
-    """By its last request, its handler, age and idleness; a request that begins it begins it."""
+    """By its last request, its handler and age; a request that begins it begins it. An idle one begins by its id."""
     to = batcher(idle_s=1.0, life_s=5.0, sequences_max=4, batch_size=4)
     last = requested("last", ends=True)
     to.add(last, 0.0)
@@ -179,7 +179,6 @@ def test_what_goes_on_with_a_sequence_that_has_ended_is_refused() -> None:
         "last": "its last request has come",
         "handler": "its handler has ended it",
         "old": "it is older than sequenceTimeoutMSec",
-        "idle": "it was idle for longer than sequenceMaxIdleMSec",
     }
     for name, reason in why.items():
         for _ in range(2):
@@ -189,7 +188,14 @@ def test_what_goes_on_with_a_sequence_that_has_ended_is_refused() -> None:
     anew = [requested(name, starts=True) for name in why]
     for request in anew:
         to.add(request, 6.0)
+    anew += put(to, "idle", now_s=6.0)
     assert to.take("w") == anew
+    triton = batcher(idle_s=1.0, told_start=True)
+    triton.add(first := requested("idle", starts=True), 0.0)
+    assert triton.take("w") == [first]
+    triton.settled(first, 0.0)
+    with pytest.raises(SequenceNotBegun):
+        put(triton, "idle", now_s=6.0)
 
 
 def test_a_sequence_that_never_ran_is_not_over() -> None:

@@ -346,8 +346,7 @@ class SequenceBatcher(Generic[SequencedT]):
             self._rest(sequence, now_s)
         while self._idle and next(iter(self._idle.values())) <= now_s:
             name, _ = self._idle.popitem(last=False)
-            self._remember(self._sequences[name], "it was idle for longer than sequenceMaxIdleMSec")
-            self._forget(self._sequences[name])
+            self._forget(self._sequences[name])  # and not remembered: its id begins it again, as in TorchServe
 
     def next_end_s(self) -> float:
         """Returns the time of the next possible expiry (`time.monotonic()` seconds), inf for never."""
