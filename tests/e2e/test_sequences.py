@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -156,12 +157,12 @@ def test_an_idle_sequence_ends_and_makes_room_and_begins_again_by_its_id(served:
         stub = InferenceAPIsServiceStub(channel)
         for name in ("second", "first"):  # as TorchServe's own example does, with the ids of its last run
             request = PredictionsRequest(model_name="brief", sequence_id=name, input={"data": b"5"})
-            until(lambda request=request: not refusal(stub, request), lambda request=request: refusal(stub, request))
+            until(functools.partial(is_taken, stub, request), name)
 
 
-def refusal(stub: InferenceAPIsServiceStub, request: PredictionsRequest) -> str:
+def is_taken(stub: InferenceAPIsServiceStub, request: PredictionsRequest) -> bool:
     (answer,) = stub.StreamPredictions2(iter([request]), timeout=GUARD_S)
-    return str(answer.status.message)
+    return not answer.status.message
 
 
 def test_a_sequence_that_is_too_old_takes_no_more_and_ends(client: httpx.Client) -> None:

@@ -118,6 +118,32 @@ output { name: "y" data_type: TYPE_INT32 dims: 1 }
 """
 
 
+#: As Triton's own example of custom metrics, in two instances.
+METRICS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        family = pb_utils.MetricFamily
+        counted = family(name="answered_total", description="Answered | requests", kind=family.COUNTER)
+        self.counter = counted.Metric(labels={"model": "metrics", "kind": 'a"b'})
+        self.gauge = family("last_value", "The last value", family.GAUGE).Metric(labels={"model": "metrics"})
+        sizes = family(name="sizes", description="Sizes", kind=family.HISTOGRAM)
+        self.sizes = sizes.Metric(labels={"model": "metrics"}, buckets=[1, 10])
+
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            tensor = request.inputs()[0].as_numpy()
+            self.counter.increment(1)
+            self.gauge.set(float(tensor.flat[0]))
+            self.gauge.increment(0.5)
+            self.sizes.observe(float(tensor.flat[0]))
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", tensor)]))
+        return answers
+"""
+
+
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("repository")
@@ -126,6 +152,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("sums", SUMS, SUMS_CONFIG),
         ("waits", WAITS, WAITS_CONFIG),
         ("several", SEVERAL, SEVERAL_CONFIG),
+        ("metrics", METRICS, WAITS_CONFIG + "instance_group [{ count: 2, kind: KIND_CPU }]"),
     ):
         (path / name / "1").mkdir(parents=True)
         (path / name / "1" / "model.py").write_text(source)
@@ -179,6 +206,31 @@ def json_request(*values: float, **more: Any) -> dict[str, Any]:
 
 
 # --- statistics and settings
+
+
+def test_the_metrics_of_a_model_are_scraped(served: Any, stub: GRPCInferenceServiceStub) -> None:
+    """Those of all its instances together, by their kind; they go with the model."""
+
+    def scraped() -> str:
+        return httpx.get(f"http://127.0.0.1:{served.port('http_metrics')}/metrics", timeout=GUARD_S).text
+
+    for value in (0.5, 3, 30, 3):
+        stub.ModelInfer(floats(value, model="metrics", batch=False), timeout=GUARD_S)
+    wanted = (
+        "# HELP answered_total Answered _ requests",
+        "# TYPE answered_total counter",
+        'answered_total{model="metrics",kind="a\\"b",',
+        'last_value{model="metrics",',
+        "# TYPE sizes histogram",
+        'sizes_bucket{model="metrics",',
+        'le="10.0",} 3.0',
+    )
+    until(lambda: all(one in scraped() for one in wanted), scraped)
+    values = {line.partition("{")[0]: line.rpartition(" ")[2] for line in scraped().splitlines()}
+    found = {name: values[name] for name in ("answered_total", "last_value", "sizes_count", "sizes_sum")}
+    assert found == {"answered_total": "4.0", "last_value": "3.5", "sizes_count": "4.0", "sizes_sum": "36.5"}
+    served.unregister("metrics")
+    until(lambda: "answered_total" not in scraped(), "its metrics are gone")
 
 
 def test_statistics_count_what_was_answered_and_what_failed(served: Any, stub: GRPCInferenceServiceStub) -> None:

@@ -14,6 +14,7 @@ import platform
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -304,7 +305,7 @@ class MetricsRegistry:
 
     def handler_value(self, record: Record, owner: str) -> None:
         """One value that a worker of `owner` (MODEL_VERSION) reported; one that metrics.yaml doesn't list is dropped,
-        unless `auto_detect`."""
+        unless `auto_detect`, or the model declares it."""
         holdings = self._holdings.get(owner)
         if holdings is None:  # the last record of a worker whose model is gone
             return
@@ -324,13 +325,14 @@ class MetricsRegistry:
             self.event_log.record(record, definition, values)
 
     def _detect(self, record: Record) -> Definition | None:
-        if not self._auto_detect:
+        if not self._auto_detect and record.help is None:
             return None
         known = self._detected.get(record.name)
         if known is None and len(self._detected) < FAMILIES_MAX and not self._taken(prometheus_name(record.name)):
             known = self._detected[record.name] = record.definition()
             if self.everything:
-                self._families[record.name] = Family(known)
+                new = partial(Histogram, record.bounds) if record.bounds else None
+                self._families[record.name] = Family(known, record.help or "", new)
         return known
 
     def _taken(self, name: str) -> bool:

@@ -84,17 +84,21 @@ def log_text(
 
 METRICS_PREFIX = "[METRICS]"
 
-#: `NAME.UNIT:VALUE|#DIM:VALUE,…[|#type:COUNTER]|#hostname:HOST,EPOCH_S[,REQUEST_ID,…]`
+#: `NAME.UNIT:VALUE|#DIM:VALUE,…[|#type:COUNTER][|#help:TEXT][|#buckets:0.1;1]|#hostname:HOST,EPOCH_S[,REQUEST_ID,…]`
 _RECORD = re.compile(
     r"(?P<name>[\w\s]+)\.(?P<unit>[\w\s]+):(?P<value>[^|]+)\|#(?P<labels>[^|]*)(?:\|#type:(?P<kind>\w+))?"
+    r"(?:\|#help:(?P<help>[^|]*))?(?:\|#buckets:(?P<buckets>[^|]*))?"
     r"\|#hostname:(?P<host>[^,|]*),(?:timestamp:)?(?P<seconds>\d{1,18})(?:,(?P<ids>.*))?"
 )
+#: The most buckets of a histogram that a model declares.
+BOUNDS_MAX = 100
 _KINDS = {kind.name: kind for kind in MetricKind}
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One value of one metric. `labels` in the order of the line; `request_ids`: joined by commas."""
+    """One value of one metric. `labels` in the order of the line; `request_ids`: joined by commas. `help`: the text of
+    a metric that the model declares itself, None for one that metrics.yaml should list; `bounds`: of its histogram."""
 
     name: str
     unit: str
@@ -104,6 +108,8 @@ class Record:
     host: str
     seconds: int
     request_ids: str
+    help: str | None = None
+    bounds: tuple[float, ...] = ()
 
     def definition(self) -> Definition:
         """The metric's definition by the record itself."""
@@ -131,6 +137,8 @@ def parse_record(line: str) -> Record | None:
         return None
     try:
         value = float(match["value"])
+        texts = (match["buckets"] or "").split(";")[:BOUNDS_MAX]
+        bounds = tuple(sorted(bound for bound in map(float, filter(None, texts)) if math.isfinite(bound)))
     except ValueError:
         return None
     kind = _KINDS.get((match["kind"] or "GAUGE").upper())
@@ -138,4 +146,5 @@ def parse_record(line: str) -> Record | None:
         return None
     labels = dict(part.partition(":")[::2] for part in match["labels"].split(",") if part)
     seconds = int(match["seconds"])
-    return Record(match["name"], match["unit"], value, labels, kind, match["host"], seconds, match["ids"] or "")
+    ids = match["ids"] or ""
+    return Record(match["name"], match["unit"], value, labels, kind, match["host"], seconds, ids, match["help"], bounds)

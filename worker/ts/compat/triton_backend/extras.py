@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ts.compat.triton_backend.errors import TritonModelException
+from ts.metrics.dimension import Dimension
+from ts.metrics.metric_type_enum import MetricTypes
+from ts.metrics.records import body, emit, is_name
 
 
 class Logger:
@@ -37,42 +40,60 @@ class Logger:
 
 
 class Metric:
-    """One series of a family. Values live in the worker."""
+    """One series of a family. Each change is told to the frontend, which adds up those of all workers; a gauge has the
+    last value of any."""
 
-    def __init__(self, kind: str, labels: dict[str, str]) -> None:
-        self._kind, self.labels, self._value = kind, labels, 0.0
+    def __init__(self, family: MetricFamily, labels: dict[str, str], buckets: Sequence[float]) -> None:
+        self._family, self._value = family, 0.0
+        self.labels = {str(name): str(value) for name, value in labels.items()}
+        self._buckets = [float(bound) for bound in buckets]
 
     def increment(self, value: float) -> None:
-        if self._kind == MetricFamily.COUNTER and value < 0:
+        kind = self._family.kind
+        if kind == MetricFamily.COUNTER and value < 0:
             raise TritonModelException("a counter can't be decremented")
-        if self._kind == MetricFamily.HISTOGRAM:
+        if kind == MetricFamily.HISTOGRAM:
             raise TritonModelException("a histogram observes values, it isn't incremented")
-        self._value += value
+        self._value += float(value)
+        self._tell(float(value) if kind == MetricFamily.COUNTER else self._value)
 
     def set(self, value: float) -> None:
-        if self._kind != MetricFamily.GAUGE:
+        if self._family.kind != MetricFamily.GAUGE:
             raise TritonModelException("only a gauge can be set")
-        self._value = value
+        self._value = float(value)
+        self._tell(self._value)
 
     def observe(self, value: float) -> None:
-        if self._kind != MetricFamily.HISTOGRAM:
+        if self._family.kind != MetricFamily.HISTOGRAM:
             raise TritonModelException("only a histogram observes values")
-        self._value += value
+        self._value += float(value)
+        self._tell(float(value))
 
     def value(self) -> float:
+        """The value in this worker; of a histogram the sum."""
         return self._value
+
+    def _tell(self, value: float) -> None:
+        family = self._family
+        labels = [Dimension(name, text) for name, text in self.labels.items()]
+        kind, help = MetricTypes[family.kind], family.description
+        emit(body(family.name, "Count", value, labels, metric_type=kind, help=help, buckets=self._buckets))
 
 
 class MetricFamily:
-    """Metrics of one name."""
+    """Metrics of one name, all with the same labels."""
 
     COUNTER, GAUGE, HISTOGRAM = "COUNTER", "GAUGE", "HISTOGRAM"
 
     def __init__(self, name: str, description: str, kind: str) -> None:
-        self.name, self.description, self.kind = name, description, kind
+        if kind not in (self.COUNTER, self.GAUGE, self.HISTOGRAM):
+            raise TritonModelException(f"the kind of metric {name!r} must be COUNTER, GAUGE or HISTOGRAM, not {kind!r}")
+        if not is_name(str(name)):
+            raise TritonModelException(f"a metric's name has letters, digits and underscores: {name!r}")
+        self.name, self.description, self.kind = str(name), str(description), kind
 
     def Metric(self, labels: dict[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:
-        return Metric(self.kind, dict(labels or {}))
+        return Metric(self, labels or {}, buckets or ())
 
 
 class PreferredMemory:
