@@ -106,14 +106,14 @@ def collecting(request: pytest.FixtureRequest) -> Iterator[tuple[Collector, str,
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         yield collector, f"http://127.0.0.1:{port}", request.param
-        server.stop(0).wait()
+        server.stop(0).wait(GUARD_S)
         return
     listening = ThreadingHTTPServer(("127.0.0.1", 0), over_http(collector))
     thread = threading.Thread(target=listening.serve_forever)
     thread.start()
     yield collector, f"http://127.0.0.1:{listening.server_port}", request.param
     listening.shutdown()
-    thread.join()
+    thread.join(GUARD_S)
     listening.server_close()
 
 

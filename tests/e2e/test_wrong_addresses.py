@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from support import GUARD_S
 from torchrelay_client import CallFailed, Client
 from ts_frontend.cli import main as cli
 
@@ -152,9 +153,11 @@ def test_commands_go_past_a_proxy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -
 def test_https_where_nobody_speaks_tls(desk: Desk) -> None:
     """With a stand-in for the server, whose patience with such a client is ten seconds."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(GUARD_S)
 
         def hang_up() -> None:
             connection, _ = listening.accept()
+            connection.settimeout(GUARD_S)
             connection.recv(1 << 16)
             connection.close()
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts.protocol.frames import LoadFailed, Ready
 from ts.runtime.forkable import Footprint, refusal_since
 
@@ -149,7 +149,7 @@ def test_threads_that_have_ended_are_no_reason() -> None:
         before = Footprint.now()
         thread = threading.Thread(target=bool)
         thread.start()
-        thread.join()
+        thread.join(GUARD_S)
         assert refusal_since(before) == ""
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts.protocol.frames import Cancel, Credit, Failed, Input, LoadFailed, Predict, Stop, encode_bytes
 
 PIECE_COST = 64
@@ -762,4 +762,4 @@ def test_large_bodies_come_back_as_they_went(start_worker, tmp_path):
     for message, batch in asked:
         for item, inputs in zip(message.items, batch, strict=True):
             assert worker.answer(item.job_id) == b"".join(part.data for part in inputs) + b"!"
-    sending.join()
+    sending.join(GUARD_S)

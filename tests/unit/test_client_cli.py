@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from google.protobuf import empty_pb2
 
+from support import GUARD_S
 from ts_frontend.cli import text
 from ts_frontend.cli.client import WorkersFailed, wait_for_workers
 from ts_frontend.cli.commands import _shown, commands
@@ -153,7 +154,7 @@ def small() -> Iterator[SmallServer]:
         small.port = server.add_insecure_port("127.0.0.1:0")  # type: ignore[attr-defined]
         server.start()
         yield small
-        server.stop(None).wait()
+        server.stop(None).wait(GUARD_S)
 
 
 @pytest.fixture

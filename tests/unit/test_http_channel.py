@@ -150,7 +150,7 @@ class Server:
     def close(self) -> None:
         self.may_answer.set()
         self._server.shutdown()
-        self._thread.join()
+        self._thread.join(GUARD_S)
         self._server.server_close()
 
 

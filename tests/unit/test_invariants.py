@@ -4,6 +4,7 @@ Each test names the files that break its rule."""
 from __future__ import annotations
 
 import ast
+import configparser
 import functools
 import gc
 import re
@@ -622,3 +623,21 @@ def test_nothing_that_runs_code_is_read_from_a_socket_or_a_file() -> None:
     for name, tree in found.items():
         unsafe = {one for one in calls(tree) if one in ("yaml.load", "yaml.unsafe_load", "yaml.full_load")}
         assert not unsafe, (name, unsafe)
+
+
+def test_no_test_waits_without_a_limit() -> None:
+    """pytest ends a test that hangs; threads and processes are waited for with a limit of their own, so that the test
+    fails by its name."""
+    pytest_settings = configparser.ConfigParser()
+    pytest_settings.read(ROOT / "setup.cfg")
+    section = pytest_settings["tool:pytest"]
+    assert section.getint("faulthandler_timeout") > 0 and section.getboolean("faulthandler_exit_on_timeout")
+    found = []
+    for folder in ("unit", "process", "e2e", "docs"):
+        for path in sorted((ROOT / "tests" / folder).rglob("test_*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                    endless = node.func.attr in ("join", "communicate") and not node.args and not node.keywords
+                    if endless:
+                        found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not found

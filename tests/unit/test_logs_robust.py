@@ -269,7 +269,7 @@ def test_a_flush_returns_when_what_came_before_is_written_and_not_later_than_it_
 
     class Held(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            let_go.wait()
+            let_go.wait(GUARD_S)
             written.append(record.getMessage())
 
     writer = log_writer.Writer()

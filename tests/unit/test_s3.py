@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support import GUARD_S
 from ts_frontend.errors import ArchiveNotFound, DownloadFailed, InvalidArgument
 from ts_frontend.models.store import s3
 from ts_frontend.models.store.http import Stop, Stopped
@@ -50,6 +51,7 @@ def root(tmp_path: Path) -> Path:
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """An endpoint that takes connections and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(GUARD_S)
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
         yield listener
 
@@ -118,6 +120,7 @@ def test_a_caller_who_leaves_ends_the_download(root: Path, silent: socket.socket
         task = asyncio.create_task(store(root).fetch(URL))
         connection, _ = await asyncio.to_thread(silent.accept)
         with connection:
+            connection.settimeout(GUARD_S)
             await asyncio.to_thread(connection.recv, 1)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

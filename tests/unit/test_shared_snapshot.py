@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support import GUARD_S
 from ts_frontend.config.snapshot import VersionState
 from ts_frontend.models.sharing.document import (
     REMOVED_MAX,
@@ -156,7 +157,7 @@ def test_writers_in_many_threads_lose_nothing(tmp_path: Path) -> None:
     for one in threads:
         one.start()
     for one in threads:
-        one.join()
+        one.join(GUARD_S)
     assert len(decode_shared((tmp_path / NAME).read_bytes()).versions) == 8
 
 

@@ -302,7 +302,7 @@ def site() -> Iterator[Site]:
     yield site
     site.held.set()
     server.shutdown()
-    thread.join()
+    thread.join(GUARD_S)
     server.server_close()
 
 

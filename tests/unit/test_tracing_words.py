@@ -9,6 +9,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from support import GUARD_S
 from ts_frontend.config.kinds import ConfigError
 from ts_frontend.http.routes import ROUTES
 from ts_frontend.http.routing import RouteTable
@@ -75,7 +76,7 @@ class Stuck(SpanExporter):
         self.may = threading.Event()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.may.wait()
+        self.may.wait(GUARD_S)
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:

@@ -155,6 +155,7 @@ def test_the_servers_end_does_not_wait_for_a_download(begun: Begun) -> None:
         answers.append(pool.submit(load, served, "n", model_path=urls[1]))
         asked = {"url": f"{address}/registered.mar"}
         answers.append(pool.submit(httpx.post, f"{served.http_management}/models", params=asked, timeout=GUARD_S))
+        silent.settimeout(GUARD_S)
         connections = [silent.accept()[0] for _ in range(3)]
         assert served.terminate() == 0
         for connection in connections:
