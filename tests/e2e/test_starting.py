@@ -105,7 +105,7 @@ def deaf_server() -> Iterator[tuple[str, threading.Event]]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
         finally:
             listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
+            thread.join(GUARD_S)
             for connection in connections:
                 connection.close()
 

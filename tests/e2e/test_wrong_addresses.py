@@ -164,5 +164,5 @@ def test_https_where_nobody_speaks_tls(desk: Desk) -> None:
         answering = threading.Thread(target=hang_up)
         answering.start()
         text = desk.torchserve("top", "--once", "--url", f"https://127.0.0.1:{listening.getsockname()[1]}")
-        answering.join()
+        answering.join(GUARD_S)
     assert "it doesn't seem to speak TLS: write http:// instead of https://" in text

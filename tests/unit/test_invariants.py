@@ -631,7 +631,7 @@ def test_no_test_waits_without_a_limit() -> None:
     pytest_settings = configparser.ConfigParser()
     pytest_settings.read(ROOT / "setup.cfg")
     section = pytest_settings["tool:pytest"]
-    assert section.getint("faulthandler_timeout") > 0 and section.getboolean("faulthandler_exit_on_timeout")
+    assert int(section["faulthandler_timeout"]) > 0 and section.getboolean("faulthandler_exit_on_timeout")
     found = []
     for folder in ("unit", "process", "e2e", "docs"):
         for path in sorted((ROOT / "tests" / folder).rglob("test_*.py")):

@@ -149,7 +149,7 @@ class Started:
 
     def end(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.communicate(timeout=GUARD_S)
 
 
 Begin = Callable[..., Started]

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import socket
 import ssl
 import time
@@ -21,6 +22,10 @@ log = logging.getLogger(__name__)
 GREETING_BYTES_MAX = 8192
 GREETING_S_MAX = 10.0
 GUESTS_MAX = 512
+#: Seconds without accepting once the system refuses to: the waiting connection would wake the loop at once.
+PAUSE_S = 1.0
+#: The least seconds between two lines of the log about the same trouble.
+TOLD_EVERY_S = 60.0
 #: Seconds for which Ray's processes keep a silent connection at least: minutes. One that ends sooner says nothing.
 STAYS_S_MIN = 1.0
 
@@ -35,7 +40,9 @@ class Gate:
         """Begins to listen. Raises OSError."""
         self._context = server_context(certificate)
         self._expected: dict[str, Welcome] = {}
-        self._guests: set[_Guest] = set()
+        self._guests: dict[_Guest, None] = {}  # in the order in which they came
+        self._paused: asyncio.TimerHandle | None = None
+        self._told_s: dict[str, float] = {}
         self._loop = asyncio.get_running_loop()
         self._listener = _listening(host, port)
         self.port = int(self._listener.getsockname()[1])
@@ -54,15 +61,37 @@ class Gate:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                log.error("A worker's connection can't be accepted: %s", error)
+                self._pause(error)
                 return
             if len(self._guests) >= GUESTS_MAX:
-                log.warning(
-                    "A connection from %s to the workers' port is refused: %s wait already", address, GUESTS_MAX
-                )
+                self._make_room()
+            try:
+                self._guests[_Guest(self, sock, self._context, str(address[0]))] = None
+            except OSError as error:  # it has left already
                 sock.close()
-                continue
-            self._guests.add(_Guest(self, sock, self._context, str(address[0])))
+                log.debug("A connection from %s to the workers' port ended at once: %s", address, error)
+
+    def _pause(self, error: OSError) -> None:
+        """Accepts nothing for PAUSE_S: without a free descriptor, the connection goes on waiting."""
+        self._tell("accept", f"Workers' connections can't be accepted, and wait: {error}")
+        self._loop.remove_reader(self._listener)
+        self._paused = self._loop.call_later(PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        self._paused = None
+        self._loop.add_reader(self._listener, self._arrived)
+
+    def _make_room(self) -> None:
+        """Gives up the guest that has said nothing for the longest time, and of those that speak the oldest."""
+        oldest = next((guest for guest in self._guests if not guest.speaks), next(iter(self._guests)))
+        self._tell("room", f"{len(self._guests)} connections to the workers' port say nothing: the oldest are closed")
+        oldest.close()
+
+    def _tell(self, trouble: str, text: str) -> None:
+        now_s = time.monotonic()
+        if now_s - self._told_s.get(trouble, -math.inf) >= TOLD_EVERY_S:
+            self._told_s[trouble] = now_s
+            log.warning("%s", text)
 
     def greeted(self, guest: _Guest, sock: ssl.SSLSocket, hello: dict[str, Any]) -> None:
         """Accepts a guest with a known token. Raises ValueError, OSError."""
@@ -74,10 +103,12 @@ class Gate:
         welcome(str(hello.get("role")), SecureSocket(sock), hello)
 
     def left(self, guest: _Guest) -> None:
-        self._guests.discard(guest)
+        self._guests.pop(guest, None)
 
     def close(self) -> None:
         """Closes the address and the connections that wait there."""
+        if self._paused is not None:
+            self._paused.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for guest in list(self._guests):
@@ -93,12 +124,13 @@ class _Guest:
         self._gate, self._address = gate, address
         self._sock = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         self._loop = asyncio.get_running_loop()
-        self._shaken = False
+        self._shaken = self.speaks = False
         self._said = b""
         self._limit = self._loop.call_later(GREETING_S_MAX, self.refuse, "it says nothing")
         self._loop.add_reader(self._sock, self._step)
 
     def _step(self) -> None:
+        self.speaks = True
         try:
             if not self._shaken:
                 self._sock.do_handshake()
@@ -133,6 +165,9 @@ class _Guest:
 
     def refuse(self, why: str) -> None:
         log.warning("A connection from %s to the workers' port was refused: %s", self._address, why)
+        self.close()
+
+    def close(self) -> None:
         if self._sock.fileno() >= 0:
             self._leave()
             self._sock.close()
