@@ -12,7 +12,7 @@ import pytest
 
 from ts_frontend.config.display import explain, snapshot_settings
 from ts_frontend.config.foreign.profiles import PROFILES
-from ts_frontend.config.kinds import ConfigError
+from ts_frontend.config.kinds import BOOLEAN, ConfigError
 from ts_frontend.config.load import WITH_MODELS, Option, load_config, worker_environment
 from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind, VersionState
 from ts_frontend.config.table import SETTINGS, ServerConfig
@@ -202,14 +202,66 @@ def test_ncs_reads_no_snapshot(ncs: list[Option]) -> None:
 def test_a_flag_opens_nothing_that_the_environment_keeps_closed(key: str, flag: str) -> None:
     """As in TorchServe, and the only settings of which the environment is stronger."""
     opened, env = [Option(key, "true", flag)], f"TS_{key.upper()}"
-    closed = {"TS_ENABLE_ENVVARS_CONFIG": "true", env: "False"}
-    config = load_config(opened, environ=closed)
-    assert getattr(config, key) is False
-    assert f"{flag} has no effect: environment {env} is false" in notes(config)
-    for environ in ({}, {env: "false"}, {**closed, env: "true"}, {**closed, env: " "}):
+    closed = {"TS_ENABLE_ENVVARS_CONFIG": "true"}
+    for text in ("False", "1", "yes", "true ", ""):
+        config = load_config(opened, environ={**closed, env: text})
+        assert getattr(config, key) is False, text
+        assert f"{flag} has no effect: environment {env} is false" in notes(config)
+    for environ in ({}, {env: "false"}, {**closed, env: "true"}):
         assert getattr(load_config(opened, environ=environ), key) is True, environ
     closing = [Option(key, "false", f"--set {key}")]
     assert getattr(load_config(closing, environ={**closed, env: "true"}), key) is False
+
+
+BOOLEANS = [key for key, setting in SETTINGS.items() if setting.kind is BOOLEAN]
+
+
+@pytest.mark.parametrize("key", BOOLEANS)
+def test_a_boolean_of_torchserve_is_read_as_java_reads_it(key: str) -> None:
+    """java.util.Properties keeps blanks at a line's end, and Boolean.parseBoolean takes only `true`."""
+    for text in ("true", "TRUE", "True"):
+        write_file(f"certificate_file=c\nprivate_key_file=k\n{key} = {text}\n")
+        config = load_config(environ={})
+        assert getattr(config, key) is True
+        assert "neither" not in notes(config)
+    for text in ("1", "yes", "on", "t", "true ", "", "0", "no"):
+        write_file(f"job_queue_size=7\n{key}={text}\n")
+        config = load_config(environ={})
+        assert getattr(config, key) is False, text
+        told = f"{key} = {text!r} (config.properties:2) is neither true nor false and counts as false"
+        assert [note for note in config.notes if note.text == told and note.level == logging.WARNING]
+
+
+def test_a_boolean_counts_alike_from_every_source() -> None:
+    on = {"TS_ENABLE_ENVVARS_CONFIG": "true"}
+    given = [Option("disable_token_authorization", "1", "--set disable_token_authorization")]
+    write_file("disable_token_authorization=true\n")
+    for options, environ in ((given, {}), ([], {**on, "TS_DISABLE_TOKEN_AUTHORIZATION": "1"})):
+        config = load_config(options, environ=environ)
+        assert config.token_authorization is True
+        assert "disable_token_authorization = '1' (" in notes(config)
+    blank = {"TS_ENABLE_ENVVARS_CONFIG": " ", "TS_JOB_QUEUE_SIZE": "4"}
+    write_file("enable_envvars_config=true\n")
+    assert load_config(environ=blank).job_queue_size == 4  # the variable is not TorchServe's
+
+
+def test_a_line_appended_without_a_line_break_is_told() -> None:
+    """AWS's inference toolkit appends lines to a file that doesn't end with one. TorchServe starts with it, too."""
+    write_file("enable_model_api=truedefault_response_timeout=60\n")
+    config = load_config(environ={})
+    assert (config.enable_model_api, config.default_response_timeout) == (False, 120)
+    assert (
+        "enable_model_api = 'truedefault_response_timeout=60' (config.properties:1) is neither true nor false and "
+        "counts as false; a line break is missing before default_response_timeout, which isn't read"
+    ) in notes(config)
+
+
+def test_a_wrong_boolean_is_told_in_a_bounded_line() -> None:
+    write_file("debug=\\u001b[2J" + "x" * 100_000)
+    told = next(note.text for note in load_config(environ={}).notes if "neither" in note.text)
+    assert "debug = '\\x1b[2Jxxx" in told
+    assert len(told) < 250
+    assert told.isprintable()
 
 
 def test_a_snapshot_given_as_config_file_counts_as_one() -> None:

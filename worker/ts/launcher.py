@@ -65,11 +65,13 @@ def start(
     disable_token: bool = False,
     models: str | None = None,
     enable_model_api: bool = False,
+    exit_on_error: bool = False,
 ) -> Queue[str | None]:
     """Stops a running server, starts one, and prints its output until it is ready. The queue gets the lines after that,
     LINES_MAX at most while nobody takes them, and None at the server's end; they are printed too.
 
-    Of a server that doesn't start all lines are printed, then its exit code, and the queue has None alone.
+    Of a server that doesn't start all lines are printed, then its exit code, and the queue has None alone. With
+    `exit_on_error`, no server starts whose `models` can't be loaded.
     """
     stop()
     named = {
@@ -83,6 +85,7 @@ def start(
         "--no-config-snapshots": no_config_snapshots,
         "--disable-token-auth": disable_token,
         "--enable-model-api": enable_model_api,
+        "--exit-on-error": exit_on_error,
     }
     words += [flag for flag, given in switches.items() if given]
     process = subprocess.Popen(

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
+import shlex
 import shutil
 import signal
 import sys
@@ -58,9 +60,12 @@ def model_config(given: argparse.Namespace, gpus: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def model_directory(given: argparse.Namespace, gpus: int) -> Iterator[Path]:
-    """The model in the store, for the time of the block. Raises FileExistsError if the name is taken."""
+    """The model in the store, for the time of the block. Raises SystemExit if the name is taken."""
     folder = Path(given.model_store, given.model_name)
-    (folder / "MAR-INF").mkdir(parents=True)
+    try:
+        (folder / "MAR-INF").mkdir(parents=True)
+    except FileExistsError:
+        sys.exit(f"{folder} is there already. Delete it, or give another --model_name or --model_store")
     try:
         model = {"modelName": given.model_name, "handler": "vllm_handler", "configFile": "model-config.yaml"}
         (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"runtime": "python", "model": model}))
@@ -71,8 +76,12 @@ def model_directory(given: argparse.Namespace, gpus: int) -> Iterator[Path]:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Serves until Ctrl-C, SIGTERM or the server's end. Exits with status 1 if it doesn't start."""
+    """Serves until Ctrl-C or SIGTERM. Exits with status 1 without vLLM, if the model can't be loaded, and if the server
+    ends by itself."""
     given = parser().parse_args(words)
+    if importlib.util.find_spec(given.engine) is None:
+        install = f"{shlex.quote(sys.executable)} -m pip install {given.engine}"
+        sys.exit(f"The package {given.engine}, the engine of vllm_handler, is not installed. Install it: {install}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with model_directory(given, _gpus()), contextlib.suppress(KeyboardInterrupt):
         try:
@@ -81,11 +90,13 @@ def main(words: Sequence[str] | None = None) -> None:
                 no_config_snapshots=True,
                 models=given.model_name,
                 disable_token=given.disable_token_auth,
+                exit_on_error=True,
             )
             if lines.get() is None:  # a started server prints further lines
                 sys.exit("The server did not start")
             while lines.get() is not None:
                 pass
+            sys.exit("The server has ended")
         finally:
             launcher.stop(wait=False)
 

@@ -38,10 +38,12 @@ class ConfigError(InvalidArgument):
 
 @dataclass(frozen=True, slots=True)
 class SettingKind:
-    """A type of setting. `name`: its name in the documentation."""
+    """A type of setting. `name`: its name in the documentation. `words`: of a type that is read as Java reads booleans
+    (blanks count, and so does an empty text), the words for true and false; any other text is false with a warning."""
 
     name: str
     parse: Callable[[str], Any]
+    words: tuple[str, ...] = ()
 
 
 def whole(least: int = 0, most: float = math.inf) -> SettingKind:
@@ -91,7 +93,7 @@ def _check_range(value: float, least: float, most: float) -> None:
         raise ValueError(f"the most is {most:g}")
 
 
-def _boolean(text: str) -> bool:
+def _switch(text: str) -> bool:
     if text.lower() not in _TRUE + _FALSE:
         raise ValueError("allowed are true and false")
     return text.lower() in _TRUE
@@ -104,9 +106,9 @@ def _mode(text: str) -> str:
     return text[-3:]
 
 
-def _open_inference(text: str) -> bool:
-    """True for `oip` (TorchServe's value in the environment) or true; false for any other text, as in TorchServe."""
-    return text.lower() == "oip" or text.lower() in _TRUE
+def _one_of(*true: str) -> Callable[[str], bool]:
+    """Reads these words, in any case, as true and any other text as false, as Java's Boolean.parseBoolean does."""
+    return lambda text: text.lower() in true
 
 
 def _pattern(text: str) -> str:
@@ -238,8 +240,11 @@ def _programs(text: str) -> ProgramLines:
 
 
 TEXT = SettingKind("text", str)
-BOOLEAN = SettingKind("boolean", _boolean)
-OPEN_INFERENCE = SettingKind("boolean", _open_inference)
+#: TorchServe's booleans: its guards must not be read as more open here.
+BOOLEAN = SettingKind("boolean", _one_of("true"), ("true", "false"))
+OPEN_INFERENCE = SettingKind("boolean", _one_of("true", "oip"), ("true", "oip", "false"))
+#: This server's own booleans, among them other servers' options, which accept more words.
+SWITCH = SettingKind("switch", _switch)
 PATH = SettingKind("path", _path)
 PATTERN = SettingKind("regular expression", _pattern)
 PATTERNS = SettingKind("comma list of regular expressions", _patterns)

@@ -22,7 +22,7 @@ from ts_frontend.config.foreign import kserve as properties_file
 from ts_frontend.config.foreign import mlserver as mlserver_settings
 from ts_frontend.config.foreign.aliases import ALIASES, Alias, canonical
 from ts_frontend.config.foreign.profiles import KEYS, KSERVE_MODE, PROFILES
-from ts_frontend.config.kinds import BOOLEAN, ConfigError, nearest, no_effect
+from ts_frontend.config.kinds import ConfigError, nearest, no_effect
 from ts_frontend.config.snapshot import Snapshot, SnapshotError, SnapshotFiles, decode_models
 from ts_frontend.config.table import INTERNAL, NO_EFFECT, SETTINGS, Note, ServerConfig, Setting
 from ts_frontend.errors import InvalidArgument
@@ -46,6 +46,8 @@ WAITING = frozenset({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
 SPIN_COUNT = "1000"
 _VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
 _DEFAULT_FILE = Path("config.properties")
+#: So many characters of a wrong value are shown.
+_SHOWN_CHARS = 80
 #: Switches that flags turn on, unless the environment sets them to false.
 OPENING = ("disable_token_authorization", "enable_model_api")
 #: Settings that belong to the models of a snapshot: models need them to be found and to behave as before. None affects
@@ -160,7 +162,7 @@ def _not_opened(command_line: _Layer, environment: _Layer, found: _Findings) -> 
     kept, in which the environment is stronger, so that no server is less restricted than with TorchServe."""
     values = dict(command_line.values)
     for key in OPENING:
-        if _on([command_line], key) and _off([environment], key):
+        if _switch([command_line], key) and _switch([environment], key) is False:
             found.warn(f"{values.pop(key).source} has no effect: {environment.values[key].source} is false")
     return replace(command_line, values=values)
 
@@ -172,16 +174,20 @@ def _is_known(key: str) -> bool:
 def _environment(environ: Mapping[str, str], command_line: _Layer, file: _Layer, found: _Findings) -> _Layer:
     """This server's own and other servers' variables always count, TorchServe's with enable_envvars_config."""
     _note_misspelt(environ, found)
-    present = {s.key: _Value(environ[s.env], f"environment {s.env}") for s in SETTINGS.values() if s.env in environ}
+    present = {
+        s.key: _Value(environ[s.env], f"environment {s.env}")
+        for s in SETTINGS.values()
+        if environ.get(s.env, "").strip() or (s.env in environ and not s.env_always)
+    }
     others = _known(dict(_other_variables(environ)), found)
     values = others | {key: value for key, value in present.items() if SETTINGS[key].env_always}
     always = _Layer("environment", values)
-    if not _on([command_line, always, file], "enable_envvars_config"):
+    if not _switch([command_line, always, file], "enable_envvars_config"):
         unused = sorted(SETTINGS[key].env for key in present.keys() - always.values.keys())
         if unused:
             found.info(f"{', '.join(unused)} in the environment: not read, enable_envvars_config isn't true")
         return always
-    if "allowed_urls" in present and not _on([command_line, file], "use_env_allowed_urls"):
+    if "allowed_urls" in present and not _switch([command_line, file], "use_env_allowed_urls"):
         del present["allowed_urls"]
         found.warn("TS_ALLOWED_URLS in the environment: not read, the config file has no use_env_allowed_urls=true")
     return replace(always, values=others | present)
@@ -286,7 +292,7 @@ def _meant(alias: Alias, value: _Value, found: _Findings) -> dict[str, _Value]:
 
 def _profile(strong: Sequence[_Layer]) -> _Layer:
     """The defaults of the profile. An unknown name is reported when its setting is parsed."""
-    behind_kserve = _on(strong, "kserve_mode")
+    behind_kserve = _switch(strong, "kserve_mode")
     name = _text(strong, "profile").lower() or ("kserve" if behind_kserve else "")
     source = f"profile {name}"
     opened = KSERVE_MODE if behind_kserve else {}
@@ -347,7 +353,7 @@ def _found_snapshot(strong: Sequence[_Layer], found: _Findings) -> _Layer:
     restore_snapshot=all, every setting that a snapshot may restore."""
     nothing = _Layer("snapshot", {})
     wanted = _text(strong, "restore_snapshot").lower() or "models"
-    if _on(strong, "ncs") or wanted == "none":
+    if _switch(strong, "ncs") or wanted == "none":
         return nothing
     newest, skipped = SnapshotFiles(_log_location(strong) / "config").newest()
     for line in skipped:
@@ -382,18 +388,23 @@ def _text(layers: Sequence[_Layer], key: str) -> str:
     return next(filter(None, texts), "")
 
 
-def _on(layers: Sequence[_Layer], key: str) -> bool:
-    """Whether a switch is on, before parsing. Invalid text is reported when the setting is parsed."""
-    with contextlib.suppress(ValueError):
-        return bool(BOOLEAN.parse(_text(layers, key)))
-    return False
+def _given(layer: _Layer, key: str) -> _Value | None:
+    """A layer's value of a setting. A blank one counts as not given, but false for TorchServe's booleans, as there."""
+    value = layer.values.get(key)
+    return value if value is not None and (value.text.strip() or SETTINGS[key].kind.words) else None
 
 
-def _off(layers: Sequence[_Layer], key: str) -> bool:
-    """Whether a switch is explicitly false."""
+def _switch(layers: Sequence[_Layer], key: str) -> bool | None:
+    """What the strongest source says of a switch, before parsing. None: it isn't set, or the text is invalid, which
+    is reported when the setting is parsed."""
+    value = next(filter(None, (_given(layer, key) for layer in layers)), None)
     with contextlib.suppress(ValueError):
-        return BOOLEAN.parse(_text(layers, key)) is False
-    return False
+        return None if value is None else bool(_read(SETTINGS[key], value))
+    return None
+
+
+def _read(setting: Setting, value: _Value) -> Any:
+    return setting.kind.parse(value.text if setting.kind.words else value.text.strip())
 
 
 def _resolved(layers: Sequence[_Layer], environ: Mapping[str, str], found: _Findings) -> ServerConfig:
@@ -410,11 +421,11 @@ def _resolved(layers: Sequence[_Layer], environ: Mapping[str, str], found: _Find
 
 
 def _chosen(layers: Sequence[_Layer]) -> Iterator[tuple[str, _Value]]:
-    """The strongest value of each setting; a blank value counts as not set."""
+    """The strongest value of each setting."""
     for key in SETTINGS:
         for layer in layers:
-            value = layer.values.get(key)
-            if value is not None and value.text.strip():
+            value = _given(layer, key)
+            if value is not None:
                 yield key, value
                 break
 
@@ -438,12 +449,23 @@ def _models_to_load(
 
 
 def _parsed(setting: Setting, value: _Value, found: _Findings) -> Any:
+    if setting.kind.words and value.text.lower() not in setting.kind.words:
+        found.warn(_neither(setting, value))
     try:
-        return setting.kind.parse(value.text.strip())
+        return _read(setting, value)
     except ValueError as error:
         text = "***" if setting.secret else value.text.strip()
         found.errors.append(f"{setting.key} = {text} ({value.source}): {error}")
         return None
+
+
+def _neither(setting: Setting, value: _Value) -> str:
+    """The warning about a boolean that is neither true nor false. Some programs append a line to a file that doesn't
+    end with a line break."""
+    joined = max((key for key in SETTINGS if re.search(rf"{key}\s*[=:]", value.text)), key=len, default="")
+    hint = f"; a line break is missing before {joined}, which isn't read" if joined else ""
+    text = repr(value.text[:_SHOWN_CHARS]) + ("…" if len(value.text) > _SHOWN_CHARS else "")
+    return f"{setting.key} = {text} ({value.source}) is neither true nor false and counts as false{hint}"
 
 
 def _note_effects(values: Mapping[str, Any], sources: Mapping[str, str], found: _Findings) -> None:

@@ -33,6 +33,7 @@ from ts_frontend.config.kinds import (
     PATTERNS,
     PORT,
     PROGRAMS,
+    SWITCH,
     TEXT,
     WORDS,
     ConfigError,
@@ -286,7 +287,7 @@ class ServerConfig:
         whole(), 0, "port of this machine for debuggers of the worker of `dev_model`; 0: none", restored=False
     )
     debug_errors: bool | None = _own(
-        BOOLEAN,
+        SWITCH,
         None,
         "true: the answer of a handler that raised has the exception, its file and line; false: the request ID; "
         "not set: true if every inference and management address is loopback",
@@ -314,7 +315,7 @@ class ServerConfig:
         "more ports of gRPC inference, `PORT` or `PORT:DIALECT` with a `stream_dialect` for this port only",
         restored=False,
     )
-    use_tls: bool = _own(BOOLEAN, False, "true: TLS on every HTTP and gRPC address except Unix sockets", restored=False)
+    use_tls: bool = _own(SWITCH, False, "true: TLS on every HTTP and gRPC address except Unix sockets", restored=False)
     work_dir: Path | None = _own(
         PATH,
         None,
@@ -323,7 +324,7 @@ class ServerConfig:
         restored=False,
     )
     bypass_serve: bool = _own(
-        BOOLEAN,
+        SWITCH,
         False,
         "true: handlers run inside the server's process, one request at a time; for breakpoints, not for production",
         restored=False,
@@ -335,7 +336,7 @@ class ServerConfig:
         whole(1), None, "ms in which the client must answer this ping, or its connection is closed (grpcio engine)"
     )
     grpc_keepalive_permit_without_calls: bool = _own(
-        BOOLEAN, True, "false: clients without a call may not ping (grpcio engine)"
+        SWITCH, True, "false: clients without a call may not ping (grpcio engine)"
     )
     grpc_http2_max_pings_without_data: int = _own(
         whole(0), 0, "number of pings to a client without data in between; 0: no limit (grpcio engine)"
@@ -355,7 +356,7 @@ class ServerConfig:
         "the library that serves gRPC; auto: h2corn if it is installed, otherwise grpcio",
     )
     grpc_metrics: bool | None = _own(
-        BOOLEAN,
+        SWITCH,
         None,
         "true: `grpc_server_…` metrics in every metrics_mode, and `GET /metrics` on the gRPC ports too; false: none; "
         "not set: on the metrics API in `prometheus` mode",
@@ -396,13 +397,13 @@ class ServerConfig:
         whole(0), 0, "the port that workers on other nodes connect to, with TLS; 0: any free one"
     )
     ray_spares: bool = _own(
-        BOOLEAN,
+        SWITCH,
         True,
         "true: each of Ray's nodes with room for a worker has a started process for it, so that a lost worker is "
         "replaced sooner ([ray.md](ray.md#spare-processes))",
     )
     preload_torch: bool = _own(
-        BOOLEAN,
+        SWITCH,
         True,
         "false: the process that workers are forked from does not import torch, which takes seconds and 200 MB; a "
         "handler that needs torch imports it itself",
@@ -412,7 +413,7 @@ class ServerConfig:
     )
     job_queue_bytes_max: int = _own(whole(1), 1 << 30, "bytes of all requests that may wait, for each model version")
     lone_requests_wait: bool = _own(
-        BOOLEAN,
+        SWITCH,
         False,
         "true: every batch that isn't full waits for `maxBatchDelay`, as in TorchServe; false: an idle worker takes a "
         "request at once if no others came shortly before it",
@@ -444,16 +445,16 @@ class ServerConfig:
     )
     repository_poll_secs: float = _own(number(0), 15.0, "seconds between two checks of the files in poll mode")
     kserve_mode: bool = _own(
-        BOOLEAN,
+        SWITCH,
         False,
         "true: the inference address also has the paths of KServe's own servers: `GET /` (alive), `/v1/models` and"
         " a model's readiness",
     )
-    enable_grpc: bool = _own(BOOLEAN, True, "false: no gRPC listeners")
-    enable_http: bool = _own(BOOLEAN, True, "false: no HTTP inference; management and metrics stay")
+    enable_grpc: bool = _own(SWITCH, True, "false: no gRPC listeners")
+    enable_http: bool = _own(SWITCH, True, "false: no HTTP inference; management and metrics stay")
     server_id: str = _own(TEXT, "torchrelay", "name of the server in the metadata of the Open Inference Protocol")
     strict_readiness: bool = _own(
-        BOOLEAN, True, "false: the server stays ready and healthy while a model has lost its workers"
+        SWITCH, True, "false: the server stays ready and healthy while a model has lost its workers"
     )
     loads_at_once_max: int = _own(
         whole(1),
@@ -462,7 +463,7 @@ class ServerConfig:
         "is Triton's",
     )
     load_on_demand: bool = _own(
-        BOOLEAN,
+        SWITCH,
         False,
         "true: a model gets its workers with its first request, and loses them after `model_keep_alive_s` "
         "([scaling.md](scaling.md#models-on-demand))",
@@ -475,7 +476,7 @@ class ServerConfig:
         whole(), 0, "bytes of memory on GPUs that all models on demand may use together; 0: no limit"
     )
     exit_on_error: bool = _own(
-        BOOLEAN,
+        SWITCH,
         False,
         "true: the server does not start unless all models of the start, with their workers, can be loaded",
     )
@@ -487,13 +488,13 @@ class ServerConfig:
         restored=False,
     )
     enable_docs_url: bool | None = _own(
-        BOOLEAN,
+        SWITCH,
         None,
         "true: a page about the HTTP APIs at `/docs` and `/v2/docs`, to try them out, and OpenAPI at `/openapi.json`; "
         "not set: true if every address is loopback",
     )
     enable_console: bool = _own(
-        BOOLEAN,
+        SWITCH,
         True,
         "false: no console at `/` of the management address, no events for it, and nothing at `/` of the others",
     )
@@ -627,20 +628,20 @@ class ServerConfig:
     log_config: Path | None = _own(PATH, None, "logging configuration: YAML or JSON for dictConfig, or log4j2 XML")
     log_level: str = _own(choice("debug", "info", "warning", "error"), "info", "level of the server's own messages")
     log_format: str = _own(choice("text", "json"), "text", "text: TorchServe's patterns; json: one object per line")
-    access_log: bool = _own(BOOLEAN, True, "one line per request")
+    access_log: bool = _own(SWITCH, True, "one line per request")
     access_log_polls: bool = _own(
-        BOOLEAN, False, "true: also lines for health probes, `/metrics` and the console's events that succeeded"
+        SWITCH, False, "true: also lines for health probes, `/metrics` and the console's events that succeeded"
     )
     access_log_timing: bool = _own(
-        BOOLEAN, False, "true: the line of a request shows where its time went, like `x-torchrelay-timing`"
+        SWITCH, False, "true: the line of a request shows where its time went, like `x-torchrelay-timing`"
     )
     access_log_format: str | None = _own(
         TEXT,
         None,
         "line of a request in asgi-logger's notation: `%(h)s \"%(r)s\" %(s)s %(D)s`; not set: TorchServe's line",
     )
-    console_log: bool = _own(BOOLEAN, True, "true: the log is also written to standard output", restored=False)
-    ncs: bool = _own(BOOLEAN, False, "true: snapshots are neither read nor written (`--ncs`)", restored=False)
+    console_log: bool = _own(SWITCH, True, "true: the log is also written to standard output", restored=False)
+    ncs: bool = _own(SWITCH, False, "true: snapshots are neither read nor written (`--ncs`)", restored=False)
     restore_snapshot: str = _own(
         choice("models", "all", "none"),
         "models",

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import TypeAlias
 
-from ts_frontend.config.kinds import BOOLEAN
+from ts_frontend.config.kinds import SWITCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,11 @@ def _sets(*keys: str) -> Meaning:
     return lambda text: Said(dict.fromkeys(keys, text))
 
 
+def _turns(key: str) -> Meaning:
+    """A meaning that sets one of TorchServe's booleans, which knows only true and false, by other servers' words."""
+    return lambda text: Said({key: str(SWITCH.parse(text)).lower()})
+
+
 def _sets_and(key: str, **more: str) -> Meaning:
     return lambda text: Said({key: text, **more})
 
@@ -70,7 +75,7 @@ def _only(value: bool, reason: str) -> Meaning:
     """A meaning that accepts only this value, the server's fixed behaviour."""
 
     def meaning(text: str) -> Said:
-        if BOOLEAN.parse(text) is not value:
+        if SWITCH.parse(text) is not value:
             raise ValueError(reason)
         return Said({})
 
@@ -101,7 +106,7 @@ def _seconds(key: str) -> Meaning:
 
 def _verbosity(text: str) -> Said:
     """Triton's verbosity: 0 for off, a level above 0, or a truth value."""
-    verbose = int(text) > 0 if text.isdecimal() else BOOLEAN.parse(text)
+    verbose = int(text) > 0 if text.isdecimal() else SWITCH.parse(text)
     return Said({"log_level": "debug"} if verbose else {})
 
 
@@ -115,7 +120,7 @@ def _one_model(text: str) -> Said:
 
 def _quieter(level: str) -> Meaning:
     """A meaning that, for false, sets the log level `level`, so that only more severe messages are logged."""
-    return lambda text: Said({} if BOOLEAN.parse(text) else {"log_level": level})
+    return lambda text: Said({} if SWITCH.parse(text) else {"log_level": level})
 
 
 def _tritons(key: str) -> Meaning:
@@ -146,7 +151,7 @@ def _trace_config(text: str) -> Said:
 
 
 def _mutual(text: str) -> Said:
-    return Said({"enable_grpc_ssl": "true"} if BOOLEAN.parse(text) else {})
+    return Said({"enable_grpc_ssl": "true"} if SWITCH.parse(text) else {})
 
 
 # --- the table
@@ -173,7 +178,7 @@ _ROWS = (
           True),
     Alias("allow_http", "Triton", _tritons("enable_http"), "`enable_http`, with `profile=triton` unless one is named",
           True),
-    Alias("allow_metrics", "Triton", _sets("enable_metrics_api"), "`enable_metrics_api`", True),
+    Alias("allow_metrics", "Triton", _turns("enable_metrics_api"), "`enable_metrics_api`", True),
     Alias("model_load_thread_count", "Triton", _sets("loads_at_once_max"), "`loads_at_once_max`"),
     Alias("allow_cpu_metrics", "Triton", _nothing("disable_system_metrics turns them off"),
           "no effect; `disable_system_metrics` turns system metrics off", True),
@@ -237,7 +242,7 @@ _ROWS = (
           "`certificate_file`, with `use_tls=true`"),
     Alias("tls_key_path", "Dynamo", _sets("private_key_file"), "`private_key_file`"),
     Alias("tls_client_ca_cert_path", "Dynamo", _sets("client_ca_file"), "`client_ca_file`"),
-    Alias("grpc_use_ssl", "Triton", _sets("enable_grpc_ssl"), "`enable_grpc_ssl`", True),
+    Alias("grpc_use_ssl", "Triton", _turns("enable_grpc_ssl"), "`enable_grpc_ssl`", True),
     Alias("grpc_use_ssl_mutual", "Triton", _mutual, "`enable_grpc_ssl=true`; `--grpc-root-cert` asks for certificates",
           True),
     Alias("grpc_server_cert", "Triton", _sets("certificate_file"), "`certificate_file`"),
