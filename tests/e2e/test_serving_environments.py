@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import urllib.error
 import urllib.request
 import zipfile
+from importlib.metadata import version as installed
 from pathlib import Path
 
 import grpc
@@ -26,15 +28,18 @@ def handle(data, context):
     import yaml  # one of the server's packages
     return [json.dumps([word, sys.prefix])] * len(data or [])
 """
+TORCH = installed("torch")
 WHEEL = "greeting-1.0-py3-none-any.whl"
 
 
-def write_wheel(path: Path) -> None:
+def write_wheel(path: Path, needs: str = "") -> None:
     """The smallest package that pip installs without building anything."""
-    info = "greeting-1.0.dist-info"
+    name, version = path.name.split("-")[:2]
+    info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr("greeting.py", "WORD = 'hello'\n")
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
+        wheel.writestr(f"{name}.py", "WORD = 'hello'\n")
+        more = f"Requires-Dist: {needs}\n" if needs else ""
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
 
@@ -117,3 +122,49 @@ def test_what_cannot_be_installed_is_said_and_nothing_is_registered(start, write
     assert "nowhere-1.0" in body["message"]
     with pytest.raises(grpc.RpcError):
         server.describe("own")
+
+
+@pytest.fixture
+def newer(write, store: Path) -> Path:
+    """A model with packages of its own, and the folder of wheels that has a newer torch and yaml than the server."""
+    write(
+        "own", TELLING.replace("import yaml", "import torch, yaml; word = [word, torch.__version__, yaml.__version__]")
+    )
+    wheels = store / "own" / "wheels"
+    wheels.mkdir()
+    for name in ("torch-99.0", "pyyaml-99.0", "greeting-1.0"):
+        write_wheel(wheels / f"{name}-py3-none-any.whl")
+    write_wheel(wheels / "needy-1.0-py3-none-any.whl", "torch>=99")
+    return wheels
+
+
+@pytest.mark.parametrize("line", ["torch", "torch>=2", f"torch=={TORCH}"])
+def test_what_is_installed_and_satisfies_a_line_stays(start, store, newer, line):
+    require(store, "own", f"--no-index\n--find-links wheels\n{line}\npyyaml\ngreeting")
+    server = start(install_py_dep_per_model="true", env={"PIP_CONFIG_FILE": os.devnull})
+    server.register("own")
+    assert json.loads(server.predict("own", {}))[0] == ["hello", TORCH, installed("pyyaml")]
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("torch>=99", "requested torch>=99"),
+        ("needy", "needy 1.0 depends on torch>=99"),
+        ("./wheels/torch-99.0-py3-none-any.whl", "requirements.txt: './wheels/torch-99.0-py3-none-any.whl'"),
+        (
+            "torch @ https://nowhere.invalid/torch-99.0-py3-none-any.whl",
+            "requirements.txt: 'torch @ https://nowhere.invalid/",
+        ),
+        ("-r wheels/more.txt", "more.txt: 'https://nowhere.invalid/torch-99.0-py3-none-any.whl'"),
+    ],
+)
+def test_a_line_that_needs_another_torch_is_refused_before_it_is_downloaded(start, store, newer, line, named):
+    (newer / "more.txt").write_text("https://nowhere.invalid/torch-99.0-py3-none-any.whl\n")
+    require(store, "own", f"--no-index\n--find-links wheels\n{line}")
+    server = start(install_py_dep_per_model="true")
+    with pytest.raises(grpc.RpcError) as refused:
+        server.register("own")
+    told = refused.value.details()
+    assert named in told and f"the server has torch {TORCH}" in told
+    assert "Model own: Collecting torch@" not in server.log and "Model own: Downloading" not in server.log

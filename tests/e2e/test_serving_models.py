@@ -300,6 +300,26 @@ def test_what_is_served_survives_a_restart(start, write):
     assert json.loads(fresh.manage("ListModels", ListModelsRequest()))["models"] == []
 
 
+def test_a_directory_that_the_operator_names_is_served_by_the_configured_handler_and_after_a_restart(start, tmp_path):
+    place = tmp_path / "elsewhere" / "net"
+    place.mkdir(parents=True)
+    (place / "weights.pth").write_bytes(b"of the handler")
+    handler = tmp_path / "configured.py"
+    handler.write_text(
+        "import os\n\ndef handle(data, context):\n    folder = context.system_properties['model_dir']\n"
+        "    return [open(os.path.join(folder, 'weights.pth')).read()] * len(data or [])\n"
+    )
+    server = start("--models", f"net={place}", snapshots=True, default_service_handler=str(handler))
+    server.wait_for_log("is ready (pid")
+    assert server.predict("net", {}) == b"of the handler"
+    with pytest.raises(grpc.RpcError, match="does not match any allowed URL"):
+        server.register(str(place), model_name="other")
+    assert server.terminate() == 0
+    again = start(snapshots=True, default_service_handler=str(handler))
+    again.wait_for_log("is ready (pid")
+    assert again.predict("net", {}) == b"of the handler"
+
+
 def test_a_killed_server_remembers_too(start):
     server = start(snapshots=True)
     server.register("probe")

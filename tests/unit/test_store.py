@@ -207,6 +207,23 @@ def test_an_allowed_directory_elsewhere_is_used_in_place(root: Path) -> None:
         assert fetched.path.is_dir()
 
 
+def test_a_directory_that_the_operator_names_needs_no_permission(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root.parent)
+    store, outside = ModelStore(root), root.parent / "outdir"
+    for url in (str(outside), outside.as_uri(), "./outdir"):
+        fetched = asyncio.run(store.fetch(url, named=True))
+        assert (fetched.path, fetched.downloaded, fetched.named) == (outside, False, True)
+        again = asyncio.run(store.recall(fetched.url, fetched.recorded, named=True))
+        assert again == fetched
+        with pytest.raises(ArchiveNotFound):
+            fetch(store, url)
+    (root / "sub" / "outdir").mkdir(parents=True)
+    (root.parent / "sub" / "outdir").mkdir(parents=True)
+    assert asyncio.run(store.fetch("sub/outdir", named=True)).path == root / "sub" / "outdir", "the store has it"
+    with pytest.raises(ArchiveNotFound, match="does not match any allowed"):
+        asyncio.run(store.fetch(str(root.parent / "outside.mar"), named=True))
+
+
 def test_what_the_store_had_is_never_discarded(root: Path) -> None:
     store = ModelStore(root)
     store.discard(fetch(store, "m.mar"))

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.formats.format import ModelFiles
-from ts_frontend.models.formats.formats import Formats
+from ts_frontend.models.formats.formats import Formats, known_formats
 from ts_frontend.models.formats.triton import TritonFormat
 from ts_frontend.models.formats.weights import WeightsFormat
 from ts_frontend.models.store.store import ModelStore
@@ -70,6 +71,14 @@ def test_what_runs_a_folder(names: list[str], kind: str, files: list[str], tmp_p
 def test_what_is_none(names: list[str], tmp_path: Path) -> None:
     assert not WeightsFormat().matches(folder(tmp_path / "net", *names))
     assert not WeightsFormat().matches(tmp_path / "missing")
+
+
+def test_a_configured_handler_gets_the_folder(tmp_path: Path) -> None:
+    place = folder(tmp_path / "net", "model.pth")
+    config = ServerConfig(default_service_handler="/handlers/mine.py")
+    formats = known_formats(config, env={}, work_dir=tmp_path, gpus=0)
+    assert (formats.open(place, tmp_path).adapter, formats.is_alone(place)) == ("", False)
+    assert formats.open(place / "model.pth", tmp_path).adapter == "weights", "a file is no archive without a handler"
 
 
 def test_a_state_without_its_class_is_refused_with_what_is_missing(tmp_path: Path) -> None:

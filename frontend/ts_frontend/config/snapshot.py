@@ -42,7 +42,8 @@ class SnapshotError(ValueError):
 class VersionState:
     """One version of a model: its file name in the store (`archive`), its source (`url`, "" if unknown), and its
     settings. `max_batch_delay_set`: False for the default delay. `requested`: the register call's parameters, as JSON,
-    so that a restart doesn't take defaults for requested values."""
+    so that a restart doesn't take defaults for requested values. `named`: the operator named the directory at a
+    start."""
 
     archive: str
     default: bool
@@ -57,6 +58,7 @@ class VersionState:
     parallel_level: int = 0
     url: str = ""
     requested: Mapping[str, Any] = field(default_factory=dict)
+    named: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +159,12 @@ def version_tree(state: VersionState) -> dict[str, Any]:
     }
     if state.parallel_level:
         tree["parallelLevel"] = state.parallel_level
-    ours = {"url": state.url, "maxBatchDelaySet": state.max_batch_delay_set, "requested": dict(state.requested)}
-    return tree | {"torchrelay": ours}
+    ours: dict[str, Any] = {
+        "url": state.url,
+        "maxBatchDelaySet": state.max_batch_delay_set,
+        "requested": dict(state.requested),
+    }
+    return tree | {"torchrelay": ours | ({"named": True} if state.named else {})}
 
 
 def version_state(tree: Mapping[str, Any]) -> VersionState:
@@ -180,6 +186,7 @@ def version_state(tree: Mapping[str, Any]) -> VersionState:
         parallel_level=int(tree.get("parallelLevel", 0)),
         url=str(ours.get("url", "")),
         requested=dict(ours.get("requested", {})),
+        named=ours.get("named") is True,
     )
 
 

@@ -270,7 +270,7 @@ class _Migration:
             return
         for entry in config.load_models:
             url = entry.partition("=")[2] if re.match(r"[^:/]+=", entry) else entry
-            if url.lower() in ("all", "none"):
+            if url.lower() in ("all", "none") or source.directory(url) is not None:
                 continue
             if "://" in url and not source.allows(url):
                 section.error("load_models", f"{url}: allowed_urls doesn't allow it, and TorchServe's default does")

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from urllib.parse import unquote
 
 from ts_frontend.config.files import read_file
 from ts_frontend.config.load import environment
@@ -190,6 +191,9 @@ _NESTED = re.compile(r"^(?:-r|-c|--requirement|--constraint)(?:\s+|=)?(\S+)")
 _IN_PLACE = re.compile(r"^(?:(?:-e|--editable)\b|\./?(?:\s|$))")
 _LINKS = re.compile(r"^(?:-f|--find-links)(?:\s+|=)?(\S+)")
 _PACKAGES = (".whl", ".tar.gz", ".zip")
+#: A line that gives torch as a file or URL: its version, if the name has it.
+_TORCH_FILE = re.compile(r"^torch\s*(?:\[[^\]]*\]\s*)?@(?:.*/torch-([^-/\s]+)-)?|(?:^|[/=\s])torch-([^-/\s]+)-\S*\.whl")
+_LINE_CHARS_MAX = 200
 _WORDS = re.compile(r"[\s=@;,]+|file:(?://)?")
 _READ_BYTES = 1 << 20
 
@@ -224,6 +228,22 @@ def _parts(directory: Path, file: Path, seen: set[Path]) -> Iterator[bytes]:
                 yield from _contents(path, _PACKAGES if links else ("",))
 
 
+def other_torch(directory: Path, file: Path, torch: str, seen: set[Path]) -> str:
+    """The line of a requirements file, or of one that it names, that gives a file of another torch than `torch`, after
+    the file's name; "" without one. pip would download it before it compares. Blocking. Raises OSError."""
+    if file in seen:
+        return ""
+    seen.add(file)
+    for line in _lines(file):
+        if (found := _TORCH_FILE.search(line)) and unquote(found[1] or found[2] or "") != torch:
+            return f"{file.name}: {line[:_LINE_CHARS_MAX]!a}"
+        nested = _NESTED.match(line)
+        for path in _named(line, nested, (directory, file.parent)) if nested else ():
+            if path.is_file() and (told := other_torch(directory, path.resolve(), torch, seen)):
+                return told
+    return ""
+
+
 def _named(line: str, option: re.Match[str] | None, bases: tuple[Path, ...]) -> Iterator[Path]:
     """The files and folders that a line names; `option` matches an option with its path."""
     words = [option[1]] if option else [word for word in _WORDS.split(line) if word.strip("./")]
@@ -252,7 +272,7 @@ def _contents(path: Path, endings: tuple[str, ...]) -> Iterator[bytes]:
 SHOWN_LINES = 15
 SHOWN_CHARS_MAX = 4000
 #: Part of every digest: changes with the way in which environments are made.
-FORMAT = "1"
+FORMAT = "2"
 
 
 class EnvironmentFailed(ServeError):
@@ -315,16 +335,24 @@ class Environments:
 
 _CREATE = "Virtual environment creation failed for model"
 _INSTALL = "Custom pip package installation failed for model"
+_KEPT = (
+    "But the server has torch {torch}, which its models keep: name torch without a version or with one that this "
+    "satisfies, or serve the model with a server that has the other torch"
+)
 _GROUND = ("format", "python", "interpreter", "packages", "torch")
 
 
 def _ground() -> tuple[str, ...]:
     """The interpreter and torch below the environments; part of every digest."""
+    return FORMAT, sys.version, sys.executable, sysconfig.get_paths()["purelib"], _torch()
+
+
+def _torch() -> str:
+    """The version of the server's torch, "" without one."""
     try:
-        torch = version("torch")
+        return version("torch")
     except PackageNotFoundError:
-        torch = ""
-    return FORMAT, sys.version, sys.executable, sysconfig.get_paths()["purelib"], torch
+        return ""
 
 
 class _Maker:
@@ -349,9 +377,26 @@ class _Maker:
         _show_servers_packages(directory)
         if wanted:
             log.info("Installing %s of model %s.", wanted, self._name)
-            await self._run(_INSTALL, _pip(directory / "bin" / "python", wanted), lock, temporary)
+            await self._install(_pip(directory / "bin" / "python", wanted), wanted, lock, temporary)
             log.info("Installed custom pip packages for model %s.", self._name)
         await asyncio.to_thread(shutil.rmtree, temporary)
+
+    async def _install(self, pip: list[str], wanted: str, lock: int, temporary: Path) -> None:
+        """Runs pip with the server's torch as a constraint. Raises EnvironmentFailed, OSError."""
+        if not (torch := _torch()):
+            await self._run(_INSTALL, pip, lock, temporary)
+            return
+        root = self._archive.dir.resolve()
+        if line := await asyncio.to_thread(other_torch, root, root / wanted, torch, set()):
+            raise EnvironmentFailed(f"{_INSTALL} {self._name}: {line} gives another torch. {_KEPT.format(torch=torch)}")
+        constraints = temporary / "constraints.txt"
+        constraints.write_text(f"torch=={torch}\n")
+        try:
+            await self._run(_INSTALL, [*pip, "--constraint", str(constraints)], lock, temporary)
+        except EnvironmentFailed as error:
+            if "(constraint) torch" not in error.message:
+                raise
+            raise EnvironmentFailed(f"{error.message}\n{_KEPT.format(torch=torch)}") from None
 
     async def _run(self, title: str, argv: Sequence[str], lock: int, temporary: Path) -> None:
         last: deque[str] = deque(maxlen=SHOWN_LINES)
@@ -379,7 +424,7 @@ def _create(directory: Path) -> list[str]:
 
 def _pip(python: Path, wanted: str) -> list[str]:
     words = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
-    return [*words, "--upgrade", "--upgrade-strategy", "only-if-needed", "-r", wanted]
+    return [*words, "-r", wanted]
 
 
 def _show_servers_packages(directory: Path) -> None:

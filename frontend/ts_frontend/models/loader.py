@@ -88,7 +88,7 @@ class ModelLoader:
         its path in the store. [] for any other, and for a URL."""
         if "://" in url:
             return []
-        fetched = await self.store.fetch(url)
+        fetched = await self.store.fetch(url, named=True)
         found = await asyncio.to_thread(self.formats.of, fetched.path)
         if not found.several:
             return []

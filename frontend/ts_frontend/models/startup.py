@@ -183,8 +183,9 @@ def state_of(model: Model, manager: ModelManager) -> VersionState:
     """The state of one model for a snapshot."""
     registry: Registry = manager.registry
     settings = model.settings
+    fetched = manager.loader.fetched(model)
     return VersionState(
-        archive=manager.loader.fetched(model).recorded,
+        archive=fetched.recorded,
         default=registry.is_default(model),
         min_workers=model.minimum,
         max_workers=model.maximum,
@@ -197,6 +198,7 @@ def state_of(model: Model, manager: ModelManager) -> VersionState:
         parallel_level=settings.parallel_level,
         url=model.url,
         requested=asdict(model.requested),
+        named=fetched.named,
     )
 
 
@@ -226,7 +228,7 @@ async def restore(snapshot: Snapshot, manager: ModelManager, store: ModelStore, 
 async def _made(name: str, version: str, state: VersionState, manager: ModelManager, store: ModelStore) -> Model | str:
     """The loaded model, or the sentence about its failure."""
     try:
-        fetched = await store.recall(state.url or state.archive, state.archive)
+        fetched = await store.recall(state.url or state.archive, state.archive, named=state.named)
         model = await manager.load(kept_in_store(fetched), requested_of(name, state), loaded_at_startup=True)
     except Exception as error:
         return snapshot_failure(f"Model {name}, version {version}", state.archive, "model store", error)
@@ -397,15 +399,16 @@ class _StartupLoader:
         if not separator or "/" in name or ":" in name:
             name, url = "", entry
         url = self._archive(url)
-        if (self._config.model_dir is not None or self._alone) and url not in self._names:
+        whole = self._config.model_dir is not None or self._alone
+        if whole and url not in self._names and await asyncio.to_thread(self._store.directory, url) is None:
             name, url = name or entry, self._store.only()  # the store is itself the model, or has only one
         named = [] if name else await self._manager.loader.named_in(url)
         for archive in named:
-            fetched, requested = await self._store.fetch(url), self._requested(archive.name or "")
+            fetched, requested = await self._store.fetch(url, named=True), self._requested(archive.name or "")
             made = self._manager.load_archive(fetched, archive, requested, loaded_at_startup=True)
             models.append(self._kept(await made))
         if not named:
-            fetched = await self._store.fetch(url)
+            fetched = await self._store.fetch(url, named=True)
             made = self._manager.load(fetched, self._requested(name), loaded_at_startup=True)
             models.append(self._kept(await made))
 

@@ -37,7 +37,7 @@ def known_formats(config: ServerConfig, *, env: Mapping[str, str], work_dir: Pat
             MLServerFormat(config.mlserver, config.model_store, Path.cwd() if config.mlserver.only else None),
             TritonFormat(gpus, config.default_workers_per_model),
             ProgramFormat(config, env, work_dir),
-            WeightsFormat(),
+            WeightsFormat(handled=bool(config.default_service_handler)),
         )
     )
 

@@ -25,14 +25,20 @@ _PACKED = (".mar", ".model", ".tgz", ".gz", ".zip")
 
 class WeightsFormat(ModelFormat):
     """A folder's weights are one model if it has one file with a graph, or any number of `.safetensors`, and neither
-    archives nor other Python files than model.py, which may be handlers."""
+    archives nor other Python files than model.py, which may be handlers. `handled`: the server has a handler for
+    folders that name none (default_service_handler), which gets them instead."""
 
     adapter = ADAPTER
     alone = True
 
+    def __init__(self, handled: bool = False) -> None:
+        self._handled = handled
+
     def matches(self, path: Path) -> bool:
         if not path.is_dir():
             return path.suffix in GRAPHS and path.is_file()
+        if self._handled:
+            return False
         files = [one for one in path.iterdir() if one.is_file() and not one.name.startswith(".")]
         named = (path / TRANSFORMERS_FILE).is_file()
         code = [one.name for one in files if one.suffix == ".py" and one.name != CLASS_FILE]

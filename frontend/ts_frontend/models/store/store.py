@@ -106,13 +106,15 @@ _Place = Callable[[str], "tuple[Path, Path | None]"]
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """An archive file or model directory. `url`: as it was given; `downloaded`: `path` is a copy made for this model;
-    `folder`: the folder outside the store that holds only this copy; `pin`: the digest that the URL demands."""
+    `folder`: the folder outside the store that holds only this copy; `pin`: the digest that the URL demands;
+    `named`: the operator named it at the start."""
 
     path: Path
     url: str
     downloaded: bool
     folder: Path | None = None
     pin: Pin | None = field(default=None, compare=False)
+    named: bool = field(default=False, compare=False)
 
     @property
     def recorded(self) -> str:
@@ -155,14 +157,28 @@ class ModelStore:
         self._missing, self._place = missing, place
         self._formats = formats or Formats()
 
-    async def fetch(self, url: str, *, signed: bool = False) -> Fetched:
+    async def fetch(self, url: str, *, signed: bool = False, named: bool = False) -> Fetched:
         """The archive at `url`, copied into the store if it comes from elsewhere. `signed`: an http(s) URL is one of S3
-        and requested with the server's AWS credentials.
+        and requested with the server's AWS credentials. `named`: the operator named it at the start, so that a
+        directory of this machine needs no permission.
 
         Cancelling the caller stops the download and leaves nothing behind. Raises ArchiveNotFound (missing or not
         allowed), ArchiveExists, DownloadFailed, InvalidArgument.
         """
+        if named and (path := await asyncio.to_thread(self.directory, url)) is not None:
+            # A relative path is that of this start's directory, which the next may not have.
+            return Fetched(path, url if Path(url).is_absolute() or SCHEME.match(url) else str(path), False, named=True)
         return await self._fetched(url, self._in_store, signed)
+
+    def directory(self, url: str) -> Path | None:
+        """The directory of this machine that the operator's `url` names outside the store: a path with a slash that the
+        store doesn't have, or a `file://` URL. Blocking."""
+        scheme = SCHEME.match(url)
+        if "/" not in url or (scheme is not None and scheme[1].lower() != "file"):
+            return None
+        path = Path(url2pathname(urlsplit(url).path) if scheme else url)
+        stored = self._root is not None and (self._root / path).exists() and not path.is_absolute()
+        return path.resolve() if path.is_dir() and not stored and not self._lies_inside(path) else None
 
     async def fetch_apart(self, url: str) -> Fetched:
         """The same, but a copy gets a new folder outside the store, so that a URL may have several copies. Never raises
@@ -200,12 +216,14 @@ class ModelStore:
             work.add_done_callback(self._discard_unwanted)
             raise
 
-    async def recall(self, url: str, name: str) -> Fetched:
+    async def recall(self, url: str, name: str, *, named: bool = False) -> Fetched:
         """Fetches again an archive that `fetch(url)` or `fetch_apart(url)` fetched in an earlier run; `name`: its
-        `recorded`. A copy in the store is still there; one outside is downloaded again.
+        `recorded`; `named`: as it was. A copy in the store is still there; one outside is downloaded again.
 
         Raises as `fetch`.
         """
+        if named:
+            return await self.fetch(url, named=True)
         scheme = SCHEME.match(url)
         if scheme is not None and name == url:
             return await self.fetch_apart(url)
