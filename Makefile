@@ -16,10 +16,13 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RUN_STAMP := $(VENV)/.installed_to_run
+TORCH_STAMP := $(VENV)/.torch_installed
 # A newer pip than Python 3.11 brings, since it resolves in half of the time; pip 26 prints 600 lines of setuptools' warnings.
 # Modules are compiled when they are first imported: most of those of torch and of the tests' packages never are. The
 # bytecode is kept, also where the environment says otherwise: every start would compile torch's 1100 modules again.
-PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
+# Only pip's errors are printed: it has hundreds of lines to say, with a warning per package where it looks in folders too.
+PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
 
 .DEFAULT_GOAL := help
 .PHONY: help env run test test-long test-external test-slow test-compiled fuzz soak soak-measures docs bench bench-peers bench-instructions format clean FORCE
@@ -27,25 +30,34 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1 = /p' $(MAKEFILE_LIST) | awk -F' = ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
 
-env: $(STAMP) ## make or update the environment
+env: $(STAMP) ## make or update the environment, with what the tests need
 
 # Rewritten only when the words differ, so that another TORCH_SPEC makes the environment anew and the same one doesn't.
 $(VENV)/.torch_spec: FORCE
 	@mkdir -p $(VENV)
 	@echo '$(TORCH_SPEC)' | cmp -s - $@ || echo '$(TORCH_SPEC)' > $@
 
-$(STAMP): $(VENV)/.torch_spec setup.cfg setup.py pyproject.toml
+$(TORCH_STAMP): $(VENV)/.torch_spec
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 10) or sys.exit("Python 3.10 or newer is needed, $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12" % v)'
 	@echo "== [1/3] virtual environment in $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) 'pip >= 25, < 26'
-	@echo "== [2/3] $(TORCH_SPEC) (the largest download; another build: make TORCH_SPEC=...)"
+	@echo "== [2/3] $(TORCH_SPEC) (the largest download, silent; another build: make TORCH_SPEC=...)"
 	@$(PIP) $(TORCH_SPEC)
-	@echo "== [3/3] torchrelay and what it and its tests need"
-	@$(PIP) -e '.[dev]'
 	@touch $@
 
-run: $(STAMP) ## start the server on the examples, call it, serve until Ctrl-C (ONCE=1: end after the answers)
+$(RUN_STAMP): $(TORCH_STAMP) setup.cfg setup.py pyproject.toml
+	@echo "== [3/3] torchrelay and what it and its examples need"
+	@$(PIP) -e '.[vision]'
+	@touch $@
+
+# What tests need includes what running needs.
+$(STAMP): $(TORCH_STAMP) setup.cfg setup.py pyproject.toml
+	@echo "== [3/3] torchrelay and what it and its tests need"
+	@$(PIP) -e '.[dev]'
+	@touch $(RUN_STAMP) $@
+
+run: $(RUN_STAMP) ## start the server on the examples, call it, serve until Ctrl-C (ONCE=1: end after the answers)
 	@$(BIN)/python ts_scripts/quickstart.py $(if $(filter-out 0,$(ONCE)),--once)
 
 test: $(STAMP) ## format, lint, types, all tests but the long, external and slow ones

@@ -104,21 +104,23 @@ def server_env(state: Path) -> dict[str, str]:
 @contextmanager
 def server(state: Path, ports: dict[str, int], store: Path = STORE) -> Iterator[None]:
     """The server, which the `torchserve` command starts and stops."""
-    config = state / "config.properties"
+    config = state / "ts.properties"
     write_config(ports, config)
     env = server_env(state)
-    command = ["torchserve", "--start", "--ncs", "--model-store", str(store), "--ts-config", str(config)]
+    shown = store.relative_to(ROOT) if store.is_relative_to(ROOT) else store
+    command = ["torchserve", "--start", "--ncs", "--model-store", str(shown), "--ts-config", str(config)]
     say(f"$ {' '.join(command)}")
     try:
-        if subprocess.run([BIN / "torchserve", *command[1:]], env=env, cwd=state).returncode:
+        if subprocess.run([BIN / "torchserve", *command[1:]], env=env, cwd=ROOT).returncode:
             raise Wrong("The server didn't start.")
         yield
     finally:
-        subprocess.run([BIN / "torchserve", "--stop"], env=env, cwd=state)
+        subprocess.run([BIN / "torchserve", "--stop"], env=env, cwd=ROOT)
 
 
-def client(ports: Ports, *words: str) -> str:
-    """Runs the gRPC client as a user would, shows its output at once, and returns the output.
+def client(ports: Ports, *words: str, lines_max: int | None = None) -> str:
+    """Runs the gRPC client as a user would, shows its output at once, or its first `lines_max` lines at its end, and
+    returns the output.
 
     Raises Wrong if its exit status isn't 0.
     """
@@ -129,12 +131,16 @@ def client(ports: Ports, *words: str) -> str:
         printed = b""
         while piece := os.read(process.stdout.fileno(), 65_536):
             printed += piece
-            sys.stdout.buffer.write(piece)
-            sys.stdout.flush()
-    say()
+            if lines_max is None:
+                sys.stdout.buffer.write(piece)
+                sys.stdout.flush()
+    text = printed.decode()
+    if lines_max is not None:
+        lines = text.splitlines()
+        say("\n".join([*lines[:lines_max], *(["  ..."] if len(lines) > lines_max else [])]))
     if process.returncode:
         raise Wrong(f"The client ended with status {process.returncode}.")
-    return printed.decode().removesuffix("\n")
+    return text.removesuffix("\n")
 
 
 def port_option(ports: Ports, action: str) -> list[str]:
@@ -160,11 +166,13 @@ def call(ports: Ports, state: Path) -> None:
     """Makes all calls of a client. Raises Wrong for an unexpected answer."""
     for model in MODELS:
         client(ports, "register", model, f"{model}.mar")
-    check_class(client(ports, "infer", "digits", IMAGE))
-    prompt = state / "prompt.txt"
+    say()
+    check_class(client(ports, "infer", "digits", IMAGE, lines_max=3))
+    prompt = state / "prompt"
     prompt.write_text(PROMPT)
-    say(f"The text to continue is {PROMPT!r}. Each character is a message of its own.")
+    say(f"\nThe text to continue is {PROMPT!r}. Each character is a message of its own.")
     check_continuation(client(ports, "infer_stream", "text_stream", str(prompt)))
+    say()
 
 
 def explain(ports: Ports) -> None:
@@ -173,13 +181,10 @@ def explain(ports: Ports) -> None:
     usual = (ports.inference, ports.management) == (7070, 7071)
     named = "" if usual else f" --inference-port {ports.inference} --management-port {ports.management}"
     say(f"""Call it yourself, from another terminal in {ROOT}:
-
   {folder}/torchserve predict digits examples/digits/samples/7.png{named}
   printf "Shall I" | {folder}/torchserve stream text_stream -{named}
   {folder}/torchserve list{named}
-
-or with the commands above, or with any gRPC client and the files of protos/: inference is on
-127.0.0.1:{ports.inference}, management on 127.0.0.1:{ports.management}. README.md goes on from here.
+or with any gRPC client and the files of protos/. README.md goes on from here.
 """)
 
 
@@ -215,7 +220,7 @@ def main() -> None:
     parser.add_argument("--free-ports", action="store_true", help="don't try the usual ports")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, interrupt)
-    state = Path(tempfile.mkdtemp(prefix="torchrelay-"))
+    state = Path(tempfile.mkdtemp(prefix="relay-"))
     try:
         run(state, options.once, options.free_ports)
     except Wrong as error:

@@ -70,10 +70,16 @@ class DownloadFailed(ServeError):
 
 
 class ArchiveNotFound(ServeError):
-    """No archive at that URL, or the URL isn't one that may be used."""
+    """No archive at that URL."""
 
     remedy = "Name a file of the model store, or open the URL with `allowed_urls`."
     code, http_status, type_name = Code.NOT_FOUND, 404, "ModelNotFoundException"
+
+
+class UrlForbidden(ArchiveNotFound):
+    """The URL isn't one that may be used; its status is TorchServe's."""
+
+    remedy = "Open the URL with `allowed_urls`, or put the model into the model store."
 
 
 class ArchiveExists(ServeError):

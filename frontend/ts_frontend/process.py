@@ -29,7 +29,7 @@ from ts_frontend.config.kinds import ConfigError, s3_of
 from ts_frontend.config.load import forget_secrets, located
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
-from ts_frontend.listeners.descriptors import raise_open_files
+from ts_frontend.listeners.descriptors import few_open_files, raise_open_files
 from ts_frontend.tasks import owned
 from ts_frontend.telemetry.logging.logs import Logs, setup_logs
 from ts_frontend.workers.spawning import StartedForkserver, first_forkserver
@@ -63,6 +63,7 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
     report = StartReport(report_ready_fd)
     forget_secrets()
     raise_open_files()
+    short = few_open_files()
     if os.getpid() == 1:  # the engine's signals count only when they are handled
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     try:
@@ -70,11 +71,13 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
     except (ServeError, ValueError) as error:
         report.failed(f"Logs can't be opened: {error}.")
         return 1
+    if short:
+        log.warning("%s", short)
     try:
         status = _run_loop(_run(config, logs, report, first_forkserver(config)))
     except (OSError, ServeError, RuntimeError, ValueError) as error:
         log.error("%s", error, exc_info=not isinstance(error, (OSError, ServeError)))
-        report.failed(str(error))
+        report.failed(f"{error}. {short}" if short else str(error))
         status = 1
     finally:
         logs.close()
@@ -122,6 +125,8 @@ async def _run(config: ServerConfig, logs: Logs, report: StartReport, forkserver
     signals = StopSignals(server, config.drain_grace_s + config.drain_timeout_s + STOP_MARGIN_S)
 
     def on_ready(listening: dict[str, str], failures: list[str]) -> None:
+        if short := few_open_files():
+            failures = [*failures, short]
         for name, address in listening.items():
             log.info("%s listens on %s", name, address)
         logs.flush(LOGS_FLUSH_S)  # the addresses are printed before STARTED
@@ -284,10 +289,13 @@ class PidFileError(ServeError):
 
 
 class AlreadyRunning(PidFileError):
-    remedy = "`torchserve --stop` ends the running server; `--work-dir` starts a second one."
+    remedy = "`--work-dir` and ports of its own start a second server beside the first."
 
-    def __init__(self) -> None:
-        super().__init__("TorchServe is already running, please use torchserve --stop to stop TorchServe.")
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"TorchServe is already running, and {path} is its pid file. A second server beside it needs a directory "
+            "(--work-dir) and ports of its own."
+        )
 
 
 def pid_path(work_dir: Path | None = None) -> Path:
@@ -354,7 +362,7 @@ def _claim(path: Path) -> int:
         assert handle is not None
         if not _locked(handle):
             os.close(handle)
-            raise AlreadyRunning
+            raise AlreadyRunning(path)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), os.lstat(path)):
                 return handle

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 
 from support import module_of
+
+#: What `make run` prints in front of the script's lines.
+INSTALLING_LINES = 3
 
 
 @pytest.fixture
@@ -31,7 +35,38 @@ def test_the_first_five_minutes(root: Path, tmp_path: Path, clean_env: dict[str,
     assert '"class": "3"' in done.stdout
     assert "burning bright" in done.stdout
     assert "torchserve predict digits" in done.stdout
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 40 - INSTALLING_LINES, done.stdout
+    usual = [re.sub(r" --([a-z]+-)?port \d+", "", line).replace(str(tmp_path), "/tmp") for line in lines]
+    assert max(map(len, usual)) <= 100, done.stdout
     assert not list(tmp_path.iterdir()), "files were left in the temporary folder"
+
+
+def planned(root: Path, target: str, venv: Path, *more: str) -> str:
+    """What make would run for a target without an environment."""
+    command = ["make", "--dry-run", target, f"VENV={venv}", f"PYTHON={sys.executable}", *more]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+
+
+def test_make_run_installs_what_running_needs(root: Path, tmp_path: Path) -> None:
+    """Its first run says one line per step, and installs neither the developers' tools nor what other examples need;
+    the tests get all."""
+    to_run, to_test = planned(root, "run", tmp_path / "venv"), planned(root, "test", tmp_path / "venv")
+    assert "pip" in to_run and "[dev]" not in to_run
+    assert "[dev]" in to_test
+    installs = [line for line in (to_run + to_test).splitlines() if "-m pip install" in line]
+    assert installs and all(" -qq " in line for line in installs)
+    assert to_run.count('\necho "== [') == INSTALLING_LINES
+
+
+def test_make_run_uses_the_environment_of_the_tests(root: Path, tmp_path: Path) -> None:
+    """Stamps as `make test` leaves them: nothing is installed again."""
+    venv = tmp_path / "venv"
+    venv.mkdir()
+    for stamp in (".torch_spec", ".torch_installed", ".installed_to_run", ".installed"):
+        (venv / stamp).write_text("torch==2.13.0\n" if stamp == ".torch_spec" else "")
+    same_torch = f"--old-file={venv / '.torch_spec'}"  # a dry run doesn't compare the words in it
+    assert "-m pip" not in planned(root, "run", venv, same_torch)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

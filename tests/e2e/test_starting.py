@@ -10,6 +10,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import tarfile
 import threading
 import zipfile
@@ -377,3 +379,24 @@ def test_what_a_killed_server_unpacked_is_removed_by_the_next_and_nobody_elses(s
     assert its in unpacked(tmp_path) and list(its.glob("models/*/handler.py"))
     running.scale("packed", 2)
     assert running.predict("packed", {}) == b"here"
+
+
+def test_a_start_without_open_files_says_what_it_needs_and_has(
+    tmp_path: Path, store: Path, clean_env: dict[str, str]
+) -> None:
+    """Before it fails, in the log, and with the failure."""
+    command = [sys.executable, "-m", "ts.model_server", "--foreground", "--model-store", str(store), "--ncs"]
+    limited = ["sh", "-c", 'ulimit -n 40; exec "$@"', "sh", *command]
+    done = subprocess.run(
+        limited,
+        cwd=tmp_path,
+        env={**clean_env, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=GUARD_S,
+    )
+    assert done.returncode == 1
+    said = "40 open files are allowed: the server itself needs 64"
+    assert "Too many open files" in done.stderr and said in done.stderr
+    log = (tmp_path / "logs" / "ts_log.log").read_text()
+    assert said in log.splitlines()[0]

@@ -227,7 +227,7 @@ def test_a_key_expires_and_a_new_one_is_made(start: Any, tmp_path: Path) -> None
 def test_an_address_outside_turns_tokens_on(start: Any, tmp_path: Path) -> None:
     server = start(management_address="http://0.0.0.0:0")
     assert "Token authorization is on: other machines can reach management_address=http://0.0.0.0:0." in server.log
-    assert "off (--enable-model-api turns it on): other machines can reach management_address" in server.log
+    assert "off (--enable-model-api turns it on) for the same reason." in server.log
     assert status(server, "management", "/models") == 400
     assert status(server, "management", "/models", keys_of(tmp_path)["management"]) == 200
 

@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import ssl
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -569,3 +570,13 @@ def test_only_processes_of_this_start_are_let_in(model: Path, pems: dict[str, st
             assert refused == [b""] * 4
 
     run(scenario())
+
+
+@pytest.mark.parametrize("missing", ["ray", "cryptography"])
+def test_a_server_without_the_packages_for_ray_names_the_extra(missing: str) -> None:
+    """Whichever of them is missing: Ray alone may be installed without the extra."""
+    bridge = "ts_frontend.workers.cluster.bridge"
+    program = f"import runpy, sys; sys.modules[{missing!r}] = None; runpy.run_module({bridge!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "need torchrelay's extra: pip install torchrelay[ray] (" in done.stderr.splitlines()[-1]

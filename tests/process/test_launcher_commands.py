@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -86,12 +87,25 @@ def test_start_and_stop(shell: Shell) -> None:
 
     again = shell.start("ready")
     assert again.returncode == 1
-    assert "already running, please use torchserve --stop to stop TorchServe." in again.stdout
+    assert f"TorchServe is already running, and {shell.pid_file} is its pid file" in again.stdout
+    assert "--work-dir" in again.stdout and "--stop" not in again.stdout, "it would stop the first server"
 
     stopped = shell.run("--stop")
     assert (stopped.returncode, stopped.stdout) == (0, "TorchServe has stopped.\n")
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
     assert not shell.pid_file.exists()
+
+
+def test_the_command_that_stops_a_server_stops_no_other(shell: Shell) -> None:
+    """Not that of the usual directory, when the variable was set for this command alone."""
+    place = shell.place / "it's"
+    place.mkdir()
+    started = shell.run("--start", "--model-store", "store", "--models", "ready", TMPDIR=str(place))
+    told = started.stdout.partition("stop it with: ")[2].splitlines()[0]
+    variable, *command = shlex.split(told)
+    assert (variable, command) == (f"TMPDIR={place}", ["torchserve", "--stop"])
+    assert shell.run("--stop").stdout == "TorchServe is not currently running.\n"
+    assert shell.run("--stop", TMPDIR=variable.partition("=")[2]).stdout == "TorchServe has stopped.\n"
 
 
 def test_the_ready_line_is_there_once_also_without_console(shell: Shell) -> None:

@@ -469,3 +469,20 @@ def test_a_settings_file_of_mlserver_that_cannot_be_read_is_named(tmp_path: Path
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(ConfigError, match="settings.json is not valid JSON"):
         started("--profile", "mlserver")
+
+
+@pytest.mark.parametrize(
+    "words", ["--model-name mine --model-path /models/x.mar", "--model /models/x.mar --model_name=mine"]
+)
+def test_a_name_beside_a_place_names_its_model(words: str) -> None:
+    config = started(*words.split())
+    assert config.load_models == ("mine=x.mar",) and config.model_store == Path("/models")
+
+
+def test_of_two_options_for_one_setting_the_start_tells_which_counts() -> None:
+    config = started("--model", "one", "--model-path", "two")
+    assert config.load_models == ("two=two",)
+    said = [note.text for note in config.notes]
+    assert "load_models is two=two (--model-path), which replaces one=one (--model)" in said
+    kept = started("--host", "0.0.0.0", "--metrics-port", "9001", "--grpc-port", "8001", "--model-name", "a")
+    assert not [note.text for note in kept.notes if "replaces" in note.text]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from ts_frontend.grpc.call import ListenerLimits
-from ts_frontend.listeners.descriptors import is_exhausted, open_files_max, report_full, shared_out
+from ts_frontend.listeners.descriptors import few_open_files, is_exhausted, open_files_max, report_full, shared_out
 from ts_frontend.listeners.listener import Listener
 
 NAMES = ("http_inference", "http_management", "http_metrics", "grpc_inference", "grpc_management")
@@ -69,3 +69,9 @@ def test_waiting_clients_are_reported_once(caplog: pytest.LogCaptureFixture) -> 
     with caplog.at_level(logging.WARNING), pytest.raises(RuntimeError):  # a coroutine's StopIteration
         asyncio.run(report())
     assert [record.args for record in caplog.records] == [("http_inference", 48, 6), ("http_inference", 48, 9)]
+
+
+def test_a_limit_that_leaves_no_connections_is_told() -> None:
+    assert few_open_files(64).startswith("64 open files are allowed: the server itself needs 64, and more for each ")
+    assert "ulimit -n 65536" in few_open_files(255)
+    assert few_open_files(256) == few_open_files(resource.RLIM_INFINITY) == ""

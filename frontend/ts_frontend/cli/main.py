@@ -211,7 +211,7 @@ def _foreground(arguments: argparse.Namespace, program: Program) -> int:
 def _background(arguments: argparse.Namespace, words: Sequence[str], program: Program) -> int:
     config = _startable(arguments)
     if running_server(pid_path(config.work_dir)):
-        raise AlreadyRunning
+        raise AlreadyRunning(pid_path(config.work_dir))
     if remove_orphan(pid_path(config.work_dir)):
         print("Removing orphan pid file.", flush=True)
     more = ["--foreground"]
@@ -245,9 +245,16 @@ def _passing() -> str:
     return "pipe" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else ""
 
 
+#: The variables by which Python chooses the directory of temporary files.
+_TEMP = ("TMPDIR", "TEMP", "TMP")
+
+
 def _stop_command(config: ServerConfig) -> str:
-    where = f" --work-dir {shlex.quote(str(config.work_dir))}" if config.work_dir is not None else ""
-    return f"torchserve --stop{where}"
+    """The command that stops this server and no other: its pid file is in its directory, else where TMPDIR says."""
+    if config.work_dir is not None:
+        return f"torchserve --stop --work-dir {shlex.quote(str(config.work_dir))}"
+    place = next((f"{name}={shlex.quote(text)} " for name in _TEMP if (text := config.environment.get(name))), "")
+    return f"{place}torchserve --stop"
 
 
 def _startable(arguments: argparse.Namespace) -> ServerConfig:

@@ -109,9 +109,11 @@ def who_may(config: ServerConfig) -> tuple[str, str]:
     """Two sentences for the start, with reasons: whether calls need keys, and whether models can be registered."""
     tokens = "on" if config.token_authorization else "off"
     models = "on" if config.model_api_enabled else "off (--enable-model-api turns it on)"
+    why = (_why(config, "disable_token_authorization", config.given_keys()), _why(config, "enable_model_api"))
+    same = " for the same reason" if why[0] == why[1] else f": {why[1]}"
     return (
-        f"Token authorization is {tokens}: {_why(config, 'disable_token_authorization', config.given_keys())}.",
-        f"Registering and unregistering while the server runs is {models}: {_why(config, 'enable_model_api')}.",
+        f"Token authorization is {tokens}: {why[0]}.",
+        f"Registering and unregistering while the server runs is {models}{same}.",
     )
 
 

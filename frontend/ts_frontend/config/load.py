@@ -270,10 +270,24 @@ def _known(values: Mapping[str, _Value], found: _Findings) -> dict[str, _Value]:
         elif name in SETTINGS:
             own[name] = value
         elif name in ALIASES:
-            meant |= _meant(ALIASES[name], value, found)
+            for setting, one in _meant(ALIASES[name], value, found).items():
+                _add_meant(meant, setting, one, found)
         else:
             found.warn(f"{key} ({value.source}): there is no such setting{nearest(key, SETTINGS)}")
     return meant | own
+
+
+def _add_meant(meant: dict[str, _Value], key: str, value: _Value, found: _Findings) -> None:
+    """Adds a setting that an option sets: a model's name and its place belong together, and of two other texts the last
+    counts, which is told."""
+    before = meant.get(key)
+    if before is not None and key == "load_models" and ("=" in before.text) != ("=" in value.text):
+        name, place = (before, value) if "=" in value.text else (value, before)
+        text = f"{name.text}={place.text.partition('=')[2]}"
+        value = _Value(text, f"{place.source}, {name.source}")
+    elif before is not None and key != "profile" and before.text != value.text:
+        found.warn(f"{key} is {value.text} ({value.source}), which replaces {before.text} ({before.source})")
+    meant[key] = value
 
 
 def _meant(alias: Alias, value: _Value, found: _Findings) -> dict[str, _Value]:

@@ -212,7 +212,7 @@ class HttpOpenInference:
 
     async def infer(self, request: HttpRequest) -> HttpAnswer:
         if self._is_torchserves(request):
-            return await self._torchserve.predict_kserve(request)
+            return await self._torchserve.predict_v2(request)
         if request.method != "POST":
             raise MethodNotAllowed("POST")
         answer = await self._one(await self._submit(request, "json"), joined_json)

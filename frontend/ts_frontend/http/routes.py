@@ -176,7 +176,7 @@ ROUTES: tuple[Row, ...] = (
         json=True,
     ),
     _predict(
-        *("*", f"{_V2_MODEL}/explain", RUNS, HttpInference.explain_kserve, "Explain, KServe v2", "explain_v2"),
+        *("*", f"{_V2_MODEL}/explain", RUNS, HttpInference.explain_v2, "Explain, KServe v2", "explain_v2"),
         dialect=_OIP,
         yields=True,
     ),

@@ -5,6 +5,7 @@ The method is ignored: GET, PUT or DELETE predict like POST.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -27,7 +28,10 @@ from ts_frontend.http.request import (
 from ts_frontend.job import Job, shared_headers
 from ts_frontend.models.health import Health
 from ts_frontend.models.registry import Registry
+from ts_frontend.open_inference import requests as tensor_requests
+from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX
 from ts_frontend.scheduling.pieces import chunks, resumed
+from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 from ts_frontend.telemetry.metrics.gpus import Gpus
 from ts_frontend.telemetry.metrics.openmetrics import CONTENT_TYPE as OPENMETRICS
 from ts_frontend.telemetry.metrics.openmetrics import preferred
@@ -53,12 +57,16 @@ _VALUE: Final = re.compile(r"[\x20-\x7e\x80-\xff\t]*")
 
 
 class HttpInference:
-    """TorchServe's inference API. `at_startup` names the models that were loaded when the server started."""
+    """TorchServe's inference API. `at_startup` names the models that were loaded when the server started; `keys`: the
+    headers that name a request's sequence."""
 
-    def __init__(self, models: Registry, health: Health, at_startup: Callable[[], list[str]]) -> None:
+    def __init__(
+        self, models: Registry, health: Health, at_startup: Callable[[], list[str]], keys: SequenceHeaders
+    ) -> None:
         self._models = models
         self._health = health
         self._at_startup = at_startup
+        self._keys = keys
 
     async def ping(self, request: HttpRequest) -> HttpAnswer:
         healthy, report = await self._health.health()
@@ -78,7 +86,7 @@ class HttpInference:
         return self._predict(request, params["model_name"], params.get("model_version"), more)
 
     async def predict_kserve(self, request: HttpRequest) -> HttpAnswer:
-        """Predicts by a path of KServe's protocols, with TorchServe's form of errors."""
+        """Predicts by a path of KServe's v1, with TorchServe's form of errors."""
         return await self._of_kserve(request, PREDICT)
 
     async def explain_kserve(self, request: HttpRequest) -> HttpAnswer:
@@ -87,6 +95,26 @@ class HttpInference:
     async def _of_kserve(self, request: HttpRequest, explain: tuple[str, str]) -> HttpAnswer:
         try:
             return await self._predict(request, request.path_params["model_name"], None, [explain])
+        except ServeError as error:
+            return refusal(error, ErrorDialect.TORCHSERVE)
+
+    async def predict_v2(self, request: HttpRequest) -> HttpAnswer:
+        """The same by a path of v2: the handler gets the body unchanged, and its `timeout` and sequence count."""
+        return await self._of_v2(request, PREDICT)
+
+    async def explain_v2(self, request: HttpRequest) -> HttpAnswer:
+        return await self._of_v2(request, EXPLAIN)
+
+    async def _of_v2(self, request: HttpRequest, explain: tuple[str, str]) -> HttpAnswer:
+        name = request.path_params["model_name"]
+        try:
+            body = await request.body()
+            small = len(body) <= WHOLE_BYTES_MAX
+            given = tensor_requests.of_json(body) if small else await tensor_requests.of_large_json(body)
+            more, deadline_s = tensor_requests.scheduled(
+                self._models.find(name), given, [explain], math.inf, self._keys
+            )
+            return await answer_of(self._submit(request, name, None, more, (), body, deadline_s))
         except ServeError as error:
             return refusal(error, ErrorDialect.TORCHSERVE)
 
@@ -130,6 +158,7 @@ class HttpInference:
         more: Pairs,
         inputs: Sequence[Input],
         body: bytes,
+        deadline_s: float = math.inf,
     ) -> Job:
         """Submits a request to a model. `more`: headers for the handler besides the client's."""
         model = self._models.find(name, version)
@@ -139,6 +168,7 @@ class HttpInference:
         job = model.submit(
             [*inputs, _new(Input, ("body", content_type, body))],
             headers=request.for_handler(more),
+            deadline_s=deadline_s,
             request_id=request.request_id,
             stream=True,
             version_named=bool(version),

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 #: The soft limit that the server sets for itself, where the hard limit allows it, as the Java VM of TorchServe does.
 OPEN_FILES_WANTED = 65_536
+#: The open files of a server with the five usual listeners, without connections, and the limit below which it warns.
+OPEN_FILES_OWN, OPEN_FILES_FEW = 64, 256
 #: The part of the open files that connections may be.
 CONNECTIONS_SHARE = 0.75
 #: The part of the connections for each listener without inference; those with inference share the rest.
@@ -46,6 +48,17 @@ def open_files_max(soft: int, hard: int) -> int:
     """Returns the number of files that a server may open when it starts with these limits."""
     soft, hard = (sys.maxsize if one == resource.RLIM_INFINITY else one for one in (soft, hard))
     return max(soft, min(hard, OPEN_FILES_WANTED))
+
+
+def few_open_files(open_files: int | None = None) -> str:
+    """A sentence for a limit (None: the present one) that leaves few or no connections; "" for others."""
+    has = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if open_files is None else open_files
+    if has == resource.RLIM_INFINITY or has >= OPEN_FILES_FEW:
+        return ""
+    return (
+        f"{has} open files are allowed: the server itself needs {OPEN_FILES_OWN}, and more for each connection and "
+        f"worker. ulimit -n {OPEN_FILES_WANTED} (LimitNOFILE= of systemd) allows them"
+    )
 
 
 def shared_out(listeners: Sequence[Listener], open_files: int | None = None) -> list[Listener]:

@@ -394,14 +394,15 @@ class Listeners:
         def loaded_at_startup() -> list[str]:
             return [model.name for model in registry if model.loaded_at_startup]
 
-        inference = HttpInference(registry, self._health, loaded_at_startup)
+        keys = sequence_headers(config)
+        inference = HttpInference(registry, self._health, loaded_at_startup, keys)
         tensors = HttpOpenInference(
             registry,
             self._health,
             self._repository,
             About(config.server_id, ts.version.__version__),
             self._regions,
-            sequence_headers(config),
+            keys,
             always=config.ts_open_inference_protocol,
             torchserve=inference,
         )

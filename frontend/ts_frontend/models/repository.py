@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from ts_frontend.errors import Code, InvalidArchive, InvalidArgument, ModelNotFound, ServeError
+from ts_frontend.errors import Code, InvalidArchive, InvalidArgument, ModelNotFound, ServeError, UrlForbidden
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.extraction import create_file, safe_parts
 from ts_frontend.models.formats.format import ModelFiles
@@ -64,7 +64,10 @@ class _RepositoryLoader:
     async def url(self, name: str, url: str, config_text: str | None) -> None:
         """Loads from `url`, a name of the model store or an allowed URL: either a directory of versions, or an archive,
         which may hold such a directory."""
-        fetched = await self._store.fetch_apart(url)
+        try:
+            fetched = await self._store.fetch_apart(url)
+        except UrlForbidden as error:  # TorchServe's APIs have its status for this
+            raise LoadRefused(f"load parameter 'model_path': {error.message}") from error
         if await asyncio.to_thread(self._formats.versioned, fetched.path) is not None:
             await self._directory(name, fetched, config_text)
             return
@@ -160,17 +163,11 @@ class ControlRefused(ServeError):
         )
 
 
-class FilesRefused(ServeError):
-    """The control mode lets clients load models of the repository, but not upload files."""
+class LoadRefused(ServeError):
+    """Clients may load models of the repository, but not from where this call wants to."""
 
-    remedy = "Correct the model's files that the message names."
+    remedy = "Start the server with what the message names, or load the model from the repository."
     code, http_status, type_name = Code.FAILED_PRECONDITION, 400, "BadRequestException"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "load parameter 'file:' is not allowed: start the server with --model-control-mode explicit for it, or use "
-            "model_path"
-        )
 
 
 @dataclass(slots=True)
@@ -306,7 +303,10 @@ class Repository:
         self._check("load")
         if files is not None:
             if not self._takes_files:
-                raise FilesRefused
+                raise LoadRefused(
+                    "load parameter 'file:' is not allowed: start the server with --model-control-mode explicit for "
+                    "it, or use model_path"
+                )
             work = self._loader.files(name, config_text, files)
         elif url is not None:
             work = self._loader.url(name, url, config_text)

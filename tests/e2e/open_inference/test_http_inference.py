@@ -287,3 +287,25 @@ def test_the_parameter_timeout_ends_what_runs(http: httpx.Client, path: str) -> 
 
     for _ in range(2):  # the second one needs the worker that the first one had
         assert any(map(runs, TIMEOUTS_US))
+
+
+@pytest.mark.parametrize("path", ["infer", "explain"])
+@pytest.mark.parametrize("size", [1, 20_000])
+def test_the_parameter_timeout_ends_what_a_handler_of_torchserve_runs(http: httpx.Client, path: str, size: int) -> None:
+    """Without a version, a handler that declares no tensors gets the body unchanged, and its timeout counts."""
+    body: dict[str, Any] = {"inputs": [tensor("BYTES", [1], ["x" * size])]}
+
+    def runs(timeout_us: int) -> bool:
+        answer = http.post(f"/v2/models/waits/{path}", json={**body, "parameters": {"timeout": timeout_us}})
+        assert answer.status_code == 504 and answer.json()["type"] == "RequestTimeoutException"
+        return "given to a worker" in answer.json()["message"]
+
+    assert any(map(runs, TIMEOUTS_US))
+
+
+def test_a_timeout_that_is_no_number_is_named(http: httpx.Client) -> None:
+    for parameters in ({"timeout": "soon"}, {"timeout": -1}, {"timeout": 0.5}):
+        answer = http.post("/v2/models/upper/infer", json={"parameters": parameters})
+        assert answer.status_code == 400 and "parameter timeout is a number of microseconds" in answer.json()["message"]
+    answer = http.post("/v2/models/raises/infer", json={"parameters": {"other": "soon"}})
+    assert "ValueError: no" in answer.text, "a parameter of another name is the handler's"

@@ -202,7 +202,14 @@ def test_archives_are_loaded_by_name_and_by_path(begin: Any, tmp_path: Path) -> 
     request.parameters["model_path"].string_param = "/etc"
     with pytest.raises(grpc.RpcError) as caught:
         call(served, "RepositoryModelLoad", request)
-    assert "allowed_urls" in caught.value.details()
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "allowed_urls" in caught.value.details() and "whole URL file:///etc" in caught.value.details()
+    answer = post(served, "models/second/load", parameters={"model_path": "https://127.0.0.1:1/m.mar"})
+    assert answer.status_code == 400 and "forbidden to load from there. The key allowed_urls" in answer.json()["error"]
+    request.parameters["model_path"].string_param = str(tmp_path / "store" / "absent")
+    with pytest.raises(grpc.RpcError) as caught:
+        call(served, "RepositoryModelLoad", request)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 WORDS = """

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
 from ts_frontend.config.kinds import nearest
-from ts_frontend.errors import ArchiveNotFound, InvalidArgument
+from ts_frontend.errors import ArchiveNotFound, InvalidArgument, UrlForbidden
 from ts_frontend.models.formats.format import StoredModel
 from ts_frontend.models.formats.formats import Formats
 from ts_frontend.models.store import s3
@@ -404,7 +404,7 @@ class ModelStore:
         """Whether archives may be loaded from a URL with a scheme. Names in the store need no permission."""
         try:
             self._allow(url)
-        except ArchiveNotFound:
+        except UrlForbidden:
             return False
         return True
 
@@ -414,15 +414,16 @@ class ModelStore:
         return self._allow(url)
 
     def _allow(self, url: str, shown: str | None = None) -> bool:
-        """Raises ArchiveNotFound unless `url` may be used. True: the operator allowed it, even at a private address."""
+        """Raises UrlForbidden unless `url` may be used. True: the operator allowed it, even at a private address."""
         if url.startswith(self._trusted):
             return True
         if any(pattern.fullmatch(url) for pattern in self._allowed):
             return self._explicit
         now = "" if self._explicit else f"; not set, it allows files of the {self._place} and the model zoo"
-        raise ArchiveNotFound(
+        whole = f"URL {url}" if shown else "URL"
+        raise UrlForbidden(
             f"Given URL {shown or url} does not match any allowed URL(s): the server is forbidden to load from there. "
-            f"The key allowed_urls of its configuration opens it, with a regular expression for the whole URL{now}"
+            f"The key allowed_urls of its configuration opens it, with a regular expression for the whole {whole}{now}"
         )
 
 

@@ -25,16 +25,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ray
-import ray.cloudpickle
-import ray.exceptions
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from ray._private.state import available_resources_per_node
-from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+try:
+    import ray
+    import ray.cloudpickle
+    import ray.exceptions
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+    from ray._private.state import available_resources_per_node
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"workers in a Ray cluster need torchrelay's extra: pip install torchrelay[ray] ({error})"
+    ) from None
 
 import ts.version
 from ts_frontend.workers.cluster import packing
