@@ -39,6 +39,9 @@ from ts_frontend.errors import Cancelled, Ending, HandlerFailed, InvalidArgument
 CHUNK_COST_BYTES: Final = 64
 CREDIT_GRANT_BYTES: Final = 65_536
 
+#: The header, and the metadata, for the phrase of the status that a handler set.
+PHRASE_KEY: Final = "ts-response-phrase"
+
 
 class JobState(Enum):
     """The state of a job. QUEUED waits for a worker, SENT is on a worker (running, or read ahead)."""
@@ -370,6 +373,8 @@ class Job:
         now_s = time.monotonic() if now_s is None else now_s
         _, data, last, status, phrase, headers = chunk
         if not self.received_bytes and not self._chunks:
+            if phrase:  # HTTP/2 and gRPC have no other place for it, and h2corn sends HTTP/1.1's own
+                headers = (*headers, (PHRASE_KEY, phrase))
             self.status, self.phrase, self.headers = (
                 status,
                 phrase,

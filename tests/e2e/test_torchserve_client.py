@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 from google.protobuf import empty_pb2
@@ -51,6 +52,7 @@ class TheirClient:
     """Calls made with TorchServe's messages and stubs."""
 
     def __init__(self, theirs: SimpleNamespace, server: Any) -> None:
+        self.server = server
         self.pb, self.mpb = theirs.inference_pb2, theirs.management_pb2
         self.channels = [grpc.insecure_channel(server.inference), grpc.insecure_channel(server.management)]
         self.inference = theirs.inference_pb2_grpc.InferenceAPIsServiceStub(self.channels[0])
@@ -227,6 +229,9 @@ def test_metadata_both_ways(client: TheirClient, write: Callable[..., str]) -> N
     assert json.loads(answer.prediction) == ["id-7", "1", {"content-type": ""}]
     trailing = {entry.key: entry.value for entry in call.trailing_metadata()}
     assert (trailing["x-answer"], trailing["ts-response-status"]) == ("yes", "418")
+    assert trailing["ts-response-phrase"] == "teapot"
+    answer = httpx.get(f"{client.server.http}/predictions/headers", timeout=CALL_S_MAX)
+    assert (answer.status_code, answer.headers["ts-response-phrase"]) == (418, "teapot")
 
 
 # --- the script
