@@ -60,6 +60,19 @@ def test_paths_and_file_urls_inside_the_store_are_used_in_place(root: Path) -> N
         assert fetch(store, url) == Fetched(root / "m.mar", url, downloaded=False)
 
 
+def test_of_a_path_elsewhere_the_last_part_counts_as_in_torchserve(root: Path) -> None:
+    """The store's own archive is used, whether or not there is one at the path; nothing outside is read."""
+    for url in ("/other/m.mar", str(root.parent / "m.mar"), "/m.mar"):
+        (root.parent / "m.mar").write_bytes(b"elsewhere")
+        assert fetch(ModelStore(root), url).path == root / "m.mar"
+    (root / ".hidden.mar").write_bytes(b"")
+    for url in ("/other/outside.mar", "/other/.hidden.mar", "/other/dirmodel", "/other/..", "/"):
+        with pytest.raises(ServeError):
+            fetch(ModelStore(root), url)
+    allowed = ModelStore(root, [(root.parent / "m.mar").as_uri()])
+    assert fetch(allowed, str(root.parent / "m.mar")).path == root.parent / "m.mar"
+
+
 @pytest.mark.parametrize("url", ["../outside.mar", "a/../../b", "%2e%2e/outside.mar", "https://x/%252e%252e/y.mar"])
 def test_climbing_paths_are_refused_cve_2024_35198(root: Path, url: str) -> None:
     with pytest.raises(ArchiveNotFound) as caught:

@@ -321,7 +321,8 @@ class ModelStore:
 
     def _inside(self, url: str, plain: str, pin: re.Match[str] | None, stop: Stop) -> tuple[Path, Pin | None]:
         """The path for a name in the store (links are followed) or an absolute path, which must be inside the store
-        unless its file:// URL is allowed."""
+        unless its file:// URL is allowed. Of another one, only the last part counts if the store has such an archive,
+        as in TorchServe."""
         if self._root is None:
             raise ArchiveNotFound(f"{self._missing}: {url} (there is no {self._place})")
         path = self._root / plain
@@ -331,7 +332,12 @@ class ModelStore:
         if path == self._root and not (self._formats.is_model(path) or self._formats.assumed):
             raise ArchiveNotFound(f"{self._missing}: {url} (it is the {self._place} itself)")
         if absolute and not self._lies_inside(path):
-            self._allow(path.as_uri(), shown=url)
+            stored = self._root / path.name
+            of_store = stored.is_file() and self._lies_inside(stored) and not path.name.startswith(".")
+            if of_store and not self.allows(path.as_uri()):
+                path = stored
+            else:
+                self._allow(path.as_uri(), shown=url)
         return self._used_in_place(url, path, pin, stop)
 
     def _known(self, url: str) -> str:
