@@ -126,7 +126,8 @@ class Authorization:
         line = self.refusals.line("token" if kind is KeyKind.API else kind.value, peer, why, time.monotonic())
         if line is not None:
             log.warning("%s", line)
-        raise PermissionDenied(message)
+        place = f"that is in {self._file.path.name}" if kind in self._made else "that the server was given"
+        raise PermissionDenied(f"{message} ({why}). Send Authorization: Bearer KEY, with the {kind.value} key {place}")
 
     # --- new keys
 
