@@ -13,7 +13,7 @@ import pytest
 
 
 def test_every_module_of_the_table_is_there(root: Path) -> None:
-    text = (root / "docs/ts-package.md").read_text()
+    text = (root / "docs/ts-package.md").read_text().partition("## Names that are absent")[0]
     table = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     names = [name for cell in table for name in re.findall(r"`([a-z_.]+[a-z_])`", cell) if "…" not in name]
     assert len(names) > 20

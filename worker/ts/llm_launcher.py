@@ -75,6 +75,22 @@ def model_directory(given: argparse.Namespace, gpus: int) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
+def get_model_config(args: argparse.Namespace, model_snapshot_path: str | None = None) -> dict[str, Any]:
+    """TorchServe's name of `model_config`, with this machine's GPUs. `model_snapshot_path`: the downloaded weights."""
+    config = model_config(args, _gpus())
+    if model_snapshot_path is not None:
+        config["handler"]["model_path"] = str(model_snapshot_path)
+    return config
+
+
+@contextlib.contextmanager
+def create_mar_file(args: argparse.Namespace, model_snapshot_path: str | None = None) -> Iterator[str]:
+    """TorchServe's name of `model_directory`: the path of the model in the store, which goes after the block."""
+    with model_directory(args, _gpus()) as folder:
+        (folder / "model-config.yaml").write_text(yaml.safe_dump(get_model_config(args, model_snapshot_path)))
+        yield folder.as_posix()
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Serves until Ctrl-C or SIGTERM. Exits with status 1 without vLLM, if the model can't be loaded, and if the server
     ends by itself."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ts.metrics import records
 from ts.metrics.dimension import Dimension
+from ts.metrics.metric_abstract import MetricAbstract
 from ts.metrics.metric_cache_errors import MetricsCacheTypeError
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.metrics.unit import long_name
@@ -30,7 +31,7 @@ def _number(value: float) -> float:
     return value if type(value) in (int, float) else float(value)
 
 
-class CachingMetric:
+class CachingMetric(MetricAbstract):
     """A metric's name, unit, dimension names and type. Every recorded value is one record at once.
 
     Raises MetricsCacheTypeError for a definition of wrong types.
@@ -44,10 +45,7 @@ class CachingMetric:
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> None:
         _check(metric_name, unit, dimension_names, metric_type)
-        self.metric_name = metric_name
-        self.unit = long_name(unit)
-        self.dimension_names = list(dimension_names)
-        self.metric_type = metric_type
+        super().__init__(metric_name, unit, dimension_names, metric_type)
 
     def add_or_update(self, value: float, dimension_values: Sequence[str] = (), request_id: str = "") -> None:
         """Record `value` (a counter's increment) with one value for each dimension name, in their order.
@@ -61,6 +59,11 @@ class CachingMetric:
             return
         labels = map(Dimension, self.dimension_names, dimension_values)
         records.emit(records.body(self.metric_name, self.unit, number, labels, request_id, self.metric_type))
+
+    def emit_metrics(self, request_id: str, value: float, dimension_string: str) -> None:
+        """Record `value` with dimensions as a record has them: `NAME:VALUE,NAME:VALUE`."""
+        given = dict(part.partition(":")[::2] for part in dimension_string.split(",") if part)
+        self.update(value, request_id, [Dimension(*pair) for pair in given.items()])
 
     def update(self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()) -> None:
         """Record `value` with `dimensions`, in the order of the declared names if the names are the same."""

@@ -15,6 +15,10 @@ class Dimension(NamedTuple):
     def __str__(self) -> str:
         return f"{self.name}:{self.value}"
 
+    def to_dict(self) -> dict[str, str]:
+        """The label as plain values."""
+        return {"Name": self.name, "Value": self.value}
+
 
 #: The dimensions of an error.
 ERROR_LABELS = (Dimension("Level", "Error"),)

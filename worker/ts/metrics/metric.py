@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from ts.metrics import records
 from ts.metrics.dimension import Dimension
-from ts.metrics.unit import long_name
+from ts.metrics.unit import Units, long_name
+
+MetricUnit = Units()
 
 
 class Metric:
@@ -35,6 +37,10 @@ class Metric:
         """Add to a counter, replace anything else."""
         self.value = self.value + value if self.metric_method == "counter" else value
 
+    def reset(self) -> None:
+        """Set the value to 0."""
+        self.value = 0
+
     def __str__(self) -> str:
         return records.body(self.name, self.unit, self.value, self.dimensions, self.request_id or "")
 
@@ -44,7 +50,7 @@ class Metric:
             "MetricName": self.name,
             "Value": self.value,
             "Unit": self.unit,
-            "Dimensions": [{"Name": name, "Value": value} for name, value in self.dimensions],
+            "Dimensions": [dimension.to_dict() for dimension in self.dimensions],
             "HostName": records.hostname(),
             "RequestId": self.request_id,
         }

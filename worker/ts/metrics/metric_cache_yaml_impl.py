@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from ts.metrics.metric_cache import MetricCache
+from ts.metrics.metric_cache_abstract import MetricCacheAbstract
 from ts.metrics.metric_cache_errors import (
     MetricsCacheIOError,
     MetricsCacheKeyError,
@@ -31,7 +31,7 @@ def _parse(path: Path) -> dict[str, Any]:
     return content
 
 
-class MetricsCacheYamlImpl(MetricCache):
+class MetricsCacheYamlImpl(MetricCacheAbstract):
     """`initialize_cache` declares the metrics that the file's `model_metrics` lists.
 
     `config_file_path`: None is the file that comes with the server. Raises MetricsCacheIOError,
@@ -39,8 +39,7 @@ class MetricsCacheYamlImpl(MetricCache):
     """
 
     def __init__(self, config_file_path: str | Path | None = None, model_name: str | None = None) -> None:
-        super().__init__(model_name)
-        self.config_file_path = Path(config_file_path or DEFAULT_FILE)
+        super().__init__(config_file_path or DEFAULT_FILE, model_name)
         self._content = _parse(self.config_file_path)
 
     def initialize_cache(self) -> None:

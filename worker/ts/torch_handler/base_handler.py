@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROFILE_DIR = "/tmp/pytorch_profiler"
-PROFILER_AVAILABLE = True
+#: What handlers of TorchServe ask before they use it: all of it is in torch, or in packages of its own.
+PROFILER_AVAILABLE = PT2_AVAILABLE = PT230_AVAILABLE = True
+XLA_AVAILABLE, IPEX_AVAILABLE, ONNX_AVAILABLE = (
+    find_spec(name) is not None for name in ("torch_xla", "intel_extension_for_pytorch", "onnxruntime")
+)
+
+
+def setup_ort_session(model_pt_path: str, map_location: str) -> Any:
+    """The ONNX Runtime session of a model's file, on `map_location`: "cpu" or "cuda"."""
+    return model_files.load_onnx(model_pt_path, torch.device(map_location)).session
 
 
 class BaseHandler:

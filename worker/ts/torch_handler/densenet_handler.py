@@ -11,7 +11,9 @@ import torch
 from ts.handler_utils.rows import row_value
 from ts.handler_utils.timer import timed
 from ts.torch_handler.base_handler import BaseHandler
-from ts.utils.util import PredictionException
+from ts.utils.util import PredictionException, list_classes_from_module
+
+__all__ = ["DenseNetHandler", "list_classes_from_module"]
 
 
 class DenseNetHandler(BaseHandler):

@@ -9,6 +9,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
@@ -21,12 +22,27 @@ R = TypeVar("R")
 
 CLEANUP_REGEX = re.compile("<.*?>")
 
-PT2_BACKENDS = frozenset(
-    (
-        *("eager", "aot_eager", "inductor", "nvfuser", "aot_nvfuser", "aot_cudagraphs", "ofi", "fx2trt", "onnxrt"),
-        *("ipex", "torchxla_trace_once", "openvino", "tensorrt", "hpu_backend"),
-    )
-)
+
+class PT2Backend(str, Enum):
+    """Backends of torch.compile by their names."""
+
+    EAGER = "eager"
+    AOT_EAGER = "aot_eager"
+    INDUCTOR = "inductor"
+    NVFUSER = "nvfuser"
+    AOT_NVFUSER = "aot_nvfuser"
+    AOT_CUDAGRAPHS = "aot_cudagraphs"
+    OFI = "ofi"
+    FX2TRT = "fx2trt"
+    ONNXRT = "onnxrt"
+    IPEX = "ipex"
+    TORCHXLA_TRACE_ONCE = "torchxla_trace_once"
+    OPENVINO = "openvino"
+    TENSORRT = "tensorrt"
+    HPU_BACKEND = "hpu_backend"
+
+
+PT2_BACKENDS = frozenset(one.value for one in PT2Backend)
 
 
 class PredictionException(Exception):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -54,27 +53,42 @@ def shares(results: Sequence[Any], counts: Sequence[int]) -> list[Sequence[Any]]
     return [results[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
-class BaseEnvelope(ABC):
+class BaseEnvelope:
     """Around a handler's `handle`: `open` takes a request apart, `close` makes its answer.
 
     Requests of a batch are opened each on its own; one that can't be opened gets status 400 and leaves the others be.
+    An envelope written for TorchServe has `parse_input` and `format_output` instead, for the whole batch.
     """
 
     def __init__(self, handle_fn: Handle) -> None:
         self._handle_fn = handle_fn
+        self._parsed: list[tuple[int, Any]] = []
 
-    @abstractmethod
+    def parse_input(self, data: Any) -> list[Any]:
+        """The inputs of a batch for the handler. Raises PredictionException for the first that can't be opened."""
+        opened = [self.opened(row) for row in data]
+        self._parsed = [(len(inputs), note) for inputs, note in opened]
+        return [value for inputs, _ in opened for value in inputs]
+
+    def format_output(self, results: Any) -> list[Any]:
+        """The answers to the batch that `parse_input` has taken apart."""
+        pieces = shares(results, [count for count, _ in self._parsed])
+        return [self.close(piece, self._parsed[idx][1], None, idx) for idx, piece in enumerate(pieces)]
+
     def open(self, value: Any) -> tuple[list[Any], Any]:
         """A request's inputs for the handler, and a note for `close`. Raises PredictionException."""
+        raise NotImplementedError(f"{type(self).__name__} has neither open and close nor parse_input and format_output")
 
-    @abstractmethod
     def close(self, results: Sequence[Any], note: Any, context: Any, idx: int) -> Any:
-        """The answer to request `idx` from the results for its inputs."""
+        """The answer to request `idx` from the results for its inputs; no context outside of a server."""
+        raise NotImplementedError(f"{type(self).__name__} has no close")
 
     def handle(self, data: Any, context: Any) -> Any:
         """One answer per request of the batch. Raises PredictionException when none could be opened."""
         if not data or is_asked(context, "describe"):
             return self._handle_fn(data, context)
+        if type(self).parse_input is not BaseEnvelope.parse_input:
+            return self.format_output(self._handle_fn(self.parse_input(data), context))
         answers: list[Any] = [None] * len(data)
         opened = {idx: found for idx, row in enumerate(data) if (found := self._try(row, idx, answers, context))}
         inputs = list(chain.from_iterable(found for found, _ in opened.values()))

@@ -16,4 +16,12 @@ class BodyEnvelope:
 
     def handle(self, data: Any, context: Any) -> Any:
         """The handler's answer to the list of values."""
-        return self._handle_fn([row_value(row) for row in data or ()], context)
+        return self.format_output(self._handle_fn(self.parse_input(data), context))
+
+    def parse_input(self, data: Any) -> list[Any]:
+        """The values of a batch."""
+        return [row_value(row) for row in data or ()]
+
+    def format_output(self, results: Any) -> Any:
+        """The results, unchanged."""
+        return results
