@@ -1,4 +1,4 @@
-"""The walks of docs/workflows.md and docs/first-model.md: their commands run in order, and print the shown output."""
+"""The walks of docs/workflows.md, first-model.md and cookbook.md: their commands run in order, and print the output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ import yaml
 
 from support import module_of
 
-USUAL = {"inference_address": "127.0.0.1:8080", "management_address": "127.0.0.1:8081"}
+USUAL = {
+    "inference_address": "127.0.0.1:8080",
+    "management_address": "127.0.0.1:8081",
+    "grpc_inference_port": "127.0.0.1:7070",
+}
 
 
 @pytest.fixture
@@ -52,7 +56,7 @@ def walk(root: Path, tmp_path: Path, clean_env: dict[str, str]) -> Iterator[Call
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page's commands are curl's")
-@pytest.mark.parametrize("page", ["workflows.md", "first-model.md"])
+@pytest.mark.parametrize("page", ["workflows.md", "first-model.md", "cookbook.md"])
 @pytest.mark.long
 def test_the_walk(root: Path, walk: Callable[[str], str], page: str) -> None:
     text_of_page = (root / "docs" / page).read_text()
@@ -65,6 +69,14 @@ def test_the_walk(root: Path, walk: Callable[[str], str], page: str) -> None:
         assert not missing, f"promised {missing}, printed was:\n{printed}"
         checked += 1
     assert checked >= 4
+
+
+@pytest.mark.external
+def test_the_hugging_face_entry_of_the_cookbook(root: Path, walk: Callable[[str], str]) -> None:
+    pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
+    (block,) = re.findall(r"^```bash\n(.*?)^```", (root / "docs/cookbook.md").read_text(), re.DOTALL | re.MULTILINE)
+    printed = walk(block)
+    assert '"label": "LABEL_' in printed and '"score": 0.' in printed, printed
 
 
 def test_the_specification_is_the_examples(root: Path) -> None:

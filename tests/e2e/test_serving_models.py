@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import threading
 import time
+import urllib.error
+import urllib.request
 from typing import Any
 
 import grpc
+import numpy as np
 import psutil
 import pytest
+import torch
 
 from support import GUARD_S, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
@@ -298,6 +303,32 @@ def test_what_is_served_survives_a_restart(start, write):
     assert again.terminate() == 0
     fresh = start("--ncs", snapshots=True)
     assert json.loads(fresh.manage("ListModels", ListModelsRequest()))["models"] == []
+
+
+def test_bare_weights_take_json_csv_and_arrays_over_torchserves_apis(start, tmp_path):
+    place = tmp_path / "net"
+    place.mkdir()
+    torch.export.save(torch.export.export(torch.nn.Identity(), (torch.zeros(1, 2),)), place / "net.pt2")
+    server = start("--models", f"net={place}", default_workers_per_model=1)
+    server.wait_for_log("is ready (pid")
+    array = io.BytesIO()
+    np.save(array, np.array([[1.0, 2.0]]))
+    for data in (b"[[1.0, 2.0]]", b'{"instances": [[1.0, 2.0]]}', b"1.0,2.0", array.getvalue()):
+        with grpc.insecure_channel(server.inference) as channel:
+            sent = PredictionsRequest(model_name="net", input={"data": data})
+            got = InferenceAPIsServiceStub(channel).Predictions(sent, timeout=GUARD_S).prediction
+        assert json.loads(got) == [[1.0, 2.0]]
+        for path in ("/predictions/net", "/invocations"):
+            request = urllib.request.Request(server.http + path, data, {"Content-Type": "application/octet-stream"})
+            with urllib.request.urlopen(request, timeout=GUARD_S) as answer:
+                assert json.loads(answer.read()) == [[1.0, 2.0]]
+    form = urllib.request.Request(server.http + "/predictions/net", b"[[1.0, 2.0]]")
+    with urllib.request.urlopen(form, timeout=GUARD_S) as answer:  # as curl -d sends it
+        assert json.loads(answer.read()) == [[1.0, 2.0]]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(urllib.request.Request(server.http + "/predictions/net", b"a=b"), timeout=GUARD_S)
+    with refused.value:
+        assert refused.value.code == 400
 
 
 def test_a_directory_that_the_operator_names_is_served_by_the_configured_handler_and_after_a_restart(start, tmp_path):

@@ -27,6 +27,7 @@ from ts.protocol.decoder import Decoder, decode_bytes
 from ts.protocol.forms import MalformedForm, check, is_form, parts
 from ts.protocol.frames import FrameError, Input, Item, encode_bytes
 from ts.protocol.path_template import BadTemplate, PathTemplate
+from ts.tensors import values
 from ts.tensors.forms import ModelSpec, opened
 from ts.tensors.rows import request_of, row_of
 from ts.tensors.types import BadTensor, InferenceResponse
@@ -376,6 +377,14 @@ def tensors_of_rows(data: bytes) -> None:
     name, body = _halves(data)
     request_of([Input(name.decode("latin-1"), "", body)], {}, _FREE)
     request_of([Input(name.decode("latin-1"), "", body)], {}, _DECLARED)
+
+
+@target(BadTensor, words=(*_TENSOR_WORDS, b"\x93NUMPY", b"text/csv", b"1,2", b"application/json"))
+def tensors_of_values(data: bytes) -> None:
+    """The content type, and the body."""
+    kind, body = _halves(data)
+    values.request_of([Input("body", kind.decode("latin-1"), body)], {}, _FREE)
+    values.request_of([Input("body", kind.decode("latin-1"), body)], {}, _DECLARED)
 
 
 # --- files of an operator

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fractions
 import json
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +16,19 @@ import torch
 from onnx import TensorProto, helper, save
 from safetensors.torch import save_file
 
+from support import GUARD_S
 from ts.compat import weights
+from ts.runtime import handlers
 from ts.runtime.handlers import HandlerNotUsable
 from ts.tensors.forms import ModelSpec
 from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor, bytes_array
 from ts.tensors.v1_form import V1Form
+from ts.torch_handler.model_files import ModelFileError
+from ts_frontend.errors import InvalidArchive
 from ts_frontend.models.formats.format import ModelFiles
+from ts_frontend.models.formats.formats import Formats
 from ts_frontend.models.formats.weights import WeightsFormat
+from ts_frontend.models.pickles import how_to_serve
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 MODEL_FILE = """
@@ -134,6 +144,74 @@ def test_a_state_without_a_class_says_so(tmp_path: Path) -> None:
     torch.save(Net().state_dict(), tmp_path / "model.pt")
     with pytest.raises(HandlerNotUsable, match=r"is not TorchScript. A state dict needs its class: put a model\.py"):
         loaded(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "model_state_dict", "state_dict", "model"])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_checkpoint_is_read_like_its_state(name: str, prefix: str, tmp_path: Path) -> None:
+    folder = written("state", tmp_path)
+    state = {prefix + key: value for key, value in Net().state_dict().items()}
+    torch.save({name: state, "epoch": 3} if name else state, folder / "model.pt")
+    found = answered(loaded(folder), Tensor.of("x", np.array([[1, 2]], np.float32)))
+    assert found == {"output__0": ("FP32", [[0.5, 1.0]])}
+
+
+def test_a_checkpoint_without_a_state_says_which_keys_it_has(tmp_path: Path) -> None:
+    folder = written("state", tmp_path)
+    torch.save({"epoch": 3, "best": {}}, folder / "model.pt")
+    with pytest.raises(
+        ModelFileError, match=r"is no state of Net: its keys are 'best, epoch'\. Save `model.state_dict"
+    ):
+        loaded(folder)
+
+
+def opened(path: Path) -> Any:
+    return Formats((WeightsFormat(),)).open(path, path.parent)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_pickled_module_is_refused_with_the_handler_that_serves_it(
+    old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    whole = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    torch.save(whole, tmp_path / "net.pt", _use_new_zipfile_serialization=not old)
+    for place in (tmp_path, tmp_path / "net.pt"):
+        with pytest.raises(InvalidArchive, match="a pickled 'torch.nn.modules.container.Sequential'") as refused:
+            opened(place)
+    code = refused.value.message.split("\n\n")[1]
+    assert len(code.splitlines()) == 4
+    (tmp_path / "handler.py").write_text(code)
+    handler = handlers.load({"model_dir": str(tmp_path), "handler": "handler.py", "model_name": "net"})
+    answers: Any = handler.entry([{"body": [[1, 2]]}], handler.context)
+    assert answers == [whole(torch.tensor([[1.0, 2.0]])).tolist()]
+    sys.modules.pop("handler")
+
+
+def test_a_pickled_module_of_a_script_says_that_no_server_finds_its_class(tmp_path: Path) -> None:
+    code = "import torch\nclass Mine(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    code += "        self.w = torch.nn.Parameter(torch.zeros(1))\ntorch.save(Mine(), 'net.pt')\n"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=GUARD_S)
+    with pytest.raises(InvalidArchive, match=r"'__main__\.Mine', whose class was defined in a script"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["model.pt", "state"])
+def test_weights_are_no_pickled_module(kind: str, tmp_path: Path) -> None:
+    assert how_to_serve(written(kind, tmp_path) / "model.pt") == ""
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_other_pickles_are_recognised_without_loading_them(protocol: int, tmp_path: Path) -> None:
+    file = tmp_path / "net.joblib"
+    file.write_bytes(pickle.dumps(fractions.Fraction(1, 2), protocol))
+    with pytest.raises(InvalidArchive, match=r"a pickled 'fractions.Fraction'(.|\n)*joblib.load\('net.joblib'\)"):
+        opened(file)
+    file.write_bytes(b"\x78\x01 compressed")
+    with pytest.raises(InvalidArchive, match="a pickled object"):
+        opened(file)
 
 
 def test_a_file_that_is_no_safetensors_says_so(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from ts_frontend.job import Job, new_job
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.handler_imports import may_need_torch
 from ts_frontend.models.model import NO_WORKER, Model
+from ts_frontend.models.pickles import SUFFIXES, how_to_serve
 from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, signature_of
 from ts_frontend.models.statistics import CountedBatches
@@ -87,6 +88,8 @@ class ModelFactory:
         config = self._config
         handler = self._handler(archive, settings)
         if not handler:
+            if told := _pickle_in(archive.dir):
+                raise InvalidArchive(f"Archive of model {name} names no handler. {told}")
             raise InvalidArchive(
                 f"Archive of model {name} names no handler, and default_service_handler is not set. "
                 "torch-model-archiver --handler packs one; `torchserve dev` serves a handler's file as it is"
@@ -367,3 +370,9 @@ def _debugging(config: ServerConfig) -> dict[str, Any]:
     """The settings of a worker whose handler is being written."""
     terminal = os.ttyname(0) if os.isatty(0) else ""
     return {"renewable": True, "terminal": terminal, "debugpy_port": config.debugpy_port}
+
+
+def _pickle_in(directory: Path) -> str:
+    """What to do with the only file of Python objects in a folder, "" if there isn't one."""
+    found = [one for one in directory.iterdir() if one.suffix in SUFFIXES]
+    return f"{found[0].name} is {how_to_serve(found[0])}" if len(found) == 1 else ""

@@ -28,7 +28,7 @@ from ts.runtime.running import (
     wrong_shape,
 )
 from ts.runtime.worker import Link
-from ts.tensors import forms, rows
+from ts.tensors import forms, rows, values
 from ts.tensors.forms import Form, ModelSpec
 from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, NoSuchRegion
 from ts.utils.util import PredictionException
@@ -154,7 +154,8 @@ class TensorRunning(Running):
         inputs = [part[:2] for part in fields]
         if self._takes_rows:
             return None, self.row(len(self._asked), fields, decode), inputs
-        return None, rows.request_of(fields, item.headers, self._model), inputs
+        made = values.request_of if self._model.values else rows.request_of
+        return None, made(fields, item.headers, self._model), inputs
 
     def _following(self, item: Item) -> AsyncIterator[InferenceRequest]:
         """The requests after this one. An invalid one ends the stream, unless the handler catches its exception."""
@@ -233,13 +234,15 @@ class TensorRunning(Running):
         return b"" if form is None else form.end()
 
     def _plain(self, value: Any) -> Outcome:
-        """The answer over TorchServe's own APIs: a single text or bytes unchanged, anything else as JSON."""
+        """The answer over TorchServe's own APIs: a single text or bytes unchanged, anything else as JSON. The only
+        output of a model that takes values is its value."""
         if not isinstance(value, InferenceResponse):
             return outcome(value)
         outputs = value.outputs
         if len(outputs) == 1 and outputs[0].datatype == "BYTES" and outputs[0].array.size == 1:
             return outcome(outputs[0].array.ravel()[0])
-        return outcome({tensor.name: rows.plain_value(tensor) for tensor in outputs})
+        plain = {tensor.name: rows.plain_value(tensor) for tensor in outputs}
+        return outcome(plain[outputs[0].name] if self._model.values and len(outputs) == 1 else plain)
 
     def fail(self, failure: Failure) -> None:
         """A handler's exception is TorchServe's 503; clients of tensor protocols, which retry after an UNAVAILABLE, get

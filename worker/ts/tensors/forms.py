@@ -71,7 +71,8 @@ def _class_text(value: Any, index: int, labels: Sequence[str]) -> bytes:
 class ModelSpec:
     """The model as a form sees it: `inputs` and `outputs` are its declared tensors, by name (datatype, shape),
     empty when it declares nothing; `parameters`: datatypes of requests' parameters; `loose`: BYTES in JSON and in typed
-    contents may have another number of elements than their shape; `accepted`: inputs of requests that were found to be
+    contents may have another number of elements than their shape; `values`: requests of TorchServe's own APIs are
+    values, JSON, CSV or .npy, not the handler's bytes; `accepted`: inputs of requests that were found to be
     as declared, by names, datatypes and shapes; `layouts`: those of usual requests, by their sizes over gRPC, and in
     JSON by the text between their elements; `latest`: of the last request in JSON with one list of elements, the texts
     before and after the list, and the layout."""
@@ -82,6 +83,7 @@ class ModelSpec:
     outputs: dict[str, dict[str, Any]]
     parameters: dict[str, str] = field(default_factory=dict)
     loose: bool = False
+    values: bool = False
     accepted: set[tuple[Any, ...]] = field(default_factory=set)
     layouts: dict[Any, Any] = field(default_factory=dict)
     latest: list[Any] = field(default_factory=list)

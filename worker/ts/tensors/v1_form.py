@@ -61,7 +61,7 @@ class V1Form:
         if rows is None:
             raise BadTensor('Expected "instances" or "inputs" to be a list')
         self.request: InferenceRequest = V1Request(
-            _tensors(rows, model), "", model.name, model.version, pairs=headers, payload=body, explain=explain
+            tensors_of(rows, model), "", model.name, model.version, pairs=headers, payload=body, explain=explain
         )
 
     def _event_headers(self) -> list[tuple[str, str]]:
@@ -112,13 +112,14 @@ def _event_data(event: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def _tensors(rows: list[Any], model: ModelSpec) -> list[Tensor]:
+def tensors_of(rows: list[Any], model: ModelSpec) -> list[Tensor]:
+    """The tensors of instances. Raises BadTensor."""
     if rows and all(isinstance(row, dict) and set(row) == set(rows[0]) for row in rows):
-        return [_tensor(name, [row[name] for row in rows], model) for name in rows[0]]
-    return [_tensor(next(iter(model.inputs)) if len(model.inputs) == 1 else INSTANCES[0], rows, model)]
+        return [tensor_of(name, [row[name] for row in rows], model) for name in rows[0]]
+    return [tensor_of(next(iter(model.inputs)) if len(model.inputs) == 1 else INSTANCES[0], rows, model)]
 
 
-def _tensor(name: str, values: list[Any], model: ModelSpec) -> Tensor:
+def tensor_of(name: str, values: list[Any], model: ModelSpec) -> Tensor:
     """Of the datatype that the model declares, else of the one that the values look like."""
     label = f"input {name!r}"
     declared = model.inputs.get(name, {}).get("datatype")

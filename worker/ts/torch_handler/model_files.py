@@ -24,6 +24,10 @@ logger = logging.getLogger(__name__)
 _LFS_POINTER = b"version https://git-lfs"
 #: torch's messages about a truncated file.
 _DAMAGES = ("failed finding central directory", "not a ZIP archive", "unexpected EOF", "file in archive is not in a")
+#: The names of a model's state in a checkpoint, and the prefix of its keys when the model was wrapped.
+_CHECKPOINT = ("model_state_dict", "state_dict", "model_state", "model")
+_WRAPPED = "module."
+_KEYS_SHOWN_MAX, _KEYS_CHARS_MAX = 8, 300
 TRUST = "If you trust this archive, set `handler: {weights_only: false}` in its model-config.yaml"
 
 
@@ -112,13 +116,35 @@ def load_eager(
     """The model file's class, made without arguments, with the weights file's state; in evaluation mode."""
     model = model_class(_existing(model_file, "model file"))()
     if weights is not None:
-        state = load_weights(weights, device, weights_only)
+        state = state_of(load_weights(weights, device, weights_only), model, Path(weights).name)
         try:
-            model.load_state_dict(state.state_dict() if isinstance(state, torch.nn.Module) else state)
+            model.load_state_dict(state)
         except RuntimeError as error:
             files = f"{Path(weights).name} doesn't fit {type(model).__name__} of {Path(model_file).name}"
             raise ModelFileError(f"{files}. Pack the model file that the weights were saved with. {error}") from error
     return model.to(device).eval()
+
+
+def state_of(saved: Any, model: torch.nn.Module, file: str) -> Any:
+    """The state for `model` in what a file has: a state, a module, or a checkpoint with one under a usual name; without
+    the prefix of DataParallel and DistributedDataParallel. Raises ModelFileError."""
+    if isinstance(saved, torch.nn.Module):
+        return saved.state_dict()
+    if not isinstance(saved, Mapping):
+        raise ModelFileError(f"{file} holds a {type(saved).__name__}, no state of a model. Save `model.state_dict()`")
+    own = model.state_dict().keys()
+    if own and not own & saved.keys():
+        named = [key for key in _CHECKPOINT if isinstance(saved.get(key), Mapping)]
+        saved = saved[named[0]] if named else saved
+    if saved and all(isinstance(key, str) and key.startswith(_WRAPPED) for key in saved) and not own & saved.keys():
+        saved = {key.removeprefix(_WRAPPED): value for key, value in saved.items()}
+    if own and not any(isinstance(value, torch.Tensor) for value in saved.values()):
+        keys = ", ".join(sorted(map(str, saved))[:_KEYS_SHOWN_MAX])[:_KEYS_CHARS_MAX]
+        raise ModelFileError(
+            f"{file} is no state of {type(model).__name__}: its keys are {keys!a}. Save `model.state_dict()`, alone or "
+            f"in a dict under one of {', '.join(_CHECKPOINT)}"
+        )
+    return saved
 
 
 def load_torchscript(path: str | Path, device: torch.device) -> torch.jit.ScriptModule:

@@ -10,6 +10,7 @@ from typing import Any
 from ts_frontend.models.archive import CONFIG_FILE, Archive, read_config, read_text
 from ts_frontend.models.extraction import refusal
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
+from ts_frontend.models.pickles import SUFFIXES, how_to_serve
 
 ADAPTER = "weights"
 #: The runtime of a file that has a graph, by its suffix. Of others, another file must name the class.
@@ -36,7 +37,7 @@ class WeightsFormat(ModelFormat):
 
     def matches(self, path: Path) -> bool:
         if not path.is_dir():
-            return path.suffix in GRAPHS and path.is_file()
+            return path.suffix in (*GRAPHS, *SUFFIXES) and path.is_file()
         if self._handled:
             return False
         files = [one for one in path.iterdir() if one.is_file() and not one.name.startswith(".")]
@@ -48,12 +49,16 @@ class WeightsFormat(ModelFormat):
 
     def open(self, files: ModelFiles) -> list[Archive]:
         path, directory = files.path, files.directory
-        single = path.suffix in GRAPHS and path.is_file()
+        single = path.suffix in (*GRAPHS, *SUFFIXES) and path.is_file()
+        if single and path.suffix in SUFFIXES:
+            raise refusal(path, how_to_serve(path))
         there = [path] if single else sorted(one for one in directory.iterdir() if one.is_file())
         beside = set() if single else {one.name for one in there}
         chosen = _weights(there, TRANSFORMERS_FILE in beside)
         kind = _kind(directory, chosen[0], beside)
         _check_parts(directory, [one.name for one in chosen])
+        if kind == "torchscript" and (told := how_to_serve(directory / chosen[0].name)):
+            raise refusal(directory, f"{chosen[0].name} is {told}")
         name = path.stem if single else directory.name
         configured = CONFIG_FILE in beside
         archive = Archive(

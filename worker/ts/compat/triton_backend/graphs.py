@@ -17,6 +17,7 @@ from ts.compat.triton_backend.model_config import signature_of
 from ts.context import Context
 from ts.runtime.handlers import Loaded, Settings, context_of, declared
 from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+from ts.utils.util import PredictionException
 
 _MODULES = {
     "pytorch": "ts.compat.triton_backend.torchscript",
@@ -51,7 +52,7 @@ def served(graph: TensorGraph, settings: Settings) -> Loaded:
         warmup.check(sample, adapter.answers([sample.request], None))
     signature = signature_of(graph.config)
     labels = settings["adapter_settings"].get("labels") or {}
-    tensors = declared(settings | {"tensors": tensors_of(graph.config, signature, labels)})
+    tensors = declared(settings | {"tensors": tensors_of(graph.config, signature, labels)}) | {"values": True}
     return Loaded(
         adapter.answers, context_of(settings), "blocking", None, "requests", tensors, signature, completed=graph.config
     )
@@ -99,6 +100,8 @@ class GraphAdapter:
             counts = [_rows(inputs) for inputs, _ in requests]
             outputs = self._graph.run(_joined([inputs for inputs, _ in requests]), [])
             return [self._answer(part) for part in _parts(outputs, counts)]
+        except PredictionException as error:
+            return [error for _ in requests]
         except TritonModelException as error:
             return [as_failure(error) for _ in requests]
         except (RuntimeError, ValueError, TypeError) as error:

@@ -12,9 +12,11 @@ from ts.compat.triton_backend.errors import TritonModelException
 from ts.compat.triton_backend.torchscript import positions
 from ts.tensors.types import BadTensor, Tensor
 from ts.tensors.v1_form import GUESSED
+from ts.utils.util import PredictionException
 
 #: Names of outputs that the module doesn't name, as in Triton's repositories.
 OUTPUT = "output__{}"
+NUMBERS = "send numbers as JSON, such as [[1, 2]], as CSV, .npy, or as a tensor"
 
 
 class TorchModule:
@@ -54,26 +56,30 @@ class TorchModule:
         if all(name in self._arguments for name in names):
             return values
         if len(values) > len(self._arguments):
-            raise TritonModelException(
-                f"the request has {len(values)} inputs, {', '.join(names)}; forward takes: {', '.join(self._arguments)}"
-            )
+            takes = ", ".join(self._arguments)
+            raise _refused(f"the request has {len(values)} inputs, {', '.join(names)}; forward takes: {takes}")
         order = positions(names, self._arguments)
         return [values[name] for name in sorted(values, key=order.__getitem__)]
 
     def _tokens(self, tensor: Tensor) -> dict[str, Any]:
         if self._tokenizer is None:
-            raise TritonModelException(f"input {tensor.name!r} is texts, and there is no tokenizer for them")
+            raise _refused(f"input {tensor.name!r} is texts, and there is no tokenizer for them: {NUMBERS}")
         made = self._tokenizer(texts(tensor).ravel().tolist(), return_tensors="pt", padding=True, truncation=True)
         return {name: value.to(self._device) for name, value in made.items() if name in self._arguments}
 
     def _in(self, tensor: Tensor) -> Any:
         if tensor.datatype == "BYTES":
-            raise TritonModelException(f"input {tensor.name!r} is of BYTES, which isn't numbers")
+            raise _refused(f"input {tensor.name!r} is of BYTES, which isn't numbers")
         found = tensor.as_torch()
         if tensor.parameters.get(GUESSED) and self._dtype is not None and found.dtype != self._dtype:
             whole = not found.is_floating_point()
             found = found if whole and (self._takes_whole or tensor.datatype == "BOOL") else found.to(self._dtype)
         return found.to(self._device)
+
+
+def _refused(text: str) -> PredictionException:
+    """The failure of a request by its own fault."""
+    return PredictionException(text, 400)
 
 
 def _outputs(found: Any) -> Iterator[Tensor]:
