@@ -307,7 +307,9 @@ def pid_path(work_dir: Path | None = None) -> Path:
 
 
 def running_server(path: Path) -> psutil.Process | None:
-    """The server that holds the file; None when there is none. A process object keeps its identity when ids are reused.
+    """The server that holds the file, other than this process; None when there is none. A process object keeps its
+    identity when ids are reused. The number may be that of a process that isn't the server: one that has it again after
+    a restart of the container, or, in a directory that containers share, one of this container.
 
     :raises PidFileError: the file is a link, or another user's.
     """
@@ -316,12 +318,20 @@ def running_server(path: Path) -> psutil.Process | None:
         return None
     with contextlib.closing(os.fdopen(handle)) as file:
         text = file.read().strip()
-        if not _held(handle) or not text.isascii() or not text.isdigit():
+        if not _held(handle) or not text.isascii() or not text.isdigit() or int(text) == os.getpid():
             return None
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(int(text))
-            return process if _held(handle) else None
+            return process if _has_open(process, path) and _held(handle) else None
     return None
+
+
+def _has_open(process: psutil.Process, path: Path) -> bool:
+    """Whether the process has the file open, as the server that wrote it has; True if this can't be seen."""
+    try:
+        return os.path.realpath(path) in [one.path for one in process.open_files()]
+    except psutil.AccessDenied:
+        return True
 
 
 def remove_orphan(path: Path) -> bool:
@@ -330,7 +340,7 @@ def remove_orphan(path: Path) -> bool:
     if handle is None:
         return False
     try:
-        if _locked(handle):
+        if _locked(handle, path):
             path.unlink(missing_ok=True)
             return True
         return False
@@ -360,7 +370,7 @@ def _claim(path: Path) -> int:
     while True:
         handle = _opened(path, os.O_CREAT)
         assert handle is not None
-        if not _locked(handle):
+        if not _locked(handle, path):
             os.close(handle)
             raise AlreadyRunning(path)
         with contextlib.suppress(FileNotFoundError):
@@ -384,17 +394,20 @@ def _opened(path: Path, more: int = 0) -> int | None:
     return handle
 
 
-def _locked(handle: int) -> bool:
-    """Take the lock; False when a server has it."""
+def _locked(handle: int, path: Path) -> bool:
+    """Take the lock; False when a server has it. On a file system without locks, the process that the file names
+    decides."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        return running_server(path) is None
     return True
 
 
 def _held(handle: int) -> bool:
-    """Whether another process holds the lock; tests it without keeping it."""
+    """Whether another process holds the lock, or might; tests it without keeping it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:

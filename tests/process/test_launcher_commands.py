@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import pty
 import shlex
@@ -15,6 +17,7 @@ import psutil
 import pytest
 
 from support import GUARD_S, end_server, until
+from ts_frontend import process
 from warm_start import Template
 
 STAND_IN = Path(__file__).with_name("launcher_stand_in.py")
@@ -235,6 +238,50 @@ def test_a_killed_server_does_not_block_the_next(shell: Shell) -> None:
     server.kill()
     server.wait(GUARD_S)
     assert shell.start("ready").returncode == 0
+
+
+@pytest.fixture
+def other() -> Iterator[psutil.Process]:
+    """A process that is no server."""
+    with psutil.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        assert process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        process.kill()
+
+
+def test_a_process_that_only_has_the_number_of_a_server_is_not_stopped(shell: Shell, other: psutil.Process) -> None:
+    """In a directory that containers share, the lock is that of another container's server, and so is the number."""
+    shell.pid_file.write_text(str(other.pid))
+    with shell.pid_file.open() as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        assert shell.run("--stop").stdout == "TorchServe is not currently running.\n"
+        assert shell.pid_file.exists()
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_without_locks_the_number_of_another_process_is_no_server(
+    tmp_path: Path, other: psutil.Process, ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers that keep /tmp give the same small numbers again, and some file systems have no locks."""
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    path = tmp_path / ".model_server.pid"
+    path.write_text(str(os.getpid() if ours else other.pid))
+    assert process.running_server(path) is None
+    with process.claimed(path):
+        assert path.read_text() == str(os.getpid())
+    path.write_text(str(other.pid))
+    assert process.remove_orphan(path) and not path.exists()
+    with subprocess.Popen(["tail", "-f", "--retry", str(path)], stderr=subprocess.PIPE) as holder:
+        path.write_text(str(holder.pid))
+        until(lambda: process.running_server(path))
+        with pytest.raises(process.AlreadyRunning), process.claimed(path):
+            pass
+        assert not process.remove_orphan(path) and path.exists()
+        holder.kill()
 
 
 def test_a_link_in_place_of_the_pid_file_is_not_followed(shell: Shell) -> None:

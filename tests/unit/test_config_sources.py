@@ -240,9 +240,15 @@ def test_a_boolean_counts_alike_from_every_source() -> None:
         config = load_config(options, environ=environ)
         assert config.token_authorization is True
         assert "disable_token_authorization = '1' (" in notes(config)
-    blank = {"TS_ENABLE_ENVVARS_CONFIG": " ", "TS_JOB_QUEUE_SIZE": "4"}
-    write_file("enable_envvars_config=true\n")
-    assert load_config(environ=blank).job_queue_size == 4  # the variable is not TorchServe's
+
+
+@pytest.mark.parametrize("text", ["", " ", "1", "false"])
+def test_a_variable_that_torchserve_does_not_read_keeps_no_guard_from_being_read(text: str) -> None:
+    write_file("enable_envvars_config=true\ndisable_token_authorization=true\n")
+    environ = {"TS_ENABLE_ENVVARS_CONFIG": text, "TS_DISABLE_TOKEN_AUTHORIZATION": "false"}
+    assert load_config(environ=environ).token_authorization is True
+    closing = [Option("enable_envvars_config", "false", "--set enable_envvars_config")]
+    assert load_config(closing, environ=environ).token_authorization is False
 
 
 def test_a_line_appended_without_a_line_break_is_told() -> None:

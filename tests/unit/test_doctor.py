@@ -208,12 +208,17 @@ def test_a_stale_pid_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         section = Section("")
         assert doctor._running(section, config) is None
         assert words in only(section)[1]
-    path.write_text(str(os.getpid()))
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        section = Section("")
-        assert doctor._running(section, config) == os.getpid()
-    assert only(section) == ("ok", f"a server runs as process {os.getpid()} ({path})")
+        # A server is another process, which has the file open.
+        with subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[file.fileno()]
+        ) as server:
+            path.write_text(str(server.pid))
+            section = Section("")
+            assert doctor._running(section, config) == server.pid
+            server.kill()
+    assert only(section) == ("ok", f"a server runs as process {server.pid} ({path})")
 
 
 def test_a_directory_that_cannot_be_written_to_is_an_error(tmp_path: Path) -> None:

@@ -174,14 +174,15 @@ def test_it_is_registered_with_its_adapter_and_its_own_default(store: Path, tmp_
     served(tmp_path, scenario)
 
 
+class Looked(ModelStore):
+    looks = 0
+
+    def names(self) -> list[str]:
+        self.looks += 1
+        return super().names()
+
+
 def test_a_start_lists_the_store_once_however_many_models_it_has(store: Path, tmp_path: Path) -> None:
-    class Looked(ModelStore):
-        looks = 0
-
-        def names(self) -> list[str]:
-            self.looks += 1
-            return super().names()
-
     async def scenario(manager: ModelManager) -> None:
         looked = Looked(store, formats=manager.loader.formats)
         config = ServerConfig(model_store=store, load_models=("a", "deep/down/b", "all"))
@@ -189,6 +190,23 @@ def test_a_start_lists_the_store_once_however_many_models_it_has(store: Path, tm
         await loader.load()
         assert [model.version for model in manager.registry.versions("toy")] == ["2", "1"]
         assert looked.looks == 1
+
+    served(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("named", [(), ("m0.mar",), ("x=m0.mar", "m0.mar")])
+def test_a_start_that_needs_no_names_does_not_search_the_store(
+    named: tuple[str, ...], store: Path, tmp_path: Path
+) -> None:
+    """The store may be `/`, or a folder of a million files."""
+    (store / "m0.mar").touch()
+
+    async def scenario(manager: ModelManager) -> None:
+        looked = Looked(store, formats=manager.loader.formats)
+        config = ServerConfig(model_store=store, load_models=named)
+        failures = await _StartupLoader(config, manager, looked, 0, lambda step: None).load()
+        assert bool(failures) is bool(named)  # the archive is empty
+        assert looked.looks == 0
 
     served(tmp_path, scenario)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
 from ts_frontend.listeners import sockets as connections
+from ts_frontend.listeners.listener import Listener
 
 ANSWER = bytes(1_000_000)
 
@@ -87,3 +89,15 @@ def test_a_client_that_never_closes_is_not_waited_for(link):
     asyncio.run(connections.release(held, 0.05))
     assert held[0].fileno() == -1
     assert client.recv(1) == b""
+
+
+def test_the_socket_of_a_killed_server_is_removed_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+        killed.listen()
+    with caplog.at_level("INFO"):
+        listening = connections.listen(Listener("http_inference", "", 0, {}, path=str(path)))
+        listening.close()
+        connections.listen(Listener("http_inference", "", 0, {}, path=str(path))).close()
+    assert caplog.messages == [f"http_inference: removed {path}, the socket of a server that has ended"]

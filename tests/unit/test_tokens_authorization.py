@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -347,6 +348,24 @@ def test_settings_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert authorization is not None
     assert authorization.opens(KeyKind.INFERENCE, header(b"and-another"))
     authorization.close()
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_the_keys_of_a_killed_server_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, needed: bool
+) -> None:
+    """Also at a start that makes no keys and leaves the file there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key_file.json").write_text("left")
+    with caplog.at_level("INFO"):
+        authorization = opened(tmp_path, disable_token_authorization="false" if needed else "true")
+        said = f"{tmp_path / 'key_file.json'} has the keys of a server that has ended: they don't count"
+        assert caplog.messages == [said]
+        with contextlib.ExitStack() as open_one:
+            if authorization is not None:
+                open_one.callback(authorization.close)
+                assert opened(tmp_path, disable_token_authorization="true") is None
+                assert caplog.messages == [said]  # the present file is that of a running server
 
 
 def test_settings_and_a_file_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ def test_it_is_there_as_long_as_the_server(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_server_left_is_deleted_at_once_and_nothing_else(tmp_path):
+def test_what_a_killed_server_left_is_deleted_at_once_and_nothing_else(tmp_path, caplog):
     """One that was killed a moment ago, too; a name that only says that a server is about to lock it counts a while."""
     left, new, old_new, other, linked = (
         tmp_path / name for name in (f"{PREFIX}left", f"{NEW}young", f"{NEW}old", "other", "linked")
@@ -27,7 +27,11 @@ def test_what_a_killed_server_left_is_deleted_at_once_and_nothing_else(tmp_path)
     with work_dir(tmp_path) as held:
         (held / "model").write_text("weights")
         with work_dir(tmp_path) as second:
-            remove_abandoned(tmp_path)
+            with caplog.at_level("INFO"):
+                remove_abandoned(tmp_path)
+                remove_abandoned(tmp_path)  # there is nothing more to say
+            (said,) = caplog.messages
+            assert said == f"Removed from {tmp_path} what killed servers left: {left.name}, {old_new.name}"
             assert sorted(tmp_path.iterdir()) == sorted([new, other, linked, link, held, second])
         assert (held / "model").exists()
     assert (linked / "model").exists()

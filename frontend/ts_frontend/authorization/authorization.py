@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ts_frontend.authorization.key_files import KeyFile, read_keys
+from ts_frontend.authorization.key_files import KeyFile, is_left_behind, read_keys
 from ts_frontend.config.keys import BadKeys, Key, KeyKind, Keys, bearer, joined, key_file_text, opens, why_refused
 from ts_frontend.config.kinds import ConfigError
 from ts_frontend.config.table import ServerConfig
@@ -189,9 +189,11 @@ def open_authorization(config: ServerConfig, directory: Path) -> Authorization |
 
     :raises ConfigError: the given keys are invalid. :raises KeyFileError: key_file.json can't be written.
     """
+    file = KeyFile(directory)
+    if is_left_behind(file.path):
+        log.info("%s has the keys of a server that has ended: they don't count", file.path)
     if not config.token_authorization:
         return None
-    file = KeyFile(directory)
     if config.token_path is not None and os.path.abspath(config.token_path) == os.path.abspath(file.path):
         raise ConfigError(
             f"token_path = {config.token_path}: the server writes keys of its own to a file of that name there, and "

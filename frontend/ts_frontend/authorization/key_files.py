@@ -108,11 +108,16 @@ def held(path: Path) -> bool:
     return False
 
 
+def is_left_behind(path: Path) -> bool:
+    """Whether there is such a file whose server has ended."""
+    return os.path.lexists(path) and not held(path)
+
+
 def remove_left_behind(directory: Path) -> None:
     """Deletes a key_file.json whose server has ended."""
     with contextlib.suppress(OSError), _alone(directory):
-        if not held(directory / NAME):
-            (directory / NAME).unlink(missing_ok=True)
+        if is_left_behind(directory / NAME):
+            (directory / NAME).unlink()
 
 
 @contextlib.contextmanager

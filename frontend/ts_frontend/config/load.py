@@ -182,7 +182,10 @@ def _environment(environ: Mapping[str, str], command_line: _Layer, file: _Layer,
     others = _known(dict(_other_variables(environ)), found)
     values = others | {key: value for key, value in present.items() if SETTINGS[key].env_always}
     always = _Layer("environment", values)
-    if not _switch([command_line, always, file], "enable_envvars_config"):
+    wanted = _switch([command_line], "enable_envvars_config")
+    if wanted is None:  # TorchServe reads it in the file alone: no variable may hide those that guard the server
+        wanted = _switch([file], "enable_envvars_config") or _switch([always], "enable_envvars_config")
+    if not wanted:
         unused = sorted(SETTINGS[key].env for key in present.keys() - always.values.keys())
         if unused:
             found.info(f"{', '.join(unused)} in the environment: not read, enable_envvars_config isn't true")

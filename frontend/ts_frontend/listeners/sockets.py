@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import logging
 import math
 import os
 import select
@@ -22,6 +23,8 @@ from pathlib import Path
 import psutil
 
 from ts_frontend.listeners.listener import Listener
+
+log = logging.getLogger(__name__)
 
 #: Dead peers of idle connections are noticed after about KEEPALIVE_IDLE_S + 5 * KEEPALIVE_EVERY_S seconds.
 KEEPALIVE_IDLE_S = 60
@@ -241,6 +244,7 @@ def _make_room(listener: Listener, path: Path) -> None:
         number = probe.connect_ex(str(path))
     if number == errno.ECONNREFUSED:
         path.unlink()
+        log.info("%s: removed %s, the socket of a server that has ended", listener.name, path)
     elif number in (0, errno.EAGAIN):  # EAGAIN: its queue of connections is full
         raise ListenFailed(listener, "another server listens there")
     else:

@@ -338,14 +338,15 @@ class _StartupLoader:
         self._config, self._manager, self._store = config, manager, store
         self._workers, self._progress = workers, progress
         self._made: list[Model] = []
-        #: The names in the store, listed once: there may be thousands.
+        #: The names in the store, if they are needed. They are listed once: there may be thousands, and folders below.
         self._names: Sequence[str] = ()
         self._alone = False
 
     async def load(self) -> list[str]:
         """Registers them; returns a sentence for each failure."""
-        self._names = await asyncio.to_thread(self._store.names)
         self._alone = await asyncio.to_thread(lambda: self._store.alone)
+        if self._alone or self._config.model_dir is not None or not all(map(_whole, self._config.load_models)):
+            self._names = await asyncio.to_thread(self._store.names)
         lines: list[ProgramLine | str | Path] = [*self._config.program.lines, *self._entries()]
         if self._config.dev_model is not None:
             lines.append(self._config.dev_model)
@@ -437,6 +438,11 @@ class _StartupLoader:
     def _kept(self, model: Model) -> Model:
         self._made.append(model)
         return model
+
+
+def _whole(entry: str) -> bool:
+    """Whether an entry of load_models names an archive's file in full, so that the store needn't be searched."""
+    return entry.endswith((".mar", ".tar.gz"))
 
 
 def packed(path: Path) -> bool:

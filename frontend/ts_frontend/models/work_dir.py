@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
@@ -16,6 +17,10 @@ PREFIX = "torchrelay-server-"
 NEW = "torchrelay-new-"
 #: Seconds after which a directory that still has this name belongs to a killed server.
 NEW_S_MAX = 60.0
+#: The names of one line of the log.
+NAMES_SHOWN_MAX = 10
+
+log = logging.getLogger(__name__)
 
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
@@ -40,23 +45,28 @@ def work_dir(parent: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Deletes this user's directories that no server has locked: those of killed servers. Directories that can't be
-    deleted stay. Blocking."""
-    for path in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
-            _remove_if_abandoned(path, 0.0)
-    for path in parent.glob(f"{NEW}*"):
-        with contextlib.suppress(OSError):
-            _remove_if_abandoned(path, NEW_S_MAX)
+    """Deletes this user's directories that no server has locked, those of killed servers, and logs their names.
+    Directories that can't be deleted stay. Blocking."""
+    removed = []
+    for prefix, age_s_min in ((PREFIX, 0.0), (NEW, NEW_S_MAX)):
+        for path in sorted(parent.glob(f"{prefix}*")):
+            with contextlib.suppress(OSError):
+                if _remove_if_abandoned(path, age_s_min):
+                    removed.append(path.name)
+    if removed:
+        more = f" and {len(removed) - NAMES_SHOWN_MAX} more" if len(removed) > NAMES_SHOWN_MAX else ""
+        log.info("Removed from %s what killed servers left: %s%s", parent, ", ".join(removed[:NAMES_SHOWN_MAX]), more)
 
 
-def _remove_if_abandoned(path: Path, age_s_min: float) -> None:
+def _remove_if_abandoned(path: Path, age_s_min: float) -> bool:
+    """Whether it was abandoned, and is gone."""
     handle = os.open(path, _DIRECTORY_FLAGS)
     try:
         status = os.fstat(handle)
         if status.st_uid != os.geteuid() or time.time() - status.st_mtime < age_s_min:
-            return
+            return False
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(path, ignore_errors=True)
+        return not path.exists()
     finally:
         os.close(handle)
