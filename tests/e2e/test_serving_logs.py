@@ -120,6 +120,8 @@ def test_a_flooding_handler_is_cut_and_others_are_served(start: Start, write: Ca
     assert server.predict("probe", {}) is not None
     server.wait_for_log("lines were dropped")
     server.terminate()
+    logs = list((server.directory / "logs").glob("*.log"))
+    assert len(logs) >= 5 and {one.stat().st_mode & 0o777 for one in logs} == {0o640}
     written = (server.directory / "logs" / "model_log.log").read_text().splitlines()
     flood = [line for line in written if "again and again" in line]
     cut = [int(line.partition(" - ")[2].split()[0]) for line in written if "lines were dropped" in line]

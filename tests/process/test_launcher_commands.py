@@ -196,6 +196,7 @@ def test_a_server_that_dies_while_starting_shows_its_last_words(shell: Shell) ->
     assert started.returncode == 1
     assert "The server ended while it started: exit code 3" in started.stdout
     assert "  last words" in started.stdout
+    assert (shell.place / "logs" / "console.log").stat().st_mode & 0o777 == 0o640
 
 
 def test_a_server_that_never_reports_is_ended(shell: Shell) -> None:

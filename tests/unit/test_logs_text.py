@@ -179,11 +179,13 @@ def record(text: str) -> logging.LogRecord:
 
 
 def test_a_full_file_is_compressed_and_the_newest_stay(tmp_path: Path) -> None:
+    """Others on the machine can read none of them: they hold what clients sent."""
     path = tmp_path / "ts_log.log"
     handler = RotatedFile(path, daily(path, bytes_max=10, kept_max=2), now=lambda: datetime(2026, 11, 20))
     for number in range(5):
         handler.emit(record(f"line {number}"))
     handler.close()
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o640}
     packed = {path.name: gzip.decompress(path.read_bytes()).decode() for path in tmp_path.glob("*.gz")}
     assert lines(tmp_path / "ts_log.log") == ["line 4"]
     assert sorted(packed.values()) == ["line 2\n", "line 3\n"]

@@ -26,6 +26,7 @@ import psutil
 
 from ts.protocol.text import printable_lines
 from ts_frontend.authorization.key_files import remove_left_behind
+from ts_frontend.config.files import LOG_MODE
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.process import exits_when_terminated, pid_path, remove_orphan, running_server
@@ -203,7 +204,7 @@ def _console(config: ServerConfig) -> Path | None:
     file = config.log_location / CONSOLE_FILE
     try:
         config.log_location.mkdir(parents=True, exist_ok=True)
-        file.touch()
+        file.touch(LOG_MODE)
     except OSError as error:  # the server reports it itself, for all its logs, where anybody can read it
         if not stat.S_ISFIFO(os.fstat(1).st_mode):
             return None

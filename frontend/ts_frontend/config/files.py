@@ -13,6 +13,8 @@ import stat
 from pathlib import Path
 
 FILE_BYTES_MAX = 16 << 20
+#: The mode of log files: they hold what clients sent, and a group may collect them.
+LOG_MODE = 0o640
 #: A path may become a pipe between the look at it and its opening.
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _KINDS = {

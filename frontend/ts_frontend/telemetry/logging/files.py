@@ -14,6 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
+from ts_frontend.config.files import LOG_MODE
+
 if TYPE_CHECKING:
     TextHandler = logging.StreamHandler[TextIO]
 else:
@@ -103,7 +105,7 @@ class RotatedFile(logging.Handler):
         self._open(flags)
 
     def _open(self, flags: int = os.O_APPEND) -> None:
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o644)
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, LOG_MODE)
         information = os.fstat(self._fd)
         self._place = information.st_dev, information.st_ino
         self._size = information.st_size
@@ -221,12 +223,20 @@ def _put_away(source: Path, target: Path) -> None:
         source.rename(target)
         return
     try:
-        with open(source, "rb") as plain, gzip.open(target, "wb", compresslevel=1) as packed:
+        with (
+            open(source, "rb") as plain,
+            open(target, "wb", opener=_group_reads) as file,
+            gzip.GzipFile("", "wb", compresslevel=1, fileobj=file) as packed,
+        ):
             shutil.copyfileobj(plain, packed, 1 << 20)
     except OSError:
         target.unlink(missing_ok=True)
         raise
     source.unlink()
+
+
+def _group_reads(path: str, flags: int) -> int:
+    return os.open(path, flags, LOG_MODE)
 
 
 def _complain(text: str) -> None:
