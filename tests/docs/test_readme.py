@@ -105,3 +105,13 @@ def test_blocks_have_a_language_that_is_known(root: Path) -> None:
     text = (root / "README.md").read_text()
     assert text.count("```") == 2 * len(list(blocks(text)))
     assert {block.language for block in blocks(text)} <= {"sh", "python", "text"}
+
+
+def test_the_comparison_is_drawn_from_the_measurements(root: Path) -> None:
+    script = module_of(root / "ts_scripts/draw_comparison.py")
+    page, picture = (root / "docs/benchmarks.md").read_text(), (root / "docs/images/comparison.svg").read_text()
+    assert script.drawn(script.rates(page)) == picture, "run ts_scripts/draw_comparison.py"
+    assert (
+        script.drawn(script.rates(page.replace("| 64 clients | `ours` | 21,000", "| 64 clients | `ours` | 1")))
+        != picture
+    )
