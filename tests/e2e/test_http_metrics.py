@@ -28,7 +28,7 @@ OURS = (
     *("ts_repeated_requests_total", "ts_quarantined_requests_total", "ts_replaced_workers_total"),
     *("ts_refused_calls_total", "ts_flooded_connections_total", "ts_refused_requests_total", "ts_queue_capacity"),
     *("ts_workers", "ts_given_up_workers", "ts_model_failing", "ts_worker_failures_total", "ts_worker_memory_bytes"),
-    *("ts_server_ready", "ts_server_draining", "process_"),
+    *("ts_server_ready", "ts_server_draining", "ts_unread_answer", "process_"),
 )
 
 METRIC_HANDLER = """
