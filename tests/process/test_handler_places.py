@@ -81,6 +81,12 @@ def test_a_handler_in_a_folder_of_the_archive(start_worker: Any, tmp_path: Path,
     assert start_worker(handler, model_dir=str(tmp_path)).ask(b"x") == b"found beside root"
 
 
+def test_a_handlers_file_with_a_dot_in_its_name(start_worker: Any, tmp_path: Path) -> None:
+    (tmp_path / "handler.v2.py").write_text("def handle(data, context):\n    return ['second'] * len(data or [])\n")
+    for handler in ("handler.v2.py", "handler.v2.py:handle"):
+        assert start_worker(handler, model_dir=str(tmp_path)).ask(b"x") == b"second"
+
+
 def test_a_service_object_behind_a_function(start_worker: Any, tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text(OLD_SERVICE)
     assert start_worker("old.py:handle", model_dir=str(tmp_path)).ask(b"x") == b"served 1"

@@ -196,8 +196,8 @@ def _import(handler: str, model_dir: str) -> ModuleType:
     if not name:
         raise HandlerNotUsable("the archive names no handler: give one to the archiver or when registering")
     own = Path(model_dir, f"{name}.py")
-    if name in sys.modules and own.is_file() and not _is_at(sys.modules[name], own):
-        return _import_file(f"ts_handler_{name}", own)
+    if own.is_file() and ("." in name or (name in sys.modules and not _is_at(sys.modules[name], own))):
+        return _import_file(f"ts_handler_{name.replace('.', '_')}", own)  # `handler.v2` would be a module of a package
     if importlib.util.find_spec(name) is not None:
         return importlib.import_module(name)
     builtin = f"ts.torch_handler.{handler.replace('/', '.').removesuffix('.py')}"
