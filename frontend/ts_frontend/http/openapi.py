@@ -12,7 +12,7 @@ from ts_frontend.config.parameters import REGISTER, SCALE
 from ts_frontend.console.site import HEADERS
 from ts_frontend.errors import ModelNotFound
 from ts_frontend.http.request import Header, HttpAnswer, HttpRequest, json_answer
-from ts_frontend.http.routing import Row
+from ts_frontend.http.routing import Effect, Row
 from ts_frontend.models.registry import Registry
 
 _NUMBER, _FLAG, _TEXT = {"type": "integer"}, {"type": "boolean"}, {"type": "string"}
@@ -131,11 +131,11 @@ class HttpDocs:
 
 
 def _page(rows: Sequence[Row], version: str) -> str:
-    """Returns the page: a table of the routes, and the script that adds forms."""
+    """Returns the page: a table of the routes, predictions first, and the script that adds forms."""
     lines = "".join(
         f"<tr><td><code>{row.described_method.upper()}</code></td><td><code>{html.escape(row.template)}</code></td>"
         f"<td>{html.escape(row.summary)}</td></tr>"
-        for row in _operations(rows)
+        for row in sorted(_operations(rows), key=lambda row: row.effect is not Effect.RUNS)
     )
     about = f'<p>Version {html.escape(version)}. <a href="/openapi.json">OpenAPI</a></p>'
     table = f"<table><thead><tr><th>Method<th>Path<th>Description</thead><tbody>{lines}</tbody></table>"

@@ -228,6 +228,14 @@ def test_files_and_tensors(browser: Browser, server: Any, tmp_path: Path) -> Non
     until(lambda: "Status 200" in browser.text() and '"total"' in browser.text(), browser.text)
 
 
+def test_the_page_of_the_calls_begins_with_predictions(browser: Browser, server: Any) -> None:
+    for address in (server.http, server.http_management):
+        browser.open(f"{address}/docs")
+        browser.wait_for("Find a call")
+        groups = browser.run("return [...document.querySelectorAll('#operations h2')].map((one) => one.innerText)")
+        assert groups[0] == ("Predictions" if address == server.http else "Models and workers"), groups
+
+
 SIZES = {"desktop": (1360, 860), "tablet": (900, 1100), "phone": (390, 844)}
 
 

@@ -11,8 +11,8 @@ let serial = 0;
 
 /** The groups of paths, by their first words. */
 const GROUPS = [
-  ["Models and workers", /^\/models/],
   ["Predictions", /^\/(predictions|explanations|invocations|\{model_name\}|wfpredict)/],
+  ["Models and workers", /^\/models/],
   ["The Open Inference Protocol", /^\/v2/],
   ["OpenAI and KServe v1", /^\/v1/],
   ["Workflows", /^\/workflows/],
