@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from browser import Browser
@@ -226,6 +227,54 @@ def test_files_and_tensors(browser: Browser, server: Any, tmp_path: Path) -> Non
     browser.open(f"{server.http_management}/#/adding/1.0/play")  # begins with tensors, as the model declares them
     browser.click("Send")
     until(lambda: "Status 200" in browser.text() and '"total"' in browser.text(), browser.text)
+
+
+VISIBLE = """
+return [...document.querySelectorAll('#models tr')].filter((row) => {
+  const box = row.getBoundingClientRect();
+  return box.top >= 0 && box.bottom <= innerHeight;
+}).length
+"""
+CUT = """
+return [...document.querySelectorAll('#models a')].filter((one) => {
+  const cell = one.closest('td').getBoundingClientRect(), box = one.getBoundingClientRect();
+  return box.right > cell.right + 1 || box.height > 30;
+}).map((one) => one.innerText)
+"""
+
+
+def test_many_models_fit_the_page_until_one_is_chosen(
+    browser: Browser, serving: Any, model_writer: Callable[..., str], tmp_path: Path
+) -> None:
+    """200 rows at 1280 x 800, with their whole names and the reason of the one that fails; the only model is shown."""
+    store = tmp_path / "store"
+    store.mkdir()
+    names = [f"text_streaming_model_{number}" for number in range(200)]
+    for name in names:
+        model_writer(store, name, GREETING)
+    model_writer(store, "broken", "raise RuntimeError('the weights are not there')")
+    settings = {"default_workers_per_model": 0, "enable_model_api": "true"}
+    server = serving(tmp_path, store, settings, ["--ncs", "--models", names[0]])
+    try:
+        server.wait_started()
+        browser.resize(1280, 800)
+        browser.open("about:blank")
+        browser.open(f"{server.http_management}/")
+        browser.wait_for("Throughput")  # of the only model, chosen by itself
+        for name in (*names[1:], "broken"):
+            server.register(name, initial_workers=0)
+        httpx.put(f"{server.http_management}/models/broken?min_worker=1", timeout=GUARD_S)
+        browser.open("about:blank")
+        browser.open(f"{server.http_management}/")
+        until(lambda: len(rows(browser)) == 201, lambda: len(rows(browser)))
+        until(lambda: any("the weights are not there" in row for row in rows(browser)), "the reason is in its row")
+        assert browser.run(VISIBLE) >= 20 and browser.run(CUT) == [] and no_overflow(browser)
+        browser.click(names[0])
+        browser.wait_for("Throughput")
+        assert browser.run(CUT) == [] and no_overflow(browser)
+    finally:
+        server.terminate()
+        browser.resize(1360, 860)
 
 
 def test_the_page_of_the_calls_begins_with_predictions(browser: Browser, server: Any) -> None:

@@ -49,8 +49,13 @@ addEventListener("hashchange", () => {
 
 // --- what the server says
 
+let begun = false;
+
 listen("state", () => {
   const server = store.server;
+  // The only model is chosen by itself, once: who goes back to the list stays there.
+  if (!begun && !asked().name && store.models.length === 1) history.replaceState(null, "", placeOf(store.models[0]));
+  begun = true;
   say(byId("version"), server.version || "");
   byId("docs").hidden = !server.docs;
   byId("register").hidden = !server.modelApi;

@@ -83,6 +83,7 @@ function make(model) {
     word: h("span", { class: "unseen" }),
     link: h("a", { href: placeOf(model) }, model.name),
     badges: h("span", { class: "versions" }),
+    reason: h("span", { class: "reason" }),
     rate: h("td", { class: "number" }),
     p95: h("td", { class: "number wide" }),
     queue: h("td", { class: "number wide" }),
@@ -90,7 +91,7 @@ function make(model) {
     line: spark(),
   };
   const row = h("tr", { onclick: (event) => event.target.closest("a") || (location.hash = placeOf(model)) },
-    h("td", {}, cells.dot, cells.link, cells.word, cells.badges),
+    h("td", {}, cells.dot, cells.link, cells.word, cells.badges, cells.reason),
     cells.rate, cells.p95, cells.queue, cells.workers, h("td", { class: "wide" }, cells.line));
   row.cells_ = cells;
   return row;
@@ -104,6 +105,9 @@ function update(row, model) {
   const badges = [model.version, model.default ? "default" : "", model.workflow ? `in ${model.workflow}` : "", model.status === "ready" ? "" : WORDS[model.status]];
   const text = badges.filter(Boolean).join(" · ");
   if (cells.badges.textContent !== text) cells.badges.replaceChildren(h("small", {}, text));
+  const reason = model.status === "failing" ? model.lastFailure?.reason || "" : "";
+  say(cells.reason, reason);
+  cells.reason.title = reason;
   say(cells.rate, count(latest(model.key, "answered_per_s")));
   say(cells.p95, millis(latest(model.key, "p95_ms")));
   say(cells.queue, count(latest(model.key, "queued")));
