@@ -8,11 +8,15 @@ import glob
 import logging
 import os
 import platform
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import yaml
+
 from model_archiver.model_archiver_config import ModelArchiverConfig
 from model_archiver.model_archiver_error import MissingFile, ModelArchiverError
+from ts_frontend.models.archive import parse_config
 
 _log = logging.getLogger(__name__)
 _CACHE = "__pycache__"
@@ -71,10 +75,36 @@ def gather(config: ModelArchiverConfig, leave_out: Path) -> dict[str, Path]:
         if value := getattr(config, option):
             path = existing(Path(value), "--" + option.replace("_", "-"))
             contents.add(path.name, path)
+    if config.config_file:
+        _check_config(Path(config.config_file))
     if handler := handler_file(config):
+        if handler.suffix == ".py":
+            _check_handler(handler)
         contents.add(handler.name, handler)
     contents.add_extra(config.extra_files, leave_out, preserve=config.preserve_structure)
     return contents.files
+
+
+def _check_config(path: Path) -> None:
+    """Reads the configuration as the server does. Raises ModelArchiverError."""
+    try:
+        parse_config(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ModelArchiverError(f"--config-file: {path} is not usable as YAML: {error}") from None
+
+
+def _check_handler(path: Path) -> None:
+    """Compiles the handler, without running it. Raises ModelArchiverError."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(path.read_bytes(), str(path), "exec")
+    except SyntaxError as error:
+        raise ModelArchiverError(
+            f"--handler: {path}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+        ) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise ModelArchiverError(f"--handler: {path} can't be compiled: {error or type(error).__name__}") from None
 
 
 def existing(path: Path, option: str) -> Path:

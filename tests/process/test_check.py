@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,10 @@ def plant_settings(store: Path) -> None:
 
 
 def plant_syntax(store: Path) -> None:
-    packed(store, "syntax", "def handle(data, context)\n    return data\n")
+    manifest = {"runtime": "python", "model": {"modelName": "syntax", "handler": "handler.py", "modelVersion": "1.0"}}
+    with zipfile.ZipFile(store / "syntax.mar", "w") as archive:  # torch-model-archiver would refuse it
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
+        archive.writestr("handler.py", "def handle(data, context)\n    return data\n")
 
 
 def plant_import(store: Path) -> None:

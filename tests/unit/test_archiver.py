@@ -114,6 +114,31 @@ def test_a_disk_without_room_is_told_with_the_archive(archive_format: str, name:
     assert not list(Path("out").iterdir()), "nothing is left of it"
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        (
+            "handler.py",
+            "import os\ndef handle(data, context)\n",
+            "--handler: handler.py, line 2: SyntaxError: expected",
+        ),
+        ("handler.py", "x = 1\0", "--handler: handler.py"),
+        ("model-config.yaml", "batchSize: [1", "--config-file: model-config.yaml is not usable as YAML: while parsing"),
+        (
+            "model-config.yaml",
+            "- 1",
+            "--config-file: model-config.yaml is not usable as YAML: must be keys with values",
+        ),
+    ],
+)
+def test_what_could_never_be_loaded_is_not_packed(src: Path, file: str, content: str, told: str) -> None:
+    (src / file).write_text(content)
+    with pytest.raises(ModelArchiverError) as refused:
+        archive(config_file="model-config.yaml")
+    assert str(refused.value).startswith(told)
+    assert not Path("out").exists() or not list(Path("out").iterdir())
+
+
 def test_the_manifest_has_what_torchserve_reads(src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1780000000")
     manifest = json.loads(zipfile.ZipFile(archive(serialized_file="model.pt")).read("MAR-INF/MANIFEST.json"))
