@@ -56,7 +56,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"torchrelay {__version__} ({'compiled' if is_compiled() else 'pure Python'})" in captured.err
 
 
-def test_help_names_flags_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_flags_and_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as ended:
         cli.main(["--help"])
     assert ended.value.code == 0
@@ -64,6 +65,7 @@ def test_help_names_flags_and_commands(capsys: pytest.CaptureFixture[str]) -> No
     for word in ("--model-store", "--foreground", "torchserve config", "example:"):
         assert word in text
     assert "--ready-fd" not in text
+    assert not [line for line in text.splitlines() if len(line) > 80]
 
 
 def test_the_help_of_config_is_about_config(capsys: pytest.CaptureFixture[str]) -> None:

@@ -237,7 +237,7 @@ def commands() -> None:
 @commands.command()
 @command
 def ping(client: Client, as_json: bool) -> None:
-    """Check whether the server is healthy; the exit status is 0 only then."""
+    """Check whether the server is healthy. The exit status is 0 only then."""
     health = client.ping()
     status = printable(str(health.get("status")))
     if coloured():
@@ -268,7 +268,7 @@ def list_command(client: Client, only: str, as_json: bool) -> None:
 @click.option("--customized", is_flag=True, help="Ask the model's handler for a description too.")
 @command
 def describe(client: Client, name: str, version: str, customized: bool, as_json: bool) -> None:
-    """Show a model's settings, workers and queue, and why a worker failed last."""
+    """Show a model's settings, workers, queue, last failure."""
     found = client.describe(name, version, customized)
     _print(found, "\n\n".join(map(text.details, found)), as_json)
 
@@ -347,7 +347,7 @@ def scale(
 @click.argument("version")
 @command
 def set_default(client: Client, name: str, version: str, as_json: bool) -> None:
-    """Make VERSION the one that answers calls without a version."""
+    """Make VERSION the one for calls without a version."""
     sentence = client.set_default(name, version)
     _print({"status": sentence}, sentence, as_json)
 
@@ -357,7 +357,7 @@ def set_default(client: Client, name: str, version: str, as_json: bool) -> None:
 @click.option("--version", default="", help="[default: the default version, which can only be unregistered last]")
 @command
 def unregister(client: Client, name: str, version: str, as_json: bool) -> None:
-    """Take a model version out of service after answering its accepted requests."""
+    """Take a version out of service. Its accepted requests are answered first."""
     sentence = client.unregister(name, version)
     _print({"status": sentence}, sentence, as_json)
 
@@ -432,7 +432,7 @@ def _shown(answer: bytes) -> bytes:
 @_request_options
 @command
 def predict(client: Client, name: str, file: str | None, version: str, named: tuple[str, ...], as_json: bool) -> None:
-    """Send FILE (- for standard input) to a model and print the answer.
+    """Send FILE (- for standard input) and print the answer.
 
     FILE is the input "data"; --input sends inputs of other names.
     """
@@ -447,7 +447,7 @@ def predict(client: Client, name: str, file: str | None, version: str, named: tu
 @_request_options
 @command
 def stream(client: Client, name: str, file: str | None, version: str, named: tuple[str, ...], as_json: bool) -> None:
-    """Send FILE (- for standard input) to a model and print the answer piece by piece.
+    """Send FILE (- for standard input) and print each piece.
 
     With --json every piece is one line. Ctrl-C cancels the request; the model's handler notices.
     """

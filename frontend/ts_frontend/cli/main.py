@@ -38,12 +38,12 @@ COMPATIBLE_VERSION = "0.12.0"
 _OWN_COMMANDS = {
     "start": "the same as torchserve --start",
     "stop": "the same as torchserve --stop",
-    "dev": "serve a model under development: reload on save, errors in the terminal",
-    "config": "show every setting with its value and source, without starting",
-    "doctor": "check Python, torch, ports, directories and limits before a start",
-    "migrate": "list the parts of a TorchServe deployment that stay, change or need work",
-    "check": "try a model's files, settings, handler and requests without serving it",
-    "conform": "test which dialects a running server of any kind supports",
+    "dev": "serve a model under development, reload each save",
+    "config": "show every setting with its value and source",
+    "doctor": "check Python, torch, ports and limits before a start",
+    "migrate": "list the parts of a TorchServe deployment that change",
+    "check": "try a model's files, settings, handler and requests",
+    "conform": "test which dialects a running server supports",
 }
 
 
@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="torchserve",
         usage="torchserve [--start | --stop | --version] [OPTION …]\n       torchserve COMMAND …",
-        description="Serve PyTorch models over gRPC and HTTP. Without --stop or --version, starts a server.",
+        description="Serve PyTorch models over gRPC and HTTP. Without --stop or\n--version, this starts a server.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
@@ -134,8 +134,9 @@ def _parser() -> argparse.ArgumentParser:
 
 _EPILOG = (
     "example:\n  torchserve --start --model-store model_store --models digits=digits.mar\n\n"
-    "Settings come from the command line, the environment, the config file, the profile, the last snapshot and\n"
-    "the defaults; an earlier one of these wins. `torchserve config` shows each value and its source."
+    "Settings come from the command line, the environment, the config file, the\n"
+    "profile, the last snapshot and the defaults; an earlier one of these wins.\n"
+    "`torchserve config` shows each value and its source."
 )
 _SHORT = (
     "usual options (torchserve --help: all of them):\n"

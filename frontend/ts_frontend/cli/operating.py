@@ -167,7 +167,7 @@ def _key(model: Mapping[str, Any]) -> tuple[str, str]:
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 @watching
 def logs(server: ManagementUrl, model: str | None, follow: bool) -> None:
-    """Print the last output of the workers of MODEL, or of all models.
+    """Print the last output of workers, of MODEL or of all.
 
     Up to a hundred lines of each worker, and why the last one ended. The server's log files have all of it.
     """
@@ -189,7 +189,7 @@ def logs(server: ManagementUrl, model: str | None, follow: bool) -> None:
 @commands.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script with which a shell completes torchserve's commands.
+    """Print the script with which a shell completes commands.
 
     bash, in ~/.bashrc: eval "$(torchserve completion bash)"; zsh, in ~/.zshrc: eval "$(torchserve completion zsh)";
     fish: torchserve completion fish > ~/.config/fish/completions/torchserve.fish

@@ -252,7 +252,7 @@ def tune(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Find the batch size, delay and workers that give the most answers a second.
+    """Find the batch size, delay and number of workers.
 
     The measurements use a temporary copy of the model; the model itself stays as it is.
     """
