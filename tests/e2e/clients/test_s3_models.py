@@ -294,7 +294,7 @@ def test_a_repository_in_s3(
         assert failed.status_code == 500 and "ZeroDivisionError" in failed.text
         assert post(served, "models/nobody/load").status_code == 404
         allowed = post(served, "models/x/load", parameters={"model_path": "s3://models/elsewhere"})
-        assert allowed.status_code == 404 and "allowed_urls" in allowed.text
+        assert allowed.status_code == 400 and "allowed_urls" in allowed.text
     finally:
         served.terminate()
     refused = serving(tmp_path, None, {"env": account}, [*both, "--model-control-mode", "poll"])
