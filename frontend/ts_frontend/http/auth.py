@@ -49,10 +49,11 @@ class HttpKeys:
         values = presented(request)
         word = Parameters(query_pairs(request)).text("type") or ""
         kind = _RENEWED.get(word)
-        if kind is None or not self._authorization.opens(KeyKind.API, values):
+        if not self._authorization.opens(KeyKind.API, values):
             self._authorization.refuse(KeyKind.API, values, request.peer, NOT_RENEWED)
-        else:
-            await self._authorization.renew(kind)
+        if kind is None:
+            raise PermissionDenied(f"{NOT_RENEWED} (type is {word[:80]!r}, not inference or management)")
+        await self._authorization.renew(kind)
         return HttpAnswer(200, (JSON,), b"\n")
 
 

@@ -272,6 +272,11 @@ def test_many_models_fit_the_page_until_one_is_chosen(
         browser.click(names[0])
         browser.wait_for("Throughput")
         assert browser.run(CUT) == [] and no_overflow(browser)
+        browser.run("document.querySelector('.skip').click()")
+        assert "Throughput" in browser.text(), "the model stays"
+        back = "const back = document.querySelector('.back'); back.click(); return back.checkVisibility()"
+        assert browser.run(back), "the way back is shown at every width"
+        until(lambda: browser.run(VISIBLE) >= 20, "the list is the page again")
     finally:
         server.terminate()
         browser.resize(1360, 860)

@@ -47,6 +47,12 @@ addEventListener("hashchange", () => {
   if (detail && detail.model.key !== before) place().focus({ preventScroll: true });
 });
 
+// Its hash would be taken for a model's place.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  (detail ? place() : byId("filter")).focus();
+});
+
 // --- what the server says
 
 let begun = false;
