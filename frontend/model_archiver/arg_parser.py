@@ -85,6 +85,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--archive-format",
+        metavar="FORMAT",
         choices=tuple(FORMATS),
         default="default",
         help="default: NAME.mar, compressed; zip-store: NAME.mar, not compressed, quick for large weights; "

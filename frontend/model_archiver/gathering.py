@@ -79,7 +79,7 @@ def gather(config: ModelArchiverConfig, leave_out: Path) -> dict[str, Path]:
         _check_config(Path(config.config_file))
     if handler := handler_file(config):
         if handler.suffix == ".py":
-            _check_handler(handler)
+            check_compiles(handler)
         contents.add(handler.name, handler)
     contents.add_extra(config.extra_files, leave_out, preserve=config.preserve_structure)
     return contents.files
@@ -93,8 +93,8 @@ def _check_config(path: Path) -> None:
         raise ModelArchiverError(f"--config-file: {path} is not usable as YAML: {error}") from None
 
 
-def _check_handler(path: Path) -> None:
-    """Compiles the handler, without running it. Raises ModelArchiverError."""
+def check_compiles(path: Path) -> None:
+    """Compiles a handler, without running it. Raises ModelArchiverError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

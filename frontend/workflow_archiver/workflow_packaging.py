@@ -10,10 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from model_archiver.gathering import Contents, existing
+import yaml
+
+from model_archiver.gathering import Contents, check_compiles, existing
 from model_archiver.model_archiver_error import ModelArchiverError
 from model_archiver.packing import Stamp, pack
 from ts.version import __version__
+from ts_frontend.errors import ServeError
+from ts_frontend.models.archive import parse_config
+from ts_frontend.workflows.specification import parse_spec
 from workflow_archiver.arg_parser import ArgParser
 from workflow_archiver.workflow_archiver_error import WorkflowArchiverError
 
@@ -65,8 +70,10 @@ def make_archive(
         stamp = Stamp.now()
         contents = Contents("WAR-INF")
         contents.add(Path(spec_file).name, existing(Path(spec_file), "--spec-file"))
+        _check_spec(Path(spec_file), handler)
         if handler:
             contents.add(Path(handler).name, existing(Path(handler), "--handler"))
+            check_compiles(Path(handler))
         contents.add_extra(extra_files, target, preserve=False)
     except ModelArchiverError as error:
         raise WorkflowArchiverError(str(error)) from error
@@ -84,6 +91,16 @@ def _check(workflow_name: str, directory: Path, target: Path, force: bool) -> No
         raise WorkflowArchiverError(f"{target} is a directory")
     if os.path.lexists(target) and not force:
         raise WorkflowArchiverError(f"{target} is already there. Use --force (-f) to replace it.")
+
+
+def _check_spec(path: Path, handler: str | None) -> None:
+    """Reads the specification as the server does. Raises WorkflowArchiverError."""
+    try:
+        parse_spec(parse_config(path.read_text(encoding="utf-8")), has_handler=bool(handler))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise WorkflowArchiverError(f"--spec-file: {path} is not usable as YAML: {error}") from None
+    except ServeError as error:
+        raise WorkflowArchiverError(f"--spec-file: {path}: {error.message}") from None
 
 
 def manifest_of(workflow_name: str, spec_file: str, handler: str | None, stamp: Stamp) -> str:

@@ -209,6 +209,50 @@ def test_top_draws_on_a_narrow_terminal(operated: Any, columns: int) -> None:
     assert ("STATUS" in heads) == (columns == 60)
 
 
+def ports(operated: Any) -> list[str]:
+    inference, management = (str(operated.port(f"grpc_{api}")) for api in ("inference", "management"))
+    return ["--inference-port", inference, "--management-port", management]
+
+
+def on_terminal(operated: Any, *words: str, columns: int = 80) -> str:
+    """All that a client command writes to a terminal of that width; it must succeed."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(
+        [*COMMAND, *words, *ports(operated)], stdin=theirs, stdout=theirs, env={**env, "NO_COLOR": "1"}
+    )
+    os.close(theirs)
+    told = b""
+    try:
+        with contextlib.suppress(OSError):  # the terminal's other side is closed
+            while select.select([ours], [], [], GUARD_S)[0] and (more := os.read(ours, 65536)):
+                told += more
+        assert process.wait(GUARD_S) == 0, told
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    return told.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_list_fits_a_terminal(operated: Any, torchserve: Any, columns: int) -> None:
+    whole = [line.split()[-1] for line in torchserve("list", *ports(operated), code=0).stdout.splitlines()]
+    lines = on_terminal(operated, "list", columns=columns).splitlines()
+    assert [line.split()[0] for line in lines] == ["MODEL", "quick", "stream"]
+    assert max(map(len, lines)) <= columns, lines
+    assert all(url.endswith(line.split()[-1].lstrip("…")) for line, url in zip(lines, whole, strict=True))
+
+
+def test_predict_ends_its_line_on_a_terminal(operated: Any, torchserve: Any, tmp_path: Path) -> None:
+    (tmp_path / "body").write_text("{}")
+    words = ("predict", "quick", str(tmp_path / "body"))
+    answer = str(torchserve(*words, *ports(operated), code=0).stdout)
+    assert answer and not answer.endswith("\n"), "a pipe gets the model's bytes"
+    assert on_terminal(operated, *words) == f"{answer}\n"
+
+
 def test_logs_print_what_workers_said(operated: Any, printed: Callable[..., str], torchserve: Any) -> None:
     posted(operated, "/predictions/quick", {})
     found = until(lambda: printed("logs", "quick"))

@@ -12,6 +12,7 @@ from ts_frontend.cli import main as cli
 from ts_frontend.diagnosis.deployment import read_deployment
 from ts_frontend.diagnosis.imports import missing
 from ts_frontend.telemetry.logging.log_config import plan_problems, read_plan
+from workflow_archiver.workflow_packaging import make_archive
 
 
 def tree(folder: Path, **files: str) -> Path:
@@ -154,7 +155,20 @@ def test_an_url_that_isnt_allowed_and_an_archive_that_isnt_there(
     status, told = report(capsys, tmp_path, "--quiet")
     assert status == 1
     assert "https://example.org/a.mar: allowed_urls doesn't allow it" in told
-    assert "b.mar isn't in the model store" in told
+    assert "load_models: b.mar isn't in the model store" in told and "b.mar: b.mar" not in told
+
+
+def test_workflows_are_read_and_their_models_looked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = "models: {here: {url: here.mar}, gone: {url: gone.mar}}\ndag: {here: [gone]}\n"
+    tree(tmp_path, **{"config.properties": "model_store=store\n", "store/here.mar": "", "spec.yaml": spec})
+    store = str(tmp_path / "store")
+    make_archive("flow", str(tmp_path / "spec.yaml"), export_path=store)
+    tree(tmp_path, **{"store/broken.war": "no archive", "store/gone.mar": ""})
+    told = report(capsys, tmp_path)[1]
+    assert "store/flow.war\n  ok       workflow: 2 nodes: here, gone\n" in told
+    assert "store/broken.war\n  error    workflow: Archive broken.war: neither a zip file" in told
+    (tmp_path / "store/gone.mar").unlink()
+    assert "store/flow.war\n  error    gone: gone.mar isn't in the model store\n" in report(capsys, tmp_path)[1]
 
 
 def test_a_snapshot_whose_settings_and_archives_do_not_come_back(

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from model_archiver.arg_parser import make_parser
 from ts_frontend.cli import main as cli
 from ts_frontend.cli import text
+from ts_frontend.cli.commands import commands
 from ts_frontend.cli.operating import WorkerLines, complete
 from ts_frontend.cli.top import BARS, Board, seconds_text, sparkline
 from ts_frontend.cli.watching import ManagementUrl, new_lines
+from workflow_archiver.arg_parser import ArgParser as WorkflowArgParser
 
 COLUMNS = ["answered_per_s", "failed_per_s", "p50_ms", "p95_ms", "p99_ms", "queued", "running", "batch_size"]
 MACHINE = {
@@ -217,9 +220,7 @@ def test_the_short_help_begins_with_the_commands(capsys: pytest.CaptureFixture[s
     assert len(lines) > 20 and max(map(len, found.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(
-    "command", ["config", "doctor", "check", "dev", "start", "stop", "list", "top", "logs", "predict"]
-)
+@pytest.mark.parametrize("command", sorted({*cli._OWN_COMMANDS, *commands.commands}))
 def test_every_command_has_its_help_in_80_columns(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +230,26 @@ def test_every_command_has_its_help_in_80_columns(
     found = capsys.readouterr().out
     assert ended.value.code == 0 and "sage" in found
     assert not [line for line in found.splitlines() if len(line) > 80]
+
+
+def test_every_archiver_has_its_help_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for parser in (make_parser(), WorkflowArgParser.workflow_archiver_args_parser()):
+        assert not [line for line in parser.format_help().splitlines() if len(line) > 80]
+
+
+def test_list_keeps_the_end_of_a_url_on_a_narrow_terminal() -> None:
+    description = {
+        "modelName": "m" * 30,
+        "modelVersion": "1.0",
+        "modelUrl": "https://example.org/a/long/way/to/model.mar",
+        "minWorkers": 1,
+        "workers": [],
+        "jobQueueStatus": {"pendingRequests": 0},
+    }
+    assert max(map(len, text.overview([(description, True)], columns=90).splitlines())) == 90
+    assert text.overview([(description, True)], columns=20).splitlines()[1].endswith("  …del.mar")
+    assert text.overview([(description, True)]).endswith("  https://example.org/a/long/way/to/model.mar")
 
 
 def test_a_closed_pipe_is_no_error() -> None:

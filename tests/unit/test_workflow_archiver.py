@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from ts_frontend.errors import InvalidWorkflow
 from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.workflows.specification import open_workflow
 from workflow_archiver.workflow_packaging import WorkflowArchiverError, make_archive, package_workflow
@@ -27,6 +27,7 @@ def src(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with a workflow's files."""
     files = {
         "flow/spec.yaml": SPEC,
+        "flow/models.yaml": "models: {m: {url: m.mar}}\ndag: {m: []}\n",
         "flow/functions.py": "def pre(data, context): return data",
         "extra/one.txt": "1",
         "extra/deep/two.txt": "2",
@@ -68,23 +69,21 @@ def test_what_is_packed_can_be_served(src: Path) -> None:
 
 
 def test_without_a_handler(src: Path) -> None:
-    path = make_archive("w", "flow/spec.yaml")
-    assert manifest(path)["workflow"] == {"workflowName": "w", "specFile": "spec.yaml"}
-    with pytest.raises(InvalidWorkflow, match=r"spec.yaml of w.war: node pre is not in models"):
-        open_workflow(path, src / "work", ExtractLimits())
-    assert not list((src / "work/workflows").iterdir())
+    path = make_archive("w", "flow/models.yaml")
+    assert manifest(path)["workflow"] == {"workflowName": "w", "specFile": "models.yaml"}
+    assert list(open_workflow(path, src / "work", ExtractLimits()).spec.nodes) == ["m"]
 
 
 def test_the_same_files_give_the_same_bytes(src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     (src / "out").mkdir()
-    first, second = (make_archive("w", "flow/spec.yaml", extra_files="extra", export_path=to) for to in (".", "out"))
+    first, second = (make_archive("w", "flow/models.yaml", extra_files="extra", export_path=to) for to in (".", "out"))
     assert first.read_bytes() == second.read_bytes()
     assert manifest(first)["createdOn"] == "14/11/2023 22:13:20"
 
 
 def test_an_archive_that_is_there_is_replaced_only_when_forced(src: Path) -> None:
-    make_archive("w", "flow/spec.yaml")
+    make_archive("w", "flow/models.yaml")
     with pytest.raises(WorkflowArchiverError, match="--force"):
         make_archive("w", "flow/spec.yaml", handler="flow/functions.py")
     make_archive("w", "flow/spec.yaml", handler="flow/functions.py", force=True)
@@ -106,25 +105,25 @@ def test_an_archive_that_is_there_is_replaced_only_when_forced(src: Path) -> Non
 )
 def test_what_is_refused(src: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkflowArchiverError, match=message):
-        make_archive(**{"workflow_name": "w", "spec_file": "flow/spec.yaml", **options})
+        make_archive(**{"workflow_name": "w", "spec_file": "flow/models.yaml", **options})
     assert not list(src.glob("*.war")) and not list(src.glob(".archiving*"))
 
 
 def test_the_command(src: Path) -> None:
     done = run("--workflow-name", "w", "--spec-file", "flow/spec.yaml", "--handler", "flow/functions.py")
     assert (done.returncode, done.stdout) == (0, f"Wrote {src / 'w.war'}\n"), done.stderr
-    again = run("--workflow-name", "w", "--spec-file", "flow/spec.yaml")
+    again = run("--workflow-name", "w", "--spec-file", "flow/models.yaml")
     assert again.returncode == 1
     assert (
         again.stderr == f"torch-workflow-archiver: {src / 'w.war'} is already there. Use --force (-f) to replace it.\n"
     )
-    assert run("-f", "--workflow-name", "w", "--spec-file", "flow/spec.yaml").returncode == 0
+    assert run("-f", "--workflow-name", "w", "--spec-file", "flow/models.yaml").returncode == 0
     unknown = run("--workflow-name", "w")
     assert unknown.returncode == 2 and "--spec-file" in unknown.stderr
 
 
 def test_torchserves_function_takes_arguments_and_a_manifest(src: Path) -> None:
-    arguments = SimpleNamespace(workflow_name="w", spec_file="flow/spec.yaml", handler=None, export_path=str(src))
+    arguments = SimpleNamespace(workflow_name="w", spec_file="flow/models.yaml", handler=None, export_path=str(src))
     package_workflow(arguments, manifest='{"workflow": {"workflowName": "mine"}}')
     assert manifest(src / "w.war") == {"workflow": {"workflowName": "mine"}}
     with pytest.raises(SystemExit):
@@ -157,3 +156,23 @@ def test_the_steps_can_be_called_one_by_one(src: Path, monkeypatch: pytest.Monke
     utils.clean_temp_files([str(war)])
     assert not war.exists()
     assert not utils.file_filter("x.war", set()) and utils.file_filter("x.py", set())
+
+
+def test_a_specification_that_the_server_would_refuse_is_not_packed(src: Path) -> None:
+    for text, said in (
+        ("dag: {a: [b], b: [a]}", "--spec-file: bad.yaml: dag has a cycle: a -> b -> a"),
+        ("models: {m: {url: m.mar}", "--spec-file: bad.yaml is not usable as YAML: "),
+        ("- m", "--spec-file: bad.yaml is not usable as YAML: must be keys with values, not list"),
+        (SPEC, "pre"),  # a function, and no handler
+    ):
+        Path("bad.yaml").write_text(text)
+        with pytest.raises(WorkflowArchiverError, match=re.escape(said)):
+            make_archive("w", "bad.yaml")
+        assert not (src / "w.war").exists()
+
+
+def test_a_handler_that_cannot_be_compiled_is_not_packed(src: Path) -> None:
+    Path("bad.py").write_text("def pre(data, context) return data")
+    with pytest.raises(WorkflowArchiverError, match="^--handler: bad.py, line 1: SyntaxError: "):
+        make_archive("w", "flow/spec.yaml", handler="bad.py")
+    assert not (src / "w.war").exists()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import update_wrapper
 from itertools import islice
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any, NoReturn
 
 import click
@@ -259,7 +260,8 @@ def list_command(client: Client, only: str, as_json: bool) -> None:
     listed = [
         {**description, "defaultVersion": default, "state": text.state(description)} for description, default in found
     ]
-    _print({"models": listed}, text.overview(found, coloured=coloured()), as_json, styled=True)
+    columns = get_terminal_size().columns if sys.stdout.isatty() else None
+    _print({"models": listed}, text.overview(found, coloured=coloured(), columns=columns), as_json, styled=True)
 
 
 @commands.command()

@@ -14,6 +14,8 @@ from ts_frontend.cli.client import count_ready
 _QUIET = frozenset({None, "", 0})
 #: The longest state in a table: `describe` and JSON have the whole text.
 STATE_CHARS_MAX = 80
+#: The least of a URL that a terminal shows, however narrow.
+URL_CHARS_MIN = 8
 _LISTED = {"modelName", "modelVersion", "workers", "jobQueueStatus", "lastWorkerFailure", "customizedMetadata"}
 
 
@@ -51,15 +53,22 @@ def _short(line: str) -> str:
     return line if len(line) <= STATE_CHARS_MAX else f"{line[: STATE_CHARS_MAX - 3]}..."
 
 
+def _end(line: str, length: int) -> str:
+    """The end of a line, which says more of a URL than its beginning."""
+    return line if len(line) <= length else f"…{line[1 - length :]}"
+
+
 def fits(name: str, pattern: str) -> bool:
     """Whether a name contains `pattern`, ignoring case; with `*` or `?`, whether the whole name matches it."""
     name, pattern = name.lower(), pattern.lower()
     return fnmatchcase(name, pattern) if "*" in pattern or "?" in pattern else pattern in name
 
 
-def overview(descriptions: Iterable[tuple[dict[str, Any], bool]], *, coloured: bool = False) -> str:
+def overview(
+    descriptions: Iterable[tuple[dict[str, Any], bool]], *, coloured: bool = False, columns: int | None = None
+) -> str:
     """One line for each version; the flag marks the default. `coloured`: models that failed are red, those with too few
-    workers yellow."""
+    workers yellow. `columns`: a terminal's, in which the URLs lose their beginnings."""
     descriptions = list(descriptions)
     head = ("MODEL", "VERSION", "DEFAULT", "WORKERS", "WAITING", "URL")
     rows = [
@@ -75,6 +84,10 @@ def overview(descriptions: Iterable[tuple[dict[str, Any], bool]], *, coloured: b
     ]
     if not rows:
         return "No model is registered."
+    if columns is not None:
+        others = table(head[:-1], [row[:-1] for row in rows])
+        room = columns - max(map(len, others.split("\n"))) - 2
+        rows = [(*row[:-1], _end(row[-1], max(room, URL_CHARS_MIN))) for row in rows]
     first, *lines = table(head, rows).split("\n")
     if coloured:
         first = f"{_BOLD}{first}{_PLAIN}"

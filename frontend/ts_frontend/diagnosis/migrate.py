@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from tempfile import NamedTemporaryFile, gettempdir
+from tempfile import NamedTemporaryFile, TemporaryDirectory, gettempdir
 from typing import Any
 
 import ts.version
@@ -25,9 +25,11 @@ from ts_frontend.diagnosis.check import check
 from ts_frontend.diagnosis.deployment import ARCHIVES, Deployment, read_deployment
 from ts_frontend.diagnosis.report import Report, Section
 from ts_frontend.errors import ServeError
+from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.store.store import ModelStore
 from ts_frontend.telemetry.logging.log_config import is_dict_config, plan_problems, read_plan
 from ts_frontend.telemetry.metrics.families import read_definitions
+from ts_frontend.workflows.specification import open_workflow
 
 #: Settings that name files and directories of the deployment.
 PLACES = ("model_store", "workflow_store", "metrics_config", "log_config")
@@ -79,6 +81,7 @@ class _Migration:
             self._access(config)
         config = self._placed(config)
         self._models(config)
+        self._workflows(config)
         self._metrics(config)
         self._logs(config)
         self._keys(config)
@@ -242,6 +245,8 @@ class _Migration:
         if found.get("model_store") is None:
             archive = next((one for one in self._deployment.files if one.name.endswith(ARCHIVES)), None)
             found["model_store"] = archive.parent if archive else None
+        if config.workflow_store == config.model_store:
+            found["workflow_store"] = found["model_store"]
         return replace(config, **found)
 
     # --- models
@@ -275,7 +280,28 @@ class _Migration:
             if "://" in url and not source.allows(url):
                 section.error("load_models", f"{url}: allowed_urls doesn't allow it, and TorchServe's default does")
             elif "://" not in url and not (store / url).exists():
-                section.error("load_models", f"{entry}: {url} isn't in the model store")
+                named = "" if entry == url else f"{entry}: "
+                section.error("load_models", f"{named}{url} isn't in the model store")
+
+    def _workflows(self, config: ServerConfig) -> None:
+        store, models = config.workflow_store or config.model_store, config.model_store
+        if store is None or not store.is_dir():
+            return
+        for path in sorted(store.glob("*.war")):
+            section = self._report.section(self._deployment.shown(path))
+            with TemporaryDirectory() as directory:
+                try:
+                    spec = open_workflow(path, Path(directory), ExtractLimits()).spec
+                except ServeError as error:
+                    section.error("workflow", error.message)
+                    continue
+            for text in spec.warnings:
+                section.warn("workflow", text)
+            for name, node in spec.nodes.items():
+                if node.url and "://" not in node.url and models is not None and not (models / node.url).exists():
+                    section.error(name, f"{node.url} isn't in the model store")
+            if not section.failed:
+                section.ok("workflow", f"{len(spec.nodes)} nodes: {', '.join(spec.nodes)}")
 
     # --- metrics, logs
 

@@ -42,14 +42,14 @@ def _torchscript(files: list[Path], adapted: dict[str, Any], gpu_id: int | None)
 
 
 def _class(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> TensorGraph:
-    from ts.torch_handler.model_files import load_eager, model_class, state_of
+    from ts.torch_handler.model_files import fit, load_eager, model_class
 
     device, class_file = _device(gpu_id), Path(adapted["class_file"])
     if files[0].suffix != ".safetensors":
         module: Any = load_eager(class_file, files[0], device)
     else:
         module = model_class(class_file)()
-        module.load_state_dict(state_of(_state(files), module, files[0].name))
+        fit(module, _state(files), files[0], class_file)
         module = module.to(device).eval()
     return TorchModule.of(module, device)
 

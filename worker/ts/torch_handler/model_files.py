@@ -116,13 +116,18 @@ def load_eager(
     """The model file's class, made without arguments, with the weights file's state; in evaluation mode."""
     model = model_class(_existing(model_file, "model file"))()
     if weights is not None:
-        state = state_of(load_weights(weights, device, weights_only), model, Path(weights).name)
-        try:
-            model.load_state_dict(state)
-        except RuntimeError as error:
-            files = f"{Path(weights).name} doesn't fit {type(model).__name__} of {Path(model_file).name}"
-            raise ModelFileError(f"{files}. Pack the model file that the weights were saved with. {error}") from error
+        fit(model, load_weights(weights, device, weights_only), Path(weights), Path(model_file))
     return model.to(device).eval()
+
+
+def fit(model: torch.nn.Module, saved: Any, weights: Path, model_file: Path) -> None:
+    """Gives `model`, of the class in `model_file`, the state in `saved`, read from `weights`. Raises ModelFileError."""
+    state = state_of(saved, model, weights.name)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        files = f"{weights.name} doesn't fit {type(model).__name__} of {model_file.name}"
+        raise ModelFileError(f"{files}. Pack the model file that the weights were saved with. {error}") from None
 
 
 def state_of(saved: Any, model: torch.nn.Module, file: str) -> Any:
