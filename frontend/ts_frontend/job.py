@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
 from ts.protocol.frames import (
+    CHUNK_COST_BYTES,
     FEED_BYTES,
     FEED_COST_BYTES,
     Buffer,
@@ -35,8 +36,6 @@ from ts.protocol.frames import (
 )
 from ts_frontend.errors import Cancelled, Ending, HandlerFailed, InvalidArgument, MessageTooLarge, ServeError
 
-#: The cost of a chunk in a stream's credit besides its bytes; equal in the worker.
-CHUNK_COST_BYTES: Final = 64
 CREDIT_GRANT_BYTES: Final = 65_536
 
 #: The header, and the metadata, for the phrase of the status that a handler set.
@@ -223,8 +222,6 @@ def handlers_headers(headers: Sequence[tuple[bytes, bytes]], more: Pairs = ()) -
 
 
 _ids: Final = itertools.count(1).__next__
-#: Creates a named tuple at half the cost of calling its type.
-_new: Final = tuple.__new__
 
 
 #: The header with the ms for which the request waited for the model's load.
@@ -311,7 +308,7 @@ class Job:
         self._unread_s = math.inf
 
     def item(self) -> Item:
-        return _new(Item, (self.id, self.request_id, self.deadline_s, self.request_headers, self.inputs))
+        return Item(self.id, self.request_id, self.deadline_s, self.request_headers, self.inputs)
 
     @property
     def done(self) -> bool:
@@ -554,27 +551,6 @@ class Job:
         if self._ungranted >= CREDIT_GRANT_BYTES and self.owner is not None and self.state is JobState.SENT:
             self.owner.grant(self, self._ungranted)
             self._ungranted = 0
-
-
-def new_job(
-    ledger: Ledger,
-    inputs: Sequence[Input],
-    *,
-    request_id: str,
-    headers: Pairs,
-    deadline_s: float,
-    ends_s: float,
-    stream: bool,
-    alone: bool,
-    response_bytes_max: int,
-    recorder: JobRecorder | None,
-    timing: Timing | None,
-) -> Job:
-    """A `Job`. Python makes a dict of the keywords with which a class is called, a function takes them as they are:
-    with this many, that is a third of the cost of a new job."""
-    return Job(
-        ledger, inputs, request_id, headers, deadline_s, ends_s, stream, alone, response_bytes_max, recorder, timing
-    )
 
 
 #: The most bytes of inputs that wait for the handler; a caller with more waits.

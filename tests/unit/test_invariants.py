@@ -307,6 +307,7 @@ def test_http_and_grpc_see_no_frame() -> None:
             "completions",
             "forms",
             "pool",
+            "wire",
             "model_config_pb2",
             "open_inference_pb2",
             "open_inference_pb2_grpc",

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ts.context import Context
 from ts.protocol.decoder import Decoder, decode_bytes
 from ts.protocol.frames import (
+    CHUNK_COST_BYTES,
     JOINED_BYTES_MAX,
     PIECES_MAX,
     Chunk,
@@ -36,7 +37,7 @@ from ts.runtime.worker import HELD_PIECES_MAX, Link
 from ts_frontend.errors import ClientGone, ServeError
 from ts_frontend.grpc import predictions
 from ts_frontend.http import app
-from ts_frontend.job import CHUNK_COST_BYTES, Job, JobState, Whereabouts
+from ts_frontend.job import Job, JobState, Whereabouts
 from ts_frontend.job import Ledger as Jobs
 from ts_frontend.scheduling.pieces import chunks
 from ts_frontend.workers.in_flight import ResponseCounter

@@ -79,42 +79,6 @@ def test_damaged_requests(data: st.DataObject, size: int) -> None:
         assert as_we_read(damaged) == as_protobuf_reads(damaged)
 
 
-usual = st.builds(
-    lambda name, key, size: PredictionsRequest(model_name=name, input={key: bytes(size)}).SerializeToString(),
-    st.sampled_from(["", "m", "é", "n" * 60]),
-    st.sampled_from(["", "data", "é", "k" * 60]),
-    st.sampled_from([0, 1, 50, 105, 110, 115, 119, 120, 125, 130, 300]),
-)
-
-
-def read(reader: predictions.PredictionReader, data: bytes) -> object:
-    """The result of a reader, or the text of its refusal."""
-    try:
-        return reader.parse("/m", data)
-    except InvalidArgument as error:
-        return str(error)
-
-
-@settings(max_examples=300, deadline=None)
-@given(data=st.data(), before=st.lists(usual, min_size=1, max_size=3), request=usual)
-def test_a_reader_reads_as_one_that_knows_nothing(data: st.DataObject, before: list[bytes], request: bytes) -> None:
-    reader = predictions.PredictionReader()
-    for one in before:
-        assert read(reader, one) == read(predictions.PredictionReader(), one)
-    raw = bytearray(data.draw(st.sampled_from([request, *before])))
-    for _ in range(data.draw(st.integers(0, 2))):
-        at = data.draw(st.integers(0, len(raw)))
-        raw[at : data.draw(st.integers(at, len(raw)))] = data.draw(st.binary(max_size=3))
-    assert read(reader, bytes(raw)) == read(predictions.PredictionReader(), bytes(raw))
-
-
-def test_known_beginnings_are_bounded() -> None:
-    reader = predictions.PredictionReader()
-    for number in range(predictions.BEGINNINGS_MAX + 10):
-        reader.parse("/m", PredictionsRequest(model_name=str(number), input={"data": b"x"}).SerializeToString())
-    assert len(reader.known) == 10
-
-
 def test_large_inputs_are_not_copied() -> None:
     data = PredictionsRequest(model_name="m", input={"data": bytes(100_000)}).SerializeToString()
     value = parse("/m", data).inputs[0].data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from ts_frontend.grpc.call import Call
 from ts_frontend.grpc.open_inference import StreamDialect, dialect_of
 from ts_frontend.open_inference import heads as tensor_heads
 from ts_frontend.open_inference import requests as tensor_requests
-from ts_frontend.open_inference.heads import HeadReader, head_of_message, mention
+from ts_frontend.open_inference.heads import head_of_message, mention
 
 NAMES = ("timeout", "priority", "sequence_id", "sequence_start")
 TENSORS = ("inputs", "outputs", "raw_input_contents")
@@ -90,75 +90,6 @@ def test_a_head_is_the_message_without_its_tensors(first: pb.ModelInferRequest, 
         (one.name, one.datatype, one.HasField("contents")) for one in whole.inputs
     ]
     assert dialect_of(Call("/p"), forms, StreamDialect.AUTO) == dialect_of(Call("/p"), whole, StreamDialect.AUTO)
-
-
-# --- heads of requests like earlier ones
-
-usual = st.builds(
-    pb.ModelInferRequest,
-    model_name=texts,
-    model_version=texts,
-    id=st.sampled_from(["", "", "", "1"]),
-    inputs=st.lists(tensors, max_size=2),
-    raw_input_contents=st.lists(st.binary(min_size=1, max_size=200), min_size=1, max_size=1),
-).map(lambda message: message.SerializeToString())
-#: Its name ends like a request with raw contents, those of its second field.
-LIKE_RAW = b"\x3a\x02ab" + b"\x0a\x05m\x3a\x02ab"
-
-
-def told(read: Callable[[bytes], Any], data: bytes) -> tuple[object, ...]:
-    """What the service takes from a head, or the error."""
-    try:
-        head = read(data)
-    except InvalidArgument as error:
-        return (error.message,)
-    return head.model_name, head.model_version, tensor_requests.of_parameters(head.parameters)
-
-
-@given(
-    usual | messages.map(lambda message: message.SerializeToString()),
-    st.lists(st.tuples(st.integers(-300, 300), st.integers(0, 255)), max_size=3),
-)
-@example(LIKE_RAW, [(-1, 99)])
-@example(LIKE_RAW[:4] * 2, [(-1, 99)])
-def test_a_head_is_read_the_same_whatever_came_before(data: bytes, changes: list[tuple[int, int]]) -> None:
-    changed = bytearray(data)
-    for at, value in changes:
-        if -len(data) <= at < len(data):
-            changed[at] = value
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor_heads, "WHOLE_BYTES_MAX", 1 << 20)
-        reader = HeadReader()
-        for one in (data, bytes(changed), data, bytes(changed)):
-            assert told(reader.read, one) == told(head_of_message, one)
-
-
-def test_a_request_with_other_elements_is_not_parsed_again() -> None:
-    tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="INT32", shape=[2])
-    first, second = (
-        pb.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[raw]).SerializeToString()
-        for raw in (bytes(8), b"12345678")
-    )
-    reader = HeadReader()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor_heads, "WHOLE_BYTES_MAX", 1 << 20)
-        reader.read(first)
-        reader.read(first.replace(b"m", b"n", 1))  # another model's of the same size
-        patch.setattr(tensor_heads, "head_of_message", None)
-        assert told(reader.read, second) == ("m", "", {})
-        assert told(reader.read, second.replace(b"m", b"n", 1)) == ("n", "", {})
-
-
-def test_beginnings_of_requests_that_all_differ_are_few() -> None:
-    reader = HeadReader()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor_heads, "WHOLE_BYTES_MAX", 1 << 20)
-        for size in range(1, 2 * tensor_heads.BEGINNINGS_MAX):
-            reader.read(pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(size)]).SerializeToString())
-        long = "m" * tensor_heads.BEGINNING_BYTES_MAX
-        reader.read(pb.ModelInferRequest(model_name=long, raw_input_contents=[b"a"]).SerializeToString())
-    assert 0 < len(reader._known) <= tensor_heads.BEGINNINGS_MAX
-    assert all(len(before) < tensor_heads.BEGINNING_BYTES_MAX for before, _ in reader._known.values())
 
 
 @given(messages, st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), max_size=3), st.integers(0, 300))

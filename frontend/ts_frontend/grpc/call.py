@@ -16,7 +16,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from ts.protocol.frames import Pairs
 from ts_frontend.errors import ClientGone, Code, ServeError
@@ -177,13 +177,11 @@ Bidi: TypeAlias = Callable[[Call, AsyncIterator[bytes]], AsyncIterator[Sequence[
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One method of a service, under its full path (`/package.Service/Method`). `run` does everything; `counted` lets
-    an engine count the calls of a unary method itself, without another coroutine."""
+    """One method of a service, under its full path (`/package.Service/Method`)."""
 
     path: str
     shape: Shape
     run: Unary | ServerStream | Bidi
-    counted: Counted | None = None
 
 
 def code_of(call: Call, error: BaseException | None) -> int:
@@ -247,13 +245,6 @@ class MethodCounts:
     def ended(self, code: int, seconds: float) -> None:
         self.handled[code] += 1
         self._seconds.add(seconds)
-
-
-class Counted(NamedTuple):
-    """A unary method without counting, and the counters for its calls."""
-
-    run: Unary
-    counts: MethodCounts
 
 
 Routes: TypeAlias = Mapping[str, Method]

@@ -145,18 +145,8 @@ class Exchange:
                 end = await (self._waited(following, len(message)) if is_future(type(following)) else following)
                 if end["type"] != "http.request" or end.get("body") or end.get("more_body"):
                     message = await self._incoming().only([event, end])
-            if method.counted is None:
-                unary: Unary = method.run  # type: ignore[assignment]  # a method of this shape
-                answer = await unary(call, message)
-            else:
-                unary, counts = method.counted
-                begun_s = counts.begin()
-                try:
-                    answer = await unary(call, message)
-                except BaseException as error:
-                    counts.failed(call, error, begun_s)
-                    raise
-                counts.answered(begun_s)
+            unary: Unary = method.run  # type: ignore[assignment]  # a method of this shape
+            answer = await unary(call, message)
             size = len(answer)
             if size > JOIN_BYTES_MAX or size > limits.response_bytes_max or not call.adds_nothing:
                 await self._answer(answer)

@@ -88,7 +88,7 @@ class InferenceService:
 
     async def stream_predictions(self, call: Call, data: bytes) -> AsyncIterator[Sequence[bytes]]:
         """One PredictionsRequest -> a PredictionResponse for every piece the handler sends."""
-        answer = self._predictions.submit(call, self._predictions.parse(call.path, data), True)
+        answer = self._predictions.submit(call, parse(call.path, data), True)
         try:
             async for pieces in chunks(answer):
                 yield responses(pieces)

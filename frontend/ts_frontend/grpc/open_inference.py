@@ -22,7 +22,7 @@ from ts_frontend.models.registry import Registry
 from ts_frontend.models.signature import TensorSpec
 from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
-from ts_frontend.open_inference.heads import HeadReader, UsualHead, head_of_message
+from ts_frontend.open_inference.heads import head_of_message
 from ts_frontend.open_inference.requests import joined_messages
 from ts_frontend.open_inference.shared_memory import Regions
 from ts_frontend.scheduling.pieces import chunks
@@ -85,7 +85,6 @@ class OpenInferenceService:
         self._regions = regions
         self._keys = keys
         self._ids = RequestIds()
-        self._heads = HeadReader()
 
     def methods(self) -> tuple[Method, ...]:
         unary = {
@@ -138,9 +137,7 @@ class OpenInferenceService:
 
     # --- inference
 
-    def submit(
-        self, call: Call, data: bytes, request: pb.ModelInferRequest | UsualHead, form: str, stream: bool = True
-    ) -> Job:
+    def submit(self, call: Call, data: bytes, request: pb.ModelInferRequest, form: str, stream: bool = True) -> Job:
         """Submits a request, whose head is `request`. `form`: how the worker reads it and writes its answers; `stream`:
         answers are sent as they come; otherwise max_response_size limits all of them together."""
         if not request.model_name:
@@ -185,7 +182,7 @@ class OpenInferenceService:
 
     async def model_infer(self, call: Call, data: bytes) -> bytes:
         """One ModelInferRequest -> one ModelInferResponse; the texts of a streamed answer are joined."""
-        answer = self.submit(call, data, self._heads.read(data), "grpc", stream=False)
+        answer = self.submit(call, data, head_of_message(data), "grpc", stream=False)
         try:
             pieces = await answer.pieces()
         except HandlerFailed as error:

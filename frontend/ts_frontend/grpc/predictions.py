@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from google.protobuf.message import DecodeError
 
 from ts.protocol.frames import Buffer, Input, Pairs
+from ts.protocol.wire import prefix, size_at
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.grpc.call import Call, RequestIds, identified, response_metadata
 from ts_frontend.job import Job
@@ -28,14 +29,7 @@ _INPUT: Final = 0x1A
 _SEQUENCE: Final = 0x22
 _KEY: Final = 0x0A
 _VALUE: Final = 0x12
-_LENGTH_SHIFT_MAX: Final = 28
 _PREFIXES: Final = tuple(bytes((0x0A, size)) for size in range(128))
-#: Smaller lengths are one byte.
-_LENGTH_BYTE_MAX: Final = 127
-#: The most prefixes of requests that are remembered.
-BEGINNINGS_MAX: Final = 256
-#: Creates a named tuple at half the cost of calling its type.
-_new: Final = tuple.__new__
 
 
 class PredictionRequest(NamedTuple):
@@ -51,19 +45,6 @@ class _Unusual(ValueError):
     """A request in an unusual encoding, to be parsed by protobuf."""
 
 
-def _length(data: bytes, at: int) -> tuple[int, int]:
-    """Returns the length encoded at `at` in more than one byte, and the position after it."""
-    size = shift = 0
-    while shift <= _LENGTH_SHIFT_MAX:
-        byte = data[at]
-        at += 1
-        size |= (byte & 127) << shift
-        if byte < 128:
-            return size, at
-        shift += 7
-    raise _Unusual
-
-
 def _entry(data: bytes, at: int, stop: int) -> Input:
     """Returns the map entry between `at` and `stop`. Raises _Unusual unless it is a short key followed by a value."""
     key_size = data[at + 1]
@@ -72,7 +53,7 @@ def _entry(data: bytes, at: int, stop: int) -> Input:
         raise _Unusual
     size, start = data[value_at + 1], value_at + 2
     if size > 127:
-        size, start = _length(data, value_at + 1)
+        size, start = size_at(data, value_at + 1, stop)
     if start + size != stop:
         raise _Unusual
     value = data[start:stop] if size < VIEW_BYTES_MIN else memoryview(data)[start:stop]
@@ -88,7 +69,7 @@ def _parse_usual(data: bytes) -> PredictionRequest:
         tag, size = data[at], data[at + 1]
         at += 2
         if size > 127:
-            size, at = _length(data, at - 1)
+            size, at = size_at(data, at - 1, end)
         stop = at + size
         if stop > end:
             raise _Unusual
@@ -106,54 +87,6 @@ def _parse_usual(data: bytes) -> PredictionRequest:
     if len(inputs) > 1 and (len(inputs) > INPUTS_MAX or len({part.name for part in inputs}) < len(inputs)):
         raise _Unusual
     return PredictionRequest(name, version, inputs, sequence_id)
-
-
-class PredictionReader:
-    """Parses requests like `parse`, faster for small requests with one input: most requests of a client differ only in
-    the input's value, so that the bytes before it are remembered and compared."""
-
-    def __init__(self) -> None:
-        #: For the bytes up to the input's entry: the model's name, the entry's key field, the input's name.
-        self.known: dict[bytes, tuple[str, bytes, str]] = {}
-
-    def parse(self, method: str, data: bytes) -> PredictionRequest:
-        """As `parse`."""
-        request = self._parse_known(data) if 2 < len(data) <= _LENGTH_BYTE_MAX else None
-        if request is None:
-            request = parse(method, data)
-            self._note(data, request)
-        return request
-
-    def _parse_known(self, data: bytes) -> PredictionRequest | None:
-        """Returns the request if its prefix is remembered, else None."""
-        at = data[1] + 3
-        known = self.known.get(data[:at])
-        if known is None:
-            return None
-        name, key, input_name = known
-        size, start = len(data), at + len(key) + 2
-        if (
-            start > size
-            or data[at] != size - at - 1
-            or not data.startswith(key, at + 1)
-            or data[start - 1] != size - start
-        ):
-            return None
-        return _new(PredictionRequest, (name, "", [_new(Input, (input_name, "", data[start:]))], None))
-
-    def _note(self, data: bytes, request: PredictionRequest) -> None:
-        """Remembers the prefix of a parsed request if it is small with one input."""
-        name, version, inputs, sequence_id = request
-        if version or sequence_id is not None or len(inputs) != 1 or len(data) > _LENGTH_BYTE_MAX:
-            return
-        raw_name, raw_key = name.encode(), inputs[0].name.encode()
-        before = bytes((_NAME, len(raw_name))) + raw_name + bytes((_INPUT,))
-        if not data.startswith(before):
-            return
-        if len(self.known) >= BEGINNINGS_MAX:
-            self.known.clear()
-        key = bytes((_KEY, len(raw_key))) + raw_key + bytes((_VALUE,))
-        self.known[before] = name, key, inputs[0].name
 
 
 def _parse_any(method: str, data: bytes) -> PredictionRequest:
@@ -182,20 +115,10 @@ def parse(method: str, data: bytes) -> PredictionRequest:
         return _parse_any(method, data)
 
 
-def _prefix(size: int) -> bytes:
-    """Returns the tag and length of field 1 with `size` bytes."""
-    prefix = bytearray((0x0A,))
-    while size > 127:
-        prefix.append(size & 127 | 128)
-        size >>= 7
-    prefix.append(size)
-    return bytes(prefix)
-
-
 def response(prediction: Buffer) -> bytes:
     """Returns a PredictionResponse with that answer."""
     size = len(prediction)
-    return b"".join((_PREFIXES[size] if size < 128 else _prefix(size), prediction))
+    return b"".join((_PREFIXES[size] if size < 128 else prefix(1, size), prediction))
 
 
 def responses(predictions: Sequence[Buffer]) -> list[bytes]:
@@ -212,11 +135,6 @@ class Predictions:
         self._models = models
         self._keys = keys
         self._ids = RequestIds()
-        self._reader = PredictionReader()
-
-    def parse(self, method: str, data: bytes) -> PredictionRequest:
-        """As the function `parse`."""
-        return self._reader.parse(method, data)
 
     def submit(self, call: Call, request: PredictionRequest, stream: bool) -> Job:
         name, version, inputs, sequence_id = request
@@ -246,7 +164,7 @@ class Predictions:
 
     async def answer(self, call: Call, data: bytes) -> bytes:
         """One PredictionsRequest -> one PredictionResponse, the pieces of a streamed answer joined."""
-        answer = self.submit(call, self._reader.parse(call.path, data), False)
+        answer = self.submit(call, parse(call.path, data), False)
         prediction = await answer.result()
         if answer.headers or answer.status != 200:
             call.trailing.extend(response_metadata(answer.status, answer.headers))

@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 from google.protobuf.duration_pb2 import Duration
 
+from ts.protocol.wire import prefix
 from ts_frontend.errors import Code, HandlerFailed, MessageTooLarge, ServeError, Unimplemented, WorkerDied
 from ts_frontend.http.arriving import PIECE_BYTES
-from ts_frontend.open_inference.heads import varint_of
 from ts_frontend.protos.google_rpc_status_pb2 import Status
 
 PREFIX = struct.Struct(">BI")
@@ -328,7 +328,7 @@ def _debug_info(error: HandlerFailed) -> bytes:
 
 def _field(number: int, value: bytes) -> bytes:
     """A field of a message: text, or another message (protobuf's wire type 2)."""
-    return bytes((number << 3 | 2,)) + varint_of(len(value)) + value
+    return prefix(number, len(value)) + value
 
 
 def decode_metadata(headers: Iterable[Header]) -> list[Entry]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from ts_frontend.errors import Code, ServeError
-from ts_frontend.grpc.call import LABELS, TYPES, Call, Counted, Method, MethodCounts, Shape, code_of
+from ts_frontend.grpc.call import LABELS, TYPES, Call, Method, MethodCounts, Shape, code_of
 from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.metrics.families import Counter, Definition, Family, MetricKind
 
@@ -95,7 +95,7 @@ class CallMetrics:
         counts = self._methods.setdefault(method.path, MethodCounts(method))
         if method.shape is Shape.UNARY:
             run: Any = method.run
-            return Method(method.path, method.shape, _counted_unary(run, counts), Counted(run, counts))
+            return Method(method.path, method.shape, _counted_unary(run, counts))
         return Method(method.path, method.shape, _counted_streaming(method.run, counts))
 
     def families(self) -> list[Family]:

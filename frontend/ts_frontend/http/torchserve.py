@@ -50,8 +50,6 @@ _RESERVED: Final = frozenset(
         *("trailer", *(name.decode() for name, _ in NO_DOCUMENT)),
     }
 )
-#: Creates a named tuple at half the cost of calling its type.
-_new: Final = tuple.__new__
 _NAME: Final = re.compile(r"[0-9A-Za-z!#$%&'*+.^_`|~-]+")
 _VALUE: Final = re.compile(r"[\x20-\x7e\x80-\xff\t]*")
 
@@ -166,7 +164,7 @@ class HttpInference:
         if content_type and forms.is_form(content_type):
             check_form(content_type, body)
         job = model.submit(
-            [*inputs, _new(Input, ("body", content_type, body))],
+            [*inputs, Input("body", content_type, body)],
             headers=request.for_handler(more),
             deadline_s=deadline_s,
             request_id=request.request_id,
@@ -185,7 +183,7 @@ async def answer_of(job: Job) -> HttpAnswer:
         raise HandlerFailed(500, f"The handler set status {job.status}, which can't end an answer")
     headers = handler_headers(job.headers) if job.headers else ()
     if whole is not None and len(whole) < 2:
-        return _new(HttpAnswer, (job.status, headers, whole[0] if whole else b""))
+        return HttpAnswer(job.status, headers, whole[0] if whole else b"")
     pieces = chunks(job)
     return HttpAnswer(job.status, headers, resumed(await anext(pieces), pieces))
 
@@ -202,7 +200,7 @@ def handler_headers(pairs: Pairs) -> list[Header]:
 def json_of_model(body: Buffer, pairs: Pairs) -> HttpAnswer:
     """Returns a model's answer as JSON, unless its headers name another content type."""
     if not pairs:
-        return _new(HttpAnswer, (200, (JSON,), body))
+        return HttpAnswer(200, (JSON,), body)
     headers = handler_headers(pairs)
     is_named = any(name == JSON[0] for name, _ in headers)
     return HttpAnswer(200, headers if is_named else (JSON, *headers), body)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ts_frontend.config.files import read_text
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive
-from ts_frontend.job import Job, new_job
+from ts_frontend.job import Job
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.handler_imports import may_need_torch
 from ts_frontend.models.model import NO_WORKER, Model
@@ -116,7 +116,7 @@ class ModelFactory:
             restart_delay_s_max=self._config.restart_delay_s_max,
             on_change=self._changes.notify,
         )
-        make_job: Callable[..., Job] = new_job
+        make_job: Callable[..., Job] = Job
         if isinstance(queue, SequenceQueue):
             make_job = SequenceJobFactory(queue, settings.sequence_start_required)
         if archive.priorities is not None and isinstance(queue, PriorityQueue):

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from ts.protocol.frames import Input, Pairs
 from ts.protocol.path_template import BadTemplate, PathTemplate
 from ts_frontend.errors import Draining, ModelNotLoaded, NoWorker, QueueFull, ServeError
-from ts_frontend.job import FedJob, Job, Ledger, new_job
+from ts_frontend.job import FedJob, Job, Ledger
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, made_config, signature_from
@@ -62,7 +62,7 @@ class OpenAIHandler(NamedTuple):
 
 class Model:
     """One version of one model. `minimum` and `maximum`: the worker counts of the last scale call; `workflow`: the name
-    of the workflow that it is a node of, or ""; `new_job`: makes its jobs, as the function of that name; `ledger`: owns
+    of the workflow that it is a node of, or ""; `new_job`: makes its jobs, with a `Job`'s arguments; `ledger`: owns
     them."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Model:
         counted: CountedBatches,
         response_bytes_max: int,
         loaded_at_startup: bool,
-        new_job: Callable[..., Job] = new_job,
+        new_job: Callable[..., Job] = Job,
         ledger: Ledger | None = None,
         scaler: PoolScaler | None = None,
     ) -> None:

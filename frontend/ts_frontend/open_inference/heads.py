@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from ts.protocol import open_inference_pb2 as pb
+from ts.protocol.wire import SIZED, Field, Malformed, fields, prefix
 from ts_frontend.errors import InvalidArgument
 
 #: Smaller requests are parsed entirely, which takes a fraction of a millisecond, less than the search for their heads.
@@ -30,22 +30,7 @@ MEMBER_BYTES_MAX, TEXT_BYTES_MAX = 16 * 1024, 512 * 1024
 _INPUT, _RAW_CONTENTS = 5, 7
 _TENSOR_FIELDS = frozenset((_INPUT, 6, _RAW_CONTENTS))
 _INPUT_NAME, _INPUT_DATATYPE, _INPUT_CONTENTS = 1, 2, 5
-_INPUT_TAG, _RAW_TAG, _EMPTY_CONTENTS = b"\x2a", b"\x3a", b"\x2a\x00"
-#: The most beginnings of requests that are remembered, the longest, and the bytes of them by which they are found.
-BEGINNINGS_MAX, BEGINNING_BYTES_MAX, FIRST_BYTES = 256, 2048, 16
-_FIXED_BYTES = {1: 8, 5: 4}
-_VARINT, _SIZED, _GROUP, _GROUP_END = 0, 2, 3, 4
-_VARINT_SHIFT_MAX, _TAG_MAX = 63, (1 << 32) - 1
-
-
-class _Field(NamedTuple):
-    """A field of a message: its tag begins at `start`, its content reaches from `value` to `end`."""
-
-    number: int
-    kind: int
-    start: int
-    value: int
-    end: int
+_EMPTY_CONTENTS = b"\x2a\x00"
 
 
 def head_of_message(data: bytes, *, forms: bool = False) -> pb.ModelInferRequest:
@@ -57,51 +42,8 @@ def head_of_message(data: bytes, *, forms: bool = False) -> pb.ModelInferRequest
         return pb.ModelInferRequest.FromString(
             data if len(data) <= WHOLE_BYTES_MAX else b"".join(_pieces(data, forms=forms))
         )
-    except (DecodeError, _Malformed) as error:
+    except (DecodeError, Malformed) as error:
         raise InvalidArgument(f"The {len(data)} bytes of the request are not a ModelInferRequest: {error}") from None
-
-
-class UsualHead(NamedTuple):
-    """The head of a ModelInferRequest without parameters."""
-
-    model_name: str
-    model_version: str
-    parameters: Mapping[str, Any] = MappingProxyType({})
-
-
-class HeadReader:
-    """Reads heads as `head_of_message`, faster for requests like earlier ones: clients repeat a request with other
-    elements. A request without id and parameters, whose last field is its only raw content, is remembered with the
-    bytes before the elements, by its size and its first bytes, which have its model's name."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, bytes], tuple[bytes, UsualHead]] = {}
-
-    def read(self, data: bytes) -> pb.ModelInferRequest | UsualHead:
-        """Raises InvalidArgument."""
-        known = self._known.get((len(data), data[:FIRST_BYTES]))
-        if known is not None and data.startswith(known[0]):
-            return known[1]
-        message = head_of_message(data)
-        if len(data) <= WHOLE_BYTES_MAX and not message.id and not message.parameters:
-            self._remember(data, message)
-        return message
-
-    def _remember(self, data: bytes, message: pb.ModelInferRequest) -> None:
-        if len(message.raw_input_contents) != 1:
-            return
-        elements = message.raw_input_contents[0]
-        tag = _RAW_TAG + varint_of(len(elements))
-        before = data[: len(data) - len(tag) - len(elements)]
-        if not elements or len(before) > BEGINNING_BYTES_MAX or not data.startswith(tag, len(before)):
-            return
-        try:
-            pb.ModelInferRequest.FromString(before)  # only then a field begins after it
-        except DecodeError:
-            return
-        if len(self._known) >= BEGINNINGS_MAX:
-            self._known.clear()
-        self._known[len(data), data[:FIRST_BYTES]] = before + tag, UsualHead(message.model_name, message.model_version)
 
 
 def check_fields(data: bytes, name: str, fields_max: int = FIELDS_MAX) -> None:
@@ -110,93 +52,34 @@ def check_fields(data: bytes, name: str, fields_max: int = FIELDS_MAX) -> None:
     if len(data) <= WHOLE_BYTES_MAX:
         return
     try:
-        if any(count >= fields_max for count, _ in enumerate(_fields(data, 0, len(data)))):
-            raise _Malformed(f"it has more than {fields_max} fields")
-    except _Malformed as error:
+        if any(count >= fields_max for count, _ in enumerate(fields(data, 0, len(data)))):
+            raise Malformed(f"it has more than {fields_max} fields")
+    except Malformed as error:
         raise InvalidArgument(f"The {len(data)} bytes of the request are not a {name}: {error}") from None
 
 
 def _pieces(data: bytes, *, forms: bool) -> Iterator[bytes]:
-    for count, field in enumerate(_fields(data, 0, len(data))):
+    for count, field in enumerate(fields(data, 0, len(data))):
         if count >= FIELDS_MAX:
-            raise _Malformed(f"it has more than {FIELDS_MAX} fields")
-        if field.kind != _SIZED or field.number not in _TENSOR_FIELDS or (forms and field.number == _RAW_CONTENTS):
+            raise Malformed(f"it has more than {FIELDS_MAX} fields")
+        if field.kind != SIZED or field.number not in _TENSOR_FIELDS or (forms and field.number == _RAW_CONTENTS):
             yield data[field.start : field.end]
         elif forms and field.number == _INPUT:
             tensor = _form_of(data, field)
-            yield _INPUT_TAG + varint_of(len(tensor)) + tensor
+            yield prefix(_INPUT, len(tensor)) + tensor
 
 
-def _form_of(data: bytes, tensor: _Field) -> bytes:
+def _form_of(data: bytes, tensor: Field) -> bytes:
     """Returns an InferInputTensor with the tensor's name and datatype, and empty contents if it has any."""
     found = []
-    for count, field in enumerate(_fields(data, tensor.value, tensor.end)):
+    for count, field in enumerate(fields(data, tensor.value, tensor.end)):
         if count >= FIELDS_MAX:
-            raise _Malformed(f"an input of it has more than {FIELDS_MAX} fields")
-        if field.kind == _SIZED and field.number in (_INPUT_NAME, _INPUT_DATATYPE):
+            raise Malformed(f"an input of it has more than {FIELDS_MAX} fields")
+        if field.kind == SIZED and field.number in (_INPUT_NAME, _INPUT_DATATYPE):
             found.append(data[field.start : field.end])
-        elif field.kind == _SIZED and field.number == _INPUT_CONTENTS:
+        elif field.kind == SIZED and field.number == _INPUT_CONTENTS:
             found.append(_EMPTY_CONTENTS)
     return b"".join(found)
-
-
-class _Malformed(ValueError):
-    """The bytes aren't a message; the text gives the reason."""
-
-
-def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
-    """Yields the fields between `at` and `end`; those of a group are one field. Raises _Malformed."""
-    groups: list[tuple[int, int]] = []
-    while at < end:
-        start = at
-        tag, at = _varint(data, at, end)
-        number, kind = tag >> 3, tag & 7
-        if not number or tag > _TAG_MAX:
-            raise _Malformed(f"its byte {start} begins no field")
-        value = at
-        if kind == _SIZED:
-            size, value = _varint(data, at, end)
-            at = value + size
-        elif kind == _VARINT:
-            _, at = _varint(data, at, end)
-        elif kind in _FIXED_BYTES:
-            at += _FIXED_BYTES[kind]
-        elif kind == _GROUP:
-            groups.append((number, start))
-            if len(groups) > FIELDS_MAX:
-                raise _Malformed(f"it has more than {FIELDS_MAX} groups in each other")
-        elif kind == _GROUP_END and groups and groups[-1][0] == number:
-            _, start = groups.pop()
-        else:
-            raise _Malformed(f"its byte {start} begins no field")
-        if at > end:
-            raise _Malformed(f"it ends inside the field {number}")
-        if not groups:
-            yield _Field(number, kind, start, value, at)
-    if groups:
-        raise _Malformed(f"it ends inside the group {groups[-1][0]}")
-
-
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Returns the number that begins at `at`, and the position after it."""
-    number = shift = 0
-    while at < end and shift <= _VARINT_SHIFT_MAX:
-        byte = data[at]
-        at += 1
-        number |= (byte & 127) << shift
-        if byte < 128:
-            return number, at
-        shift += 7
-    raise _Malformed(f"its byte {at} is inside a number without an end")
-
-
-def varint_of(number: int) -> bytes:
-    found = bytearray()
-    while number > 127:
-        found.append(number & 127 | 128)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
 
 
 # --- JSON

@@ -25,6 +25,8 @@ FEED_COST_BYTES: Final = 64
 #: The most bytes of answers to a worker's own call that it has not taken, and the bytes of a piece besides its data.
 CALL_BYTES: Final = 256 * 1024
 CALL_COST_BYTES: Final = 64
+#: The cost of a stream's piece in its credit besides its data.
+CHUNK_COST_BYTES: Final = 64
 #: The first id of workers' calls, which ids of jobs never reach.
 CALL_ID_MIN: Final = 1 << 63
 HEADER: Final = struct.Struct("<IBBHQ")

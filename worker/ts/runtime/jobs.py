@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ts.protocol.frames import (
     ANSWER_BYTES_MAX,
+    CHUNK_COST_BYTES,
     Buffer,
     Cancel,
     Chunk,
@@ -54,7 +55,6 @@ def too_large(size: int, limit: int) -> Failure:
     return Failure(500, f"Response of {size} bytes is over max_response_size of {limit} bytes")
 
 
-CHUNK_COST_BYTES: Final = 64
 #: The characters that are sent of a traceback, from its end.
 TRACEBACK_CHARS_MAX: Final = 4000
 EARLY_CANCELS_MAX: Final = 1024

@@ -18,8 +18,9 @@ from ts.protocol.open_inference_pb2 import (
     ModelInferResponse,
     ModelStreamInferResponse,
 )
+from ts.protocol.wire import prefix
 from ts.tensors.forms import EMPTY_FINAL, ModelSpec, check_reserved, completed, payload
-from ts.tensors.grpc_usual import prefix, usual_answer, usual_request, usual_request_bytes, usual_response
+from ts.tensors.grpc_usual import usual_answer, usual_request, usual_request_bytes, usual_response
 from ts.tensors.shared_memory import NO_REGIONS, PARAMETERS, REGION, Regions
 from ts.tensors.types import (
     Array,

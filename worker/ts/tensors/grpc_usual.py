@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from ts.protocol.datatypes import DATATYPES
 from ts.protocol.frames import Buffer
 from ts.protocol.open_inference_pb2 import InferTensorContents, ModelInferRequest, ModelInferResponse
+from ts.protocol.wire import Malformed, prefix, size_at
 from ts.tensors.forms import ModelSpec, check_declared
 from ts.tensors.types import (
     DIMENSIONS_MAX,
@@ -56,18 +57,6 @@ _PACKED = {
 _Field = tuple[int, int, int, int]
 
 
-def prefix(field: int, size: int) -> bytes:
-    """The bytes before a protobuf field of `size` bytes: the field's number, and the size, 7 bits a byte."""
-    if size < 128:
-        return bytes((field << 3 | 2, size))
-    found = bytearray((field << 3 | 2,))
-    while size > 127:
-        found.append(size & 127 | 128)
-        size >>= 7
-    found.append(size)
-    return bytes(found)
-
-
 def _fields(data: Buffer, at: int, end: int) -> list[_Field] | None:
     """The fields between `at` and `end`; None unless all of them have a size and a number below 16."""
     found: list[_Field] = []
@@ -78,23 +67,12 @@ def _fields(data: Buffer, at: int, end: int) -> list[_Field] | None:
             if tag & 0x87 != 2:
                 return None
             if size > 127:
-                size, at = _long_size(data, at, size & 127)
+                size, at = size_at(data, at - 1, end)
             found.append((tag, start, at, at + size))
             at += size
-    except IndexError:
+    except (IndexError, Malformed):
         return None
     return found if at == end else None
-
-
-def _long_size(data: Buffer, at: int, size: int) -> tuple[int, int]:
-    """A size whose 7 lowest bits are known already, and the position after it. Raises IndexError if there is none."""
-    for shift in (7, 14, 21, 28):
-        byte = data[at]
-        at += 1
-        size |= (byte & 127) << shift
-        if byte < 128:
-            return size, at
-    raise IndexError
 
 
 # --- requests

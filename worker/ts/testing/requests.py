@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ts.protocol.codes import Code, code_of_http
-from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Input, Message
+from ts.protocol.frames import CHUNK_COST_BYTES, Cancel, Chunk, Credit, Failed, Input, Message
 
-#: The bytes that a piece counts in addition to its data, as in the server.
-CHUNK_COST_BYTES = 64
 CANCELLED_STATUS = 499
 _NOT_GIVEN: Any = object()
 
