@@ -1,4 +1,4 @@
-# Everything happens in a virtual environment, .venv. Needed beforehand: Python >= 3.10 with venv, and make.
+# Everything happens in a virtual environment, .venv. Needed beforehand: Python >= 3.11 with venv, and make.
 #
 #   PYTHON      the interpreter to make the environment with
 #   VENV        where the environment is
@@ -38,7 +38,7 @@ $(VENV)/.torch_spec: FORCE
 	@echo '$(TORCH_SPEC)' | cmp -s - $@ || echo '$(TORCH_SPEC)' > $@
 
 $(TORCH_STAMP): $(VENV)/.torch_spec
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 10) or sys.exit("Python 3.10 or newer is needed, $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12" % v)'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("Python 3.11 or newer is needed, $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12" % v)'
 	@echo "== [1/3] virtual environment in $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) 'pip >= 25, < 26'

@@ -262,9 +262,9 @@ def _closed() -> Cancelled:
 
 
 def _cancelled() -> bool:
-    """Whether somebody cancelled the running task, as opposed to the call (Python 3.10 can't say: then yes)."""
-    asked = getattr(asyncio.current_task(), "cancelling", None)
-    return asked is None or bool(asked())
+    """Whether somebody cancelled the running task, as opposed to the call."""
+    task = asyncio.current_task()
+    return task is not None and bool(task.cancelling())
 
 
 def _channel(target: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.aio.Channel:

@@ -400,7 +400,7 @@ class Server:
         await parts.listeners.engine.start()
         parts.recorder.attach(manager, lambda: states_of(parts.workflows), config.snapshot)
         await parts.recorder.write(SnapshotKind.STARTUP)
-        return [*restored(config.snapshot, manager), *failures, *missing, *parts.listeners.warnings]
+        return [*restored(config.snapshot, manager), *failures, *missing]
 
     async def _serve(self, parts: Parts, on_ready: Callable[[], None]) -> None:
         """Runs the loops until `stop` was called; raises when the engine ended by itself."""

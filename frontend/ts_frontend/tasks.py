@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -83,8 +82,7 @@ def current_task() -> asyncio.Task[None]:
 
 def uncancel() -> None:
     """Undoes a cancellation by the deadline, so that the task can still send its last messages."""
-    if sys.version_info >= (3, 11):  # older versions forget a caught cancellation
-        current_task().uncancel()
+    current_task().uncancel()
 
 
 class Expiry:

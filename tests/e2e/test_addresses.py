@@ -9,7 +9,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -120,7 +119,7 @@ def announced(log: str, name: str) -> str:
 # --- TLS
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"] if sys.version_info >= (3, 11) else ["grpcio"])
+@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
 def secured(
     request: pytest.FixtureRequest, serving: Any, pki: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:

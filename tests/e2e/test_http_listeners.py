@@ -119,32 +119,6 @@ def test_grpcio_serves_grpc_and_http_goes_on(start: Any) -> None:
     assert kinds(server.port("http_metrics")) == {"inference": 404, "management": 404, "metrics": 200}
 
 
-def without_h2corn(directory: Path) -> dict[str, str]:
-    """An environment whose Pythons don't have h2corn, as Python 3.10 doesn't."""
-    hidden = directory / "hidden"
-    hidden.mkdir()
-    (hidden / "sitecustomize.py").write_text("import sys\n\nsys.modules['h2corn'] = None\n")
-    roots = [str(Path(__file__).parents[2] / part) for part in ("worker", "frontend")]
-    return {"PYTHONPATH": ":".join([str(hidden), *roots])}
-
-
-def test_without_h2corn_grpc_is_served_and_the_log_says_what_is_not(start: Any, tmp_path: Path) -> None:
-    server = start(wait=False, env=without_h2corn(tmp_path))
-    server.wait_for_log("grpc_management listens on")
-    server.register("probe")
-    assert server.predict("probe", {"op": "echo", "value": "over gRPC"}) == b"over gRPC"
-    assert "The HTTP APIs are not served: they need h2corn, which needs Python 3.11 or later" in server.log
-    assert not server.port("http_inference")
-    assert "Traceback" not in server.log
-
-
-def test_h2corn_that_is_not_there_cannot_be_asked_for(start: Any, tmp_path: Path) -> None:
-    server = start(wait=False, grpc_engine="h2corn", env=without_h2corn(tmp_path))
-    assert server.wait() == 1
-    assert "grpc_engine=h2corn: h2corn is not installed; it needs Python 3.11 or later" in server.log
-    assert "Traceback" not in server.log
-
-
 def test_what_the_other_port_answers_is_not_found_here(shared: Any) -> None:
     inference, management = shared.port("http_inference"), shared.port("http_management")
     for port, method, target in (

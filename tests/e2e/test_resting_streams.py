@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +18,7 @@ from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest
 from ts_frontend.protos.grpc_reflection_v1_reflection_pb2 import ServerReflectionRequest
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 
-ENGINES = ["grpcio", *(["h2corn"] if sys.version_info >= (3, 11) else [])]
+ENGINES = ["grpcio", "h2corn"]
 WATCH = "/grpc.health.v1.Health/Watch"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/StreamPredictions2"

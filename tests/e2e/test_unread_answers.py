@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ import pytest
 from support import GUARD_S, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 
-ENGINES = ["grpcio", *(["h2corn"] if sys.version_info >= (3, 11) else [])]
+ENGINES = ["grpcio", "h2corn"]
 PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
 MIB = 1024 * 1024
 UNREAD_BYTES_MAX, CONNECTIONS, REQUESTS = 32 * MIB, 8, 25

@@ -91,7 +91,7 @@ def test_what_a_package_index_shows(unpacked: Path) -> None:
         "# torchrelay" in told and "docs/differences.md" in told and "Description-Content-Type: text/markdown" in told
     )
     assert not re.findall(r"\]\((?!https?://|#)[^)]*\)", told.partition("# torchrelay")[2])
-    for version in ("3.10", "3.11", "3.12", "3.13"):
+    for version in ("3.11", "3.12", "3.13", "3.14"):
         assert f"Classifier: Programming Language :: Python :: {version}\n" in told
     assert "Keywords: torchserve,pytorch" in told and "Classifier: Topic ::" in told
 

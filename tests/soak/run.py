@@ -404,7 +404,7 @@ async def one(client: Any, name: str, tally: Tally) -> None:
     begun_s = time.monotonic()
     try:
         answer: Answer = await asyncio.wait_for(client.ask(model, body, leave), HANG_S)
-    except (asyncio.TimeoutError, TimeoutError):
+    except TimeoutError:
         tally.outcomes[f"{name} {model} hung"] += 1
         return
     except Gone:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import subprocess
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -93,7 +93,7 @@ def test_authorities_of_clients(made: Path) -> None:
 
 
 def test_certificates_that_do_not_count_now_are_a_warning(made: Path) -> None:
-    files, now = pair(made, "a.crt", "a.key", "b.crt"), datetime.now(timezone.utc)
+    files, now = pair(made, "a.crt", "a.key", "b.crt"), datetime.now(UTC)
     assert read(files, now).warnings == ()
     for later, says in ((90, "expires on"), (101, "expired on"), (-1, "counts only from")):
         warnings = read(files, now + timedelta(days=later)).warnings

@@ -180,7 +180,7 @@ def interpreter(version: str) -> str | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
 def test_the_code_compiles_on_every_python(version: str, setup: configparser.ConfigParser, root: Path) -> None:
     """With the interpreters that are there; warnings, such as of escapes that will be errors, are errors."""
     assert f"Programming Language :: Python :: {version}" in words(setup["metadata"]["classifiers"])

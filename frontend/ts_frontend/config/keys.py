@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from hmac import compare_digest
 from typing import Any, TypeAlias
@@ -25,7 +25,7 @@ KEYS_MAX = 32
 _BEARER = re.compile(rb"Bearer[ \t]+([\x21-\x7e]+)")
 _KEY = re.compile(r"[\x21-\x7e]+")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
-_LAST_S = datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp()
+_LAST_S = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
 class KeyKind(Enum):
@@ -95,7 +95,7 @@ def _entry(key: Key) -> dict[str, str]:
 
 def time_text(seconds: float) -> str:
     """Seconds since 1970 as 2026-11-21T00:34:37.796771Z."""
-    moment = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=min(seconds, _LAST_S))
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=min(seconds, _LAST_S))
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 

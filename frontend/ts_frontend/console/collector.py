@@ -164,7 +164,7 @@ class Collector:
         """Waits for `limit_s`; returns True at once when a model changes."""
         try:
             await asyncio.wait_for(self._models.changes.wait(), max(limit_s, 0.001))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return False
         return True
 

@@ -42,7 +42,7 @@ _BUILT_WITH = {"--enable-optimizations": "PGO", "--with-lto": "LTO"}
 # --- Python and its packages
 
 
-def python(section: Section, built_with: str, *, without_gil: bool, version: tuple[int, int]) -> None:
+def python(section: Section, built_with: str, *, without_gil: bool) -> None:
     """`built_with`: the options of the interpreter's build."""
     where = f"{platform.python_implementation()} {platform.python_version()} in {sys.executable}"
     lacking = [name for option, name in _BUILT_WITH.items() if option not in built_with]
@@ -52,8 +52,6 @@ def python(section: Section, built_with: str, *, without_gil: bool, version: tup
         )
     else:
         section.ok("python", f"{where}, built with PGO and LTO")
-    if version < (3, 11):
-        section.warn("python", "h2corn needs Python 3.11: without it there is gRPC, and no HTTP")
     if without_gil:
         section.warn("python", "this is a build without the GIL, on which the server is not tested")
 
@@ -119,7 +117,6 @@ def python_packages(section: Section) -> None:
         section,
         str(sysconfig.get_config_var("CONFIG_ARGS")),
         without_gil=bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
-        version=sys.version_info[:2],
     )
     form(section, compiled=ts.version.is_compiled())
     apart = Section("")

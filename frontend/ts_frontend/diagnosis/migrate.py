@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory, gettempdir
 from typing import Any
@@ -372,7 +372,7 @@ class _Migration:
         except (BadKeys, OSError, UnicodeDecodeError) as error:
             section.error("keys", str(error))
             return
-        now_s = datetime.now(timezone.utc).timestamp()
+        now_s = datetime.now(UTC).timestamp()
         kinds = ", ".join(kind.value for kind in keys)
         if config.token_path is not None:
             section.ok("keys", f"the keys of kind {kinds} stay: token_path names them")

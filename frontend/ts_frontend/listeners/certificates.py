@@ -11,7 +11,7 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,7 +97,7 @@ def _time(tag: int, content: bytes) -> datetime:
         text = ("19" if text[:2] >= "50" else "20") + text
     elif tag != _GENERALIZED_TIME:
         raise ValueError
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=timezone.utc)
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
 
 
 logger = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ def read(tls: Tls, now: datetime | None = None) -> Pem:
 
     :raises CertificateRefused: one is missing, isn't PEM, is encrypted, or the key isn't the certificate's.
     """
-    now = now or datetime.now(timezone.utc)
+    now = now or datetime.now(UTC)
     certificate = _file("certificate_file", tls.certificate_file)
     key = _file("private_key_file", tls.key_file)
     _check_certificates("certificate_file", tls.certificate_file, certificate)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import logging
 import math
 import time
@@ -20,7 +19,6 @@ from ts_frontend.config.kinds import ExtraPort
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.console.collector import Collector
 from ts_frontend.console.site import Site
-from ts_frontend.errors import InvalidArgument
 from ts_frontend.grpc import health as health_service
 from ts_frontend.grpc import reflection
 from ts_frontend.grpc.auth import guarded
@@ -140,16 +138,10 @@ class Joined:
         await asyncio.gather(*(engine.wait() for engine in self._engines))
 
 
-def serves_http() -> bool:
-    """Returns whether listeners with an HTTP application can be served: h2corn is installed (it needs Python 3.11)."""
-    return importlib.util.find_spec("h2corn") is not None
-
-
 def make_engine(kind: str, listeners: Sequence[Listener]) -> Engine:
     """An engine that isn't started yet. `kind`: one of ENGINES; "auto" is h2corn wherever it can serve these listeners.
 
-    Raises ValueError for an unknown kind or two listeners of one name, InvalidArgument for h2corn where it isn't
-    installed.
+    Raises ValueError for an unknown kind or two listeners of one name.
     """
     if kind not in ENGINES:
         raise ValueError(f"grpc_engine is {kind!r}; use one of {', '.join(ENGINES)}")
@@ -165,8 +157,6 @@ def _engine(kind: str, listeners: Sequence[Listener]) -> Engine:
     if kind == "grpcio" and http:
         return Joined(_engine("grpcio", [one for one in listeners if one not in http]), _engine("h2corn", http))
     if kind == "h2corn":
-        if not serves_http():
-            raise InvalidArgument("grpc_engine=h2corn: h2corn is not installed; it needs Python 3.11 or later")
         from ts_frontend.listeners.h2corn import H2cornEngine
 
         return H2cornEngine(listeners)
@@ -176,8 +166,6 @@ def _engine(kind: str, listeners: Sequence[Listener]) -> Engine:
 
 
 def _best_kind(listeners: Sequence[Listener]) -> str:
-    if not serves_http():
-        return "grpcio"
     if any(math.isfinite(listener.limits.connection_age_s_max) for listener in listeners):
         logger.warning("A maximal connection age is set: gRPC is served by grpcio, as h2corn has no such limit")
         return "grpcio"
@@ -185,12 +173,10 @@ def _best_kind(listeners: Sequence[Listener]) -> str:
 
 
 INFERENCE, MANAGEMENT = "grpc_inference", "grpc_management"
-NO_HTTP = "The HTTP APIs are not served: they need h2corn, which needs Python 3.11 or later"
 
 
 class Listeners:
-    """The listeners of one server. `engine` serves them; `warnings`: a sentence for each service that isn't
-    available."""
+    """The listeners of one server. `engine` serves them."""
 
     def __init__(
         self,
@@ -237,11 +223,8 @@ class Listeners:
             metrics.gather(lambda: [certificate_ends(ends.read(), metrics.host)], always=True)
         self._site = Site()
         self._started_s = time.time()
-        self._http = self._http_addresses() if serves_http() else {}
+        self._http = self._http_addresses()
         self._services = self._http_services()
-        self.warnings = [] if self._http else [NO_HTTP]
-        for warning in self.warnings:
-            logger.warning(warning)
         self.served = [*self._grpc_listeners(), *self._http_listeners()]
         self.engine: Engine = make_engine(config.grpc_engine, self.served)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import IO, Any, Self, TypeAlias
 
 from ts_frontend.errors import InvalidArchive, ServeError
 from ts_frontend.models.store.http import Stop
@@ -29,9 +29,6 @@ try:
     from lzma import LZMAError
 except ImportError:  # a Python without it says that it can't read such an entry
     LZMAError = zlib.error  # type: ignore[assignment, misc]
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 #: The largest file whose contents are in an archive's outline.
 OUTLINE_BYTES_MAX = 1 << 20

@@ -262,7 +262,7 @@ class Demand:
         """Waits for a change of any model, up to `limit_s`."""
         try:
             await asyncio.wait_for(self._changes.wait(), max(limit_s, 0.001))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return
 
     # --- unloading

@@ -189,7 +189,7 @@ class Forkserver:
         channels = Channels()
         try:
             pid = await asyncio.wait_for(self.fork(spec, channels, env=env), limit_s)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             channels.close()
             self.set_aside()
             raise ForkserverLost(f"{self._child.what} (pid {self.pid}) doesn't answer") from None
@@ -445,7 +445,7 @@ class ForkLauncher:
         """The answer of a forkserver, which is set aside if it gives none within the limit. Raises ForkserverLost."""
         try:
             return await asyncio.wait_for(asked, limit_s)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             server.set_aside()
             raise ForkserverLost(f"The forkserver (pid {server.pid}) doesn't answer") from None
 

@@ -104,7 +104,7 @@ class HolderLauncher:
         limit_s = self._plan.startup_timeout_s
         try:
             reply = await asyncio.wait_for(holder.ask("load", settings=self._settings()), limit_s)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             holder.set_aside()
             raise LaunchFailed(f"{self._what} didn't load it within {limit_s:g} s (startupTimeout)") from None
         except ForkserverLost as error:
@@ -149,7 +149,7 @@ class HolderLauncher:
             return "it wasn't loaded"
         try:
             reply = await asyncio.wait_for(holder.ask("renewal"), FORK_S_MAX)
-        except (ForkserverLost, LaunchFailed, asyncio.TimeoutError) as error:
+        except (TimeoutError, ForkserverLost, LaunchFailed) as error:
             return f"{self._what} gave no answer: {error}"
         return str(reply["refusal"])
 

@@ -171,7 +171,7 @@ async def run_tool(
     )
     try:
         return await asyncio.wait_for(_follow(process, on_line), timeout_s)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         return None
     finally:
         if process.returncode is None:

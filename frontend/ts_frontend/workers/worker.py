@@ -194,7 +194,7 @@ class Worker:
         connection.push(Load({**plan.load, **gpu, "workers": self._sharers}))
         try:
             await asyncio.wait_for(asyncio.shield(self._loaded), plan.startup_timeout_s)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             # If the server stood still (suspended, paused), the worker's word that it is ready may wait to be read.
             await asyncio.wait({self._loaded}, timeout=LAST_LOOK_S)
             if self._loaded.done():
@@ -607,7 +607,7 @@ class Worker:
         for _ in range(2):
             try:
                 return await asyncio.wait_for(asyncio.shield(process.exited), EXIT_STATUS_S_MAX)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 process.kill()
         return ExitStatus(None)
 

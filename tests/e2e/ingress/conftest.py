@@ -7,7 +7,6 @@ import functools
 import json
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from support import GUARD_S
 from warm_start import Program, Template
 
 SERVER = Path(__file__).with_name("standin_server.py")
-KINDS = ("h2corn", "grpcio") if sys.version_info >= (3, 11) else ("grpcio",)
+KINDS = ("h2corn", "grpcio")
 
 #: No client here may reuse another one's connection: stalled readers and big windows would be shared.
 CHANNEL_OPTIONS = [

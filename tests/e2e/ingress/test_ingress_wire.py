@@ -7,7 +7,6 @@ import http.client
 import json
 import socket
 import struct
-import sys
 
 import h2.config
 import h2.connection
@@ -25,9 +24,7 @@ def framed(data: bytes, flag: int = 0) -> bytes:
 
 
 #: grpcio's own protocol layer answers these in its own way, often with a reset; h2corn needs Python 3.11.
-OURS = pytest.mark.parametrize(
-    "kind", ["h2corn"] if sys.version_info >= (3, 11) else [], indirect=True, scope="session"
-)
+OURS = pytest.mark.parametrize("kind", ["h2corn"], indirect=True, scope="session")
 
 
 def test_answer_on_the_wire(raw_call):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ def node() -> str:
     return found
 
 
-@pytest.fixture(params=["h2corn", "grpcio"] if sys.version_info >= (3, 11) else ["grpcio"])
+@pytest.fixture(params=["h2corn", "grpcio"])
 def ask(request: pytest.FixtureRequest, node: str, root: Path, store: Path, start: Callable[..., Any]) -> Ask:
     """Runs a scenario of client.js against a server with the example models, and returns its output."""
     for archive in (root / "model_store").glob("*.mar"):

@@ -23,7 +23,7 @@ R = TypeVar("R")
 CLEANUP_REGEX = re.compile("<.*?>")
 
 
-class PT2Backend(str, Enum):
+class PT2Backend(str, Enum):  # noqa: UP042 (as in TorchServe)
     """Backends of torch.compile by their names."""
 
     EAGER = "eager"

@@ -13,7 +13,7 @@ import platform
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 
@@ -180,7 +180,7 @@ class SharedSnapshot:
         self._document, self._tag = document, content.tag
 
     async def _written(self, document: SharedModels) -> bool:
-        when = datetime.now(timezone.utc).isoformat()
+        when = datetime.now(UTC).isoformat()
         data = await asyncio.to_thread(encode_models, document, platform.node(), when)
         tag = await self._at_the_place(partial(self.place.write, data, self._tag), _none)
         if tag is not None:

@@ -60,7 +60,7 @@ NODE_LABEL = "ray.io/node-id"
 def made_certificates() -> dict[str, str]:
     """The certificate of this start's authority, and the certificates and keys of the server and of its workers, as
     PEM. The authority's key is discarded."""
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "torchrelay")])
 
     def certificate(

@@ -78,7 +78,7 @@ class BridgeLink:
         self._task = kept(self._keep, "The bridge to Ray")
         try:
             await asyncio.wait_for(asyncio.shield(self._connected), CONNECT_S_MAX)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise ClusterUnreachable(f"Ray at {self._address} wasn't reached in {CONNECT_S_MAX:g} s") from None
 
     # --- its process
