@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ts.compat.kserve_api.grpc_channel import Channel, Unanswered
-from ts.compat.kserve_api.http_channel import Connections
+from ts.compat.kserve_api.channels import Channel, Connections, Unanswered
 from ts.compat.kserve_api.messages import InferOutput, InferResponse, array_of
 from ts.protocol.codes import Code
 from ts.tensors.grpc_form import request_bytes, response_from
@@ -42,11 +42,11 @@ FORWARDED = (
 WAITED_FOR_UNTIL_S: ContextVar[float] = ContextVar("waited_for_until_s", default=math.inf)
 #: The pause between two attempts that reached no server.
 RETRY_PAUSE_S = 0.1
-BAD_GATEWAY, UNAVAILABLE, TIMED_OUT = 502, 503, 504
+BAD_REQUEST, BAD_GATEWAY, UNAVAILABLE, TIMED_OUT = 400, 502, 503, 504
 #: The HTTP statuses that a client may get for a predictor's failure.
 _FAILURES = range(400, 600)
 _STATUS = {
-    Code.INVALID_ARGUMENT: 400,
+    Code.INVALID_ARGUMENT: BAD_REQUEST,
     Code.UNAUTHENTICATED: 401,
     Code.PERMISSION_DENIED: 403,
     Code.NOT_FOUND: 404,
@@ -131,14 +131,15 @@ class Predictor:
 
     async def _infer(self, model: str, payload: Any, headers: Mapping[str, str]) -> InferResponse:
         if self._channel is None:
-            port = 443 if self._config.use_ssl else 80  # as KServe's client: its hosts of Knative's have none
-            host = self._config.predictor_host
-            target = host if host.rpartition("]")[2].count(":") == 1 else f"{host}:{port}"
-            self._channel = Channel(target, self._tls() if self._config.use_ssl else None)
+            authorities = _authorities() if self._config.use_ssl else None
+            self._channel = Channel(self._config.predictor_host, authorities)
         # Without an id that its client hasn't given: the predictor would have to read it, and to send it back.
         request_id = payload.id or headers.get("x-request-id") or ""
         inputs = [Tensor(one.name, *array_of(one)) for one in payload.inputs]
         message = request_bytes(InferenceRequest(inputs, request_id, model, parameters=payload.parameters))
+        for name, value in headers.items():
+            if not (value.isascii() and value.isprintable()):
+                raise PredictionException(f"the header {name} has characters that gRPC can't carry", BAD_REQUEST)
         metadata, end_s, attempts = tuple(headers.items()), time.monotonic() + self._left_s(), 0
         while True:
             try:
@@ -161,12 +162,6 @@ class Predictor:
             raise PredictionException(error.message, _STATUS.get(error.code, BAD_GATEWAY)) from error
         return asyncio.sleep(RETRY_PAUSE_S)
 
-    @staticmethod
-    def _tls() -> ssl.SSLContext:
-        """A TLS context with the authorities of the file that KServe's controller names, otherwise the system's."""
-        named = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
-        return ssl.create_default_context(cafile=named or None)
-
     def _left_s(self) -> float:
         """The time limit of a call in seconds: the configured one, or the client's remaining time if it is less."""
         return max(min(float(self._config.timeout), WAITED_FOR_UNTIL_S.get() - time.monotonic()), 0.001)
@@ -175,7 +170,7 @@ class Predictor:
 
     async def _ask(self, path: str, payload: Any, headers: Mapping[str, Any] | None) -> Any:
         if self._connections is None:
-            self._connections = Connections(self._config.predictor_host, self._tls() if self._config.use_ssl else None)
+            self._connections = Connections(self._config.predictor_host, _tls() if self._config.use_ssl else None)
         connections, body = self._connections, json.dumps(payload).encode()
         sent = {"content-type": "application/json", **forwarded(headers)}
         end_s, attempts = time.monotonic() + self._left_s(), 0
@@ -195,6 +190,22 @@ class Predictor:
             failed = status if status in _FAILURES else BAD_GATEWAY
             raise PredictionException(str(text or f"the predictor answered with HTTP status {status}"), failed)
         return found
+
+
+def _tls() -> ssl.SSLContext:
+    """A TLS context with the authorities of the file that KServe's controller names, otherwise the system's."""
+    named = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
+    return ssl.create_default_context(cafile=named or None)
+
+
+def _authorities() -> bytes:
+    """The same authorities as PEM, for gRPC's library, whose own aren't the system's."""
+    context = _tls()
+    if not context.get_ca_certs():  # they are in a folder, from which OpenSSL reads each when it needs it
+        folder = ssl.get_default_verify_paths().capath
+        for file in Path(folder).glob("*.0") if folder else ():  # the names that OpenSSL looks for
+            context.load_verify_locations(file)
+    return "".join(map(ssl.DER_cert_to_PEM_cert, context.get_ca_certs(binary_form=True))).encode()
 
 
 def _response(found: Any) -> InferResponse:
