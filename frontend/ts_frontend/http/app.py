@@ -157,15 +157,14 @@ class HttpApp:
                 return HttpAnswer(200, (), b"")
             if match.yields and self._of_a_model is not None:
                 match = self._of_a_model(request.method, request.path) or match
-            if self._keys is not None:
-                self._keys.check(request, match)
+            request.told = self._keys is None or self._keys.check(request, match)
             if match.serve is None:
                 raise _unanswered(request, match, self._elsewhere)
             request.path_params = match.params
             return await match.serve(request)
         except ServeError as error:
             logger.debug("%s %r ended %s: %s", request.method, request.path, error.http_status, error.message)
-            return refusal(error, match.dialect)
+            return refusal(error, match.dialect, told=request.told)
         except ClientGone:
             raise
         except Exception:
