@@ -471,6 +471,15 @@ def test_only_a_key_opens_the_names_of_models(server: Any) -> None:
         assert "probe" not in unknown.value.details()
 
 
+def test_only_a_key_opens_what_is_near_a_path(server: Any) -> None:
+    near = b"Did you mean /predictions/{model_name}?"
+    assert near not in ask(server, "GET", "/prediction/x", api="http_inference").body
+    assert near not in ask(server, "GET", "/prediction/x", key(server, "management"), api="http_inference").body
+    assert near in ask(server, "GET", "/prediction/x", key(server, "inference"), api="http_inference").body
+    without = json.loads(ask(server, "GET", "/models", api="http_metrics").body)
+    assert without["message"] == "Requested resource is not found, please refer to API document."
+
+
 def test_the_description_of_a_model_needs_a_key(server: Any) -> None:
     assert ask(server, "OPTIONS", "/predictions/probe", api="http_inference").status == 400
     assert ask(server, "OPTIONS", "/predictions/probe", key(server, "inference"), api="http_inference").status == 200

@@ -13,6 +13,7 @@ import pytest
 from support import GUARD_S
 from ts.protocol import open_inference_pb2 as tensors
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from ts_frontend.http.request import NOT_FOUND
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_frontend.protos.management_pb2 import DescribeModelRequest, SetDefaultRequest
@@ -125,3 +126,39 @@ def test_whatever_the_client_sends_as_a_name(server: Any, name: str) -> None:
     with grpc.insecure_channel(server.inference) as channel, pytest.raises(grpc.RpcError) as failed:
         InferenceAPIsServiceStub(channel).Predictions(PredictionsRequest(model_name=name), timeout=GUARD_S)
     assert failed.value.details() == f"Model not found: {name}{MODELS}"
+
+
+# --- paths
+
+
+@pytest.mark.parametrize(
+    ("api", "path", "told"),
+    [
+        ("http_inference", "/prediction/probe", " Did you mean /predictions/{{model_name}}?"),
+        ("http_management", "/model/probe", " Did you mean /models/{{model_name}}?"),
+        ("http_inference", "/models/probe", " The management API serves this path: port {http_management}."),
+        ("http_management", "/predictions/probe", " The inference API serves this path: port {http_inference}."),
+        ("http_metrics", "/metric", " Did you mean /metrics?"),
+        ("http_inference", "/nosuch", ""),
+    ],
+)
+def test_an_unknown_path_is_told_with_what_is_near(server: Any, api: str, path: str, told: str) -> None:
+    ports = {one: server.port(one) for one in ("http_inference", "http_management")}
+    answer = ask(server, api, "GET", path)
+    message = f"{NOT_FOUND}{told.format(**ports)}"
+    assert (answer.status_code, answer.json()) == (
+        404,
+        {"code": 404, "type": "ResourceNotFoundException", "message": message},
+    )
+
+
+def test_an_unknown_path_of_the_open_inference_protocol(server: Any) -> None:
+    answer = ask(server, "http_inference", "POST", "/v2/model/probe/infer", json={})
+    told = "Not Found: nothing answers POST /v2/model/probe/infer. Did you mean /v2/models/{model_name}/infer?"
+    assert (answer.status_code, answer.json()) == (404, {"error": told})
+
+
+def test_a_listener_at_a_unix_socket(server_of: Any, tmp_path: Path) -> None:
+    with server_of({}, inference_address=f"unix:{tmp_path / 'inference.sock'}") as one:
+        told = ask(one, "http_management", "GET", "/predictions/x").json()["message"]
+    assert told == f"{NOT_FOUND} The inference API serves this path: its Unix socket."

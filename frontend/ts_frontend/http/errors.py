@@ -29,8 +29,9 @@ class ResourceNotFound(HttpError):
     remedy = "Correct the path; `/docs` and `/openapi.json` show them all."
     code, http_status, type_name = Code.NOT_FOUND, 404, "ResourceNotFoundException"
 
-    def __init__(self, message: str = NOT_FOUND) -> None:
+    def __init__(self, message: str = NOT_FOUND, hint: Callable[[], str] | None = None) -> None:
         super().__init__(message)
+        self.hint = hint
 
 
 class MethodNotAllowed(HttpError):
