@@ -6,7 +6,7 @@ error bodies (as of TorchServe 0.12). The message gives the reason, the value an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ts.protocol.codes import Code as Code
@@ -26,10 +26,16 @@ class ServeError(Exception):
     remedy = ""
     #: Seconds after which the same request may succeed, if known.
     retry_after_s: float | None = None
+    #: Makes the end of the message that names what is served. Only callers who may see that are told it.
+    hint: Callable[[], str] | None = None
 
     @property
     def message(self) -> str:
         return str(self.args[0]) if self.args else self.__class__.__name__
+
+    def told(self) -> str:
+        """The message with the names of what is there, for callers who may see them."""
+        return self.message if self.hint is None else f"{self.message}{self.hint()}"
 
     def ending(self) -> Ending:
         """The error as a value, which can be kept without the frames that raised it."""
@@ -93,16 +99,18 @@ class ModelNotFound(ServeError):
     remedy = "See `torchserve list`; register the model, or correct its name."
     code, http_status, type_name = Code.NOT_FOUND, 404, "ModelNotFoundException"
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, hint: Callable[[], str] | None = None) -> None:
         super().__init__(f"Model not found: {name}")
+        self.hint = hint
 
 
 class ModelVersionNotFound(ServeError):
     remedy = "See `torchserve describe MODEL`; leave the version out for the default one."
     code, http_status, type_name = Code.NOT_FOUND, 404, "ModelVersionNotFoundException"
 
-    def __init__(self, name: str, version: str, message: str = "") -> None:
+    def __init__(self, name: str, version: str, message: str = "", hint: Callable[[], str] | None = None) -> None:
         super().__init__(message or f"Model version: {version} does not exist for model: {name}")
+        self.hint = hint
 
 
 class ModelExists(ServeError):

@@ -226,7 +226,7 @@ def test_a_folder_without_a_handler_is_served_once_it_has_one(tmp_path: Path) ->
     try:
         server.shows("is not served yet: it is loaded when its files are saved")
         assert server.shown.count("no handler is found") == 1, server.shown
-        assert server.ask() == "Model not found: written"
+        assert server.ask() == "Model not found: written. Models here: none."
         (folder / "handler.py").write_text("def handle(data, context):\n    return len(data)")
         server.shows("saved: the model can't be served: Failed to start workers for model written")
         assert "could not be loaded: handle(None, context) raised TypeError" in server.ask()

@@ -122,7 +122,10 @@ DEVIATIONS = {
     **dict.fromkeys(("051", "052", "054", "055", "069"), Deviation("the reason is said", message(""))),
     "070": Deviation("the reason is said", message("Worker died. It ended with exit code 3.")),
     "072": Deviation("the reason is said", message("")),
-    "108": Deviation("what is there is said", message("")),
+    **dict.fromkeys(
+        ("013", "018", "022", "057", "058", "059", "073", "084", "095", "108", "124", "173", "247"),
+        Deviation("what is there is said", message("")),
+    ),
     "111": Deviation("the reason is said", message("")),
     "121": Deviation("the answer says what is too large", another(413, "TooLargeException", "")),
     "142": Deviation("a full queue isn't called a missing worker", message("")),

@@ -402,8 +402,9 @@ def refused(answer: Any) -> tuple[int, str, str]:
     "target", ["/nothing", "/predictions", "/predictions/", "//ping", "/predictions//", "/%2e%2e/ping"]
 )
 def test_unknown_paths(server: Any, target: str) -> None:
-    assert refused(ask(server, "GET", target)) == NOT_FOUND
-    assert refused(manage(server, "GET", target)) == NOT_FOUND
+    for answer in (ask(server, "GET", target), manage(server, "GET", target)):
+        found, kind, message = refused(answer)
+        assert (found, kind) == NOT_FOUND[:2] and message.startswith(NOT_FOUND[2])
 
 
 @pytest.mark.parametrize(
@@ -421,7 +422,8 @@ def test_unknown_paths(server: Any, target: str) -> None:
     ],
 )
 def test_unknown_models(server: Any, segment: str, name: str) -> None:
-    expected = (404, "ModelNotFoundException", f"Model not found: {name}")
+    meant = "; did you mean probe?" if "probe" in name else "."
+    expected = (404, "ModelNotFoundException", f"Model not found: {name}{meant} Models here: probe.")
     assert refused(ask(server, "POST", f"/predictions/{segment}", b"x")) == expected
     assert refused(ask(server, "POST", f"/explanations/{segment}", b"x")) == expected
     assert refused(ask(server, "OPTIONS", f"/predictions/{segment}")) == expected
@@ -440,7 +442,7 @@ def test_unknown_versions(server: Any, version: str) -> None:
     ):
         found, kind, message = refused(answer)
         assert (found, kind) == (404, "ModelVersionNotFoundException")
-        assert "does not exist for model" in message
+        assert "does not exist for model" in message and message.endswith("probe. Versions of probe: 1.0.")
 
 
 @pytest.mark.parametrize("method", ["PATCH", "POST", "TRACE", "WHATEVER"])

@@ -254,7 +254,8 @@ def test_what_a_handler_gets_wrong_is_its_own(scaling: Program) -> None:
 def test_v1_reaches_it_too(scaling: Program) -> None:
     assert scaling.ask("/v1/models/scaling:predict", {"instances": [1, 2]})[:2] == (200, {"predictions": [[3.0, 6.0]]})
     assert scaling.ask("/v1/models/scaling:explain", {"instances": [1]})[0] == 501
-    assert scaling.ask("/v1/models/nope:predict", {"instances": [1]})[:2] == (404, {"error": "Model not found: nope"})
+    missing = {"error": "Model not found: nope. Models here: scaling."}
+    assert scaling.ask("/v1/models/nope:predict", {"instances": [1]})[:2] == (404, missing)
 
 
 def test_kserves_paths(scaling: Program) -> None:

@@ -123,7 +123,10 @@ def test_versions_live_side_by_side_and_the_default_can_be_moved(start, write):
     server.unregister("pair")
     with pytest.raises(grpc.RpcError) as gone:
         server.predict("pair", {})
-    assert (gone.value.code(), gone.value.details()) == (grpc.StatusCode.NOT_FOUND, "Model not found: pair")
+    assert (gone.value.code(), gone.value.details()) == (
+        grpc.StatusCode.NOT_FOUND,
+        "Model not found: pair. Models here: none.",
+    )
 
 
 @pytest.mark.parametrize(

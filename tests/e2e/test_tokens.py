@@ -448,6 +448,38 @@ def test_open_inference(server: Any) -> None:
         refused(lambda: list(stub.ModelStreamInfer(iter([open_inference.ModelInferRequest()]), timeout=GUARD_S)))
 
 
+def test_only_a_key_opens_the_names_of_models(server: Any) -> None:
+    """Without one, an unknown model's answer has TorchServe's sentence, or only the refusal."""
+    assert json.loads(ask(server, "GET", "/v1/models/nope").body)["message"] == "Model not found: nope"
+    assert b'"Model not found: nope"' in ask(server, "GET", "/v1/models/nope", api="http_inference").body
+    with_key = key(server, "inference")
+    for method, target in (("POST", "/predictions/nope"), ("GET", "/v2/models/nope")):
+        assert b"probe" not in ask(server, method, target, api="http_inference").body
+        assert b"Models here: probe." in ask(server, method, target, with_key, api="http_inference").body
+    assert b"probe" not in ask(server, "GET", "/v2/models/nope/ready", api="http_inference").body
+    call = PredictionsRequest(model_name="nope")
+    with grpc.insecure_channel(server.inference) as channel:
+        stub = InferenceAPIsServiceStub(channel)
+        refused(lambda: stub.Predictions(call, timeout=GUARD_S))
+        with pytest.raises(grpc.RpcError) as failed:
+            stub.Predictions(call, metadata=metadata(server, "inference"), timeout=GUARD_S)
+        assert failed.value.details() == "Model not found: nope. Models here: probe."
+        ready = GRPCInferenceServiceStub(channel).ModelReady(open_inference.ModelReadyRequest(name="nope"))
+        assert not ready.ready
+        with pytest.raises(grpc.RpcError) as unknown:
+            HealthStub(channel).Check(HealthCheckRequest(service="nope"), timeout=GUARD_S)
+        assert "probe" not in unknown.value.details()
+
+
+def test_only_a_key_opens_what_is_near_a_path(server: Any) -> None:
+    near = b"Did you mean /predictions/{model_name}?"
+    assert near not in ask(server, "GET", "/prediction/x", api="http_inference").body
+    assert near not in ask(server, "GET", "/prediction/x", key(server, "management"), api="http_inference").body
+    assert near in ask(server, "GET", "/prediction/x", key(server, "inference"), api="http_inference").body
+    without = json.loads(ask(server, "GET", "/models", api="http_metrics").body)
+    assert without["message"] == "Requested resource is not found, please refer to API document."
+
+
 def test_the_description_of_a_model_needs_a_key(server: Any) -> None:
     assert ask(server, "OPTIONS", "/predictions/probe", api="http_inference").status == 400
     assert ask(server, "OPTIONS", "/predictions/probe", key(server, "inference"), api="http_inference").status == 200

@@ -152,7 +152,8 @@ def test_a_models_life_under_load(client: TheirClient, write: Callable[..., str]
     assert load.outcomes
     assert set(load.outcomes) == {"ok"}
     client.manage("UnregisterModel", "UnregisterModelRequest", model_name="probe")
-    assert status_of(client.predict) == (grpc.StatusCode.NOT_FOUND, "Model not found: probe")
+    gone = (grpc.StatusCode.NOT_FOUND, "Model not found: probe. Models here: none.")
+    assert status_of(client.predict) == gone
 
 
 def test_asynchronous_register(client: TheirClient) -> None:
@@ -173,16 +174,16 @@ def test_statuses(guest: TheirClient) -> None:
     missing = manage("RegisterModel", "RegisterModelRequest", url="missing.mar")
     assert missing[0] is code.NOT_FOUND
     assert missing[1].startswith("Model not found at: missing.mar")
-    nope = (code.NOT_FOUND, "Model not found: nope")
-    assert manage("DescribeModel", "DescribeModelRequest", model_name="nope") == nope
-    assert manage("ScaleWorker", "ScaleWorkerRequest", model_name="nope") == nope
-    assert manage("UnregisterModel", "UnregisterModelRequest", model_name="nope") == nope
+    for method in ("DescribeModel", "ScaleWorker", "UnregisterModel"):
+        found, text = manage(method, f"{method}Request", model_name="nope")
+        assert found is code.NOT_FOUND
+        assert text.startswith("Model not found: nope. Models here: ") and "probe" in text
     bad_default = manage("SetDefault", "SetDefaultRequest", model_name="probe", model_version="9")
-    assert bad_default == (code.NOT_FOUND, "Model version 9 does not exist for model probe")
+    assert bad_default == (code.NOT_FOUND, "Model version 9 does not exist for model probe. Versions of probe: 1.0.")
     unsaid = (code.INVALID_ARGUMENT, "Parameter model_name is required.")
     assert status_of(lambda: guest.inference.Predictions(guest.pb.PredictionsRequest())) == unsaid
     wrong = status_of(lambda: guest.predict(version="9"))
-    assert wrong == (code.NOT_FOUND, "Model version: 9 does not exist for model: probe")
+    assert wrong == (code.NOT_FOUND, "Model version: 9 does not exist for model: probe. Versions of probe: 1.0.")
     listed = json.loads(guest.manage("ListModels", "ListModelsRequest"))["models"]
     assert {"modelName": "probe", "modelUrl": "probe"} in listed
 
@@ -207,7 +208,8 @@ def test_conversation(guest: TheirClient) -> None:
     answers = list(guest.inference.StreamPredictions2(iter(requests), timeout=CALL_S_MAX))
     assert {answer.sequence_id: answer.prediction for answer in answers if answer.sequence_id} == {"s": b"one"}
     failures = [answer.status for answer in answers if answer.HasField("status")]
-    assert [(status.code, status.message) for status in failures] == [(5, "Model not found: nope")]
+    assert [status.code for status in failures] == [5]
+    assert failures[0].message.startswith("Model not found: nope. Models here: ") and "probe" in failures[0].message
     assert sorted(answer.prediction for answer in answers) == [b"", b"ok", b"one"]
 
 
@@ -298,7 +300,7 @@ def test_subcommands(start: Callable[..., Any], write: Callable[..., str], probe
     assert (broken.exit_code, "bad weights" in broken.stderr) == (1, True), broken.output
     assert run("unregister", "probe").output == 'Model "probe" unregistered\n'
     assert run("predict", "probe", "-", input=b"{}").stderr == (
-        "Error: NOT_FOUND: Model not found: probe. The server has broken, eager\n"
+        "Error: NOT_FOUND: Model not found: probe. Models here: broken, eager.\n"
     )
 
 

@@ -50,7 +50,9 @@ class Desk(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def servers(server_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any, Path]]:
+def servers(
+    server_of: Any, probe_handler: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Any, Any, Path]]:
     folder = tmp_path_factory.mktemp("pki")
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
     made += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"]
@@ -61,7 +63,7 @@ def servers(server_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "enable_grpc_ssl": "true",
     }
     addresses = {f"{api}_address": "https://127.0.0.1:0" for api in ("inference", "management")}
-    with server_of({}) as plain, server_of({}, **secure, **addresses) as tls:
+    with server_of({"probe": (probe_handler, "")}) as plain, server_of({}, **secure, **addresses) as tls:
         yield plain, tls, folder / "cert.pem"
 
 
@@ -124,6 +126,16 @@ MISTAKES: tuple[tuple[str, Callable[[Desk], str], tuple[str, ...]], ...] = (
         "top at the inference address",
         lambda desk: desk.torchserve("top", "--once", "--url", "http://127.0.0.1:{http_inference}"),
         ("has no console: it isn't torchrelay's management address",),
+    ),
+    (
+        "a model misspelt",
+        lambda desk: desk.torchserve("describe", "prob", "--management-port", "{grpc_management}"),
+        ("NOT_FOUND: Model not found: prob; did you mean probe? Models here: probe.",),
+    ),
+    (
+        "a version that isn't there",
+        lambda desk: desk.torchserve("describe", "probe", "--version", "9", "--management-port", "{grpc_management}"),
+        ("Model version: 9 does not exist for model: probe. Versions of probe: 1.0.",),
     ),
     (
         "the Python client at an HTTP port",

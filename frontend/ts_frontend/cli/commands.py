@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import update_wrapper
-from itertools import islice
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any, NoReturn
@@ -19,7 +18,6 @@ import click
 from ts.protocol.text import printable, printable_json, printable_lines
 from ts_frontend.cli import text
 from ts_frontend.cli.client import CallFailed, Client, NoKeys, Target, WorkersFailed, find_keys, wait_for_workers
-from ts_frontend.config.kinds import nearest
 from ts_frontend.config.load import of_terminal
 from ts_frontend.config.parameters import REGISTER
 
@@ -61,9 +59,6 @@ def register_model(client: Client, url: str, settings: dict[str, Any]) -> tuple[
 
 
 DEFAULT_INPUT = "data"
-#: Limits of an error about an unknown model: the seconds to wait for the server's list, the models that are read, and
-#: those that are named.
-LIST_TIMEOUT_S, NAMES_ASKED_MAX, NAMES_SHOWN_MAX = 3.0, 500, 10
 INTERRUPTED_STATUS = 130
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -124,48 +119,11 @@ def _fail(message: str, status: int = 1) -> NoReturn:
     sys.exit(status)
 
 
-def known_models(client: Client, name: str) -> str:
-    """The end of an error about an unknown model: the most similar name, and the names on the server. They are listed
-    with the caller's own key, so that a caller who may not list models learns no names."""
-    try:
-        names = [model["modelName"] for model in islice(client.models(LIST_TIMEOUT_S), NAMES_ASKED_MAX)]
-    except CallFailed:
-        return ""
-    shown = names[:NAMES_SHOWN_MAX] + ["…"] * (len(names) > NAMES_SHOWN_MAX)
-    return f"{nearest(name, names) or '.'} The server has {', '.join(shown) or 'no models'}"
-
-
-def known_versions(client: Client, name: str) -> str:
-    """The end of an error about an unknown version of a model."""
-    try:
-        found = client.describe(name, "all", timeout_s=LIST_TIMEOUT_S)
-    except CallFailed:
-        return ""
-    versions = [str(description["modelVersion"]) for description in found]
-    shown = versions[:NAMES_SHOWN_MAX] + ["…"] * (len(versions) > NAMES_SHOWN_MAX)
-    return f". It has {', '.join(shown)}"
-
-
-def _run_known(body: Callable[..., None], client: Client, **kwargs: Any) -> None:
-    """Runs a command's body. An error about the model `name` lists the existing ones."""
-    try:
-        body(client, **kwargs)
-    except CallFailed as error:
-        name = kwargs.get("name")
-        if error.code != "NOT_FOUND" or not name:
-            raise
-        of_version = kwargs.get("version") and "does not exist for model" in error.message
-        if not of_version and not error.message.endswith(f"Model not found: {name}"):
-            raise
-        there = known_versions(client, name) if of_version else known_models(client, name)
-        raise CallFailed(error.code, error.message + there) from None
-
-
 def _run(body: Callable[..., None], target: Target, **kwargs: Any) -> None:
     """Runs a command's body; failures become text on stderr and an exit status."""
     try:
         with Client(target) as client:
-            _run_known(body, client, **kwargs)
+            body(client, **kwargs)
     except CallFailed as error:
         _fail(error.message)
     except WorkersFailed as error:

@@ -10,8 +10,9 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -266,8 +267,33 @@ def s3_of(path: Path) -> str | None:
     return f"s3://{'/'.join(parts[1:])}" if len(parts) > 1 and parts[0].lower() == "s3:" else None
 
 
+NAMES_SHOWN_MAX, NAMES_COMPARED_MAX, NAME_CHARACTERS_MAX = 10, 200, 40
+
+
+def names_there(what: str, names: Collection[str], word: str = "") -> str:
+    """The end of an error about something unknown: the name that is most like `word`, and the names that there are, in
+    their order: the first NAMES_SHOWN_MAX, cut to NAME_CHARACTERS_MAX. Only the first NAMES_COMPARED_MAX are compared,
+    and only their beginnings, so that an error costs milliseconds at most."""
+    first = [_beginning(name) for name in islice(names, NAMES_COMPARED_MAX)]
+    shown = ", ".join(first[:NAMES_SHOWN_MAX]) or "none"
+    more = f" and {len(names) - NAMES_SHOWN_MAX} more" if len(names) > NAMES_SHOWN_MAX else ""
+    return f"{nearest(_beginning(word), first) or '.'} {what}: {shown}{more}."
+
+
+def _beginning(name: str) -> str:
+    """A name that fits into a message: cut, and without the surrogates of names that aren't UTF-8."""
+    cut = name if len(name) <= NAME_CHARACTERS_MAX else f"{name[: NAME_CHARACTERS_MAX - 1]}…"
+    return cut.encode("utf-8", "replace").decode()
+
+
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
     """`; did you mean X?` for the most similar known word, or "". `likeness`: difflib's ratio, 0 to 1."""
+    close = nearest_of(word, known, likeness)
+    return "" if close is None else f"; did you mean {close}?"
+
+
+def nearest_of(word: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """The most similar known word, or None."""
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=likeness)
-    return f"; did you mean {by_lower[close[0]]}?" if close else ""
+    return by_lower[close[0]] if close else None

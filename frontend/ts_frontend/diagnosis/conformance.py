@@ -3,7 +3,8 @@
 For each dialect the table has calls with the recorded answers of its own server, reduced to the parts that clients
 may rely on. The first calls of a dialect have `sign` set: a server that fails one of them doesn't speak the dialect.
 In a pattern, a word in `<…>` stands for any value of a kind, a list of one pattern for any list of such values, and an
-object for any object with these members; `<json>` stands for a JSON text, `<one of>` for a choice.
+object for any object with these members; `<json>` stands for a JSON text, `<one of>` for a choice, `<begins>` for a
+text that begins so.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ts_frontend.diagnosis.asking import Asker, Call, Places, Unreachable
 from ts_frontend.diagnosis.report import Report, Section
 
 _VARIABLE = re.compile(r"\$\{([A-Z0-9]+)\}")
-_JSON, _ONE_OF = "<json>", "<one of>"
+_JSON, _ONE_OF, _BEGINS = "<json>", "<one of>", "<begins>"
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "<text>": (str,),
     "<number>": (int, float),
@@ -189,6 +190,9 @@ def differences(wanted: Any, found: Any, where: str = "") -> Iterator[str]:
     elif isinstance(wanted, Mapping) and _ONE_OF in wanted:
         if found not in wanted[_ONE_OF]:
             yield f"{what} is {_shown(found)}, not {' or '.join(map(_shown, wanted[_ONE_OF]))}"
+    elif isinstance(wanted, Mapping) and _BEGINS in wanted:
+        if not isinstance(found, str) or not found.startswith(wanted[_BEGINS]):
+            yield f"{what} is {_shown(found)}, which doesn't begin with {_shown(wanted[_BEGINS])}"
     elif isinstance(wanted, Mapping):
         if not isinstance(found, Mapping):
             yield f"{what} is not an object: {_shown(found)}"

@@ -96,7 +96,7 @@ class Exchange:
         """Ends the call with the status of an error."""
         if isinstance(error, ServeError):
             self._call.trailing += status_details(error, self._call.request_id)
-            await self._finish(error.code, error.message)
+            await self._finish(error.code, error.told())
         else:
             logger.error("%s failed", self._call.path, exc_info=error)
             await self._finish(Code.INTERNAL, UNEXPECTED)

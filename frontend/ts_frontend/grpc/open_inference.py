@@ -306,7 +306,7 @@ class _TritonRequest(StreamRequest):
     def failure(self, error: ServeError, started: bool) -> bytes | ServeError:
         if self._ends_failed:
             return _coded(error)
-        message = pb.ModelStreamInferResponse(error_message=error.message)
+        message = pb.ModelStreamInferResponse(error_message=error.told())
         message.infer_response.id = self._request.id
         if started:  # the handler has started: this is its last answer
             message.infer_response.model_name = self._request.model_name

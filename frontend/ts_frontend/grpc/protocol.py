@@ -297,7 +297,7 @@ def status_of(error: ServeError, request_id: str = "") -> Status:
     """The error as a google.rpc.Status: with a RetryInfo if there is a time to retry; for an error of the handler and
     the death of its worker a RequestInfo with the request's ID in the log; for an error of the handler also an
     ErrorInfo, and a DebugInfo with the traceback if clients may see it."""
-    status = Status(code=int(error.code), message=error.message)
+    status = Status(code=int(error.code), message=error.told())
     handlers = error if isinstance(error, HandlerFailed) and error.by_handler else None
     if handlers is not None:
         info = _field(1, HANDLER_FAILED.encode()) + _field(2, ERROR_DOMAIN.encode())

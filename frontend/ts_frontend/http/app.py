@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from ts_frontend.errors import ClientGone, ServeError
@@ -20,6 +21,7 @@ from ts_frontend.http.request import (
     DOCUMENT,
     JSON,
     NO_DOCUMENT,
+    NOT_FOUND,
     OCTETS,
     POLICY,
     STREAMED,
@@ -89,7 +91,8 @@ class HttpApp:
     """The ASGI application of an HTTP listener. It finds a request's route in `routes`, lets the `guard` and then the
     `keys` (None: no keys are needed) check it, and answers it. `of_a_model` finds the paths that models declare. `log`
     None: no access log. `times_all`: all requests are timed, for the log. `elsewhere`: the message for unknown paths
-    in place of TorchServe's. Raises ClientGone when the client has disconnected."""
+    in place of TorchServe's. `near`: tells the paths that are near an unknown one. Raises ClientGone when the client
+    has disconnected."""
 
     def __init__(
         self,
@@ -104,8 +107,9 @@ class HttpApp:
         limits: BodyLimits,
         times_all: bool = False,
         elsewhere: str = "",
+        near: Callable[[str], str] | None = None,
     ) -> None:
-        self._ids = ids
+        self._ids, self._near = ids, near
         self._times_all, self._elsewhere = times_all, elsewhere
         self._log = log
         self._routes, self._of_a_model = routes, of_a_model
@@ -157,15 +161,14 @@ class HttpApp:
                 return HttpAnswer(200, (), b"")
             if match.yields and self._of_a_model is not None:
                 match = self._of_a_model(request.method, request.path) or match
-            if self._keys is not None:
-                self._keys.check(request, match)
+            request.told = self._keys is None or self._keys.check(request, match)
             if match.serve is None:
-                raise _unanswered(request, match, self._elsewhere)
+                raise _unanswered(request, match, self._elsewhere, self._near)
             request.path_params = match.params
             return await match.serve(request)
         except ServeError as error:
             logger.debug("%s %r ended %s: %s", request.method, request.path, error.http_status, error.message)
-            return refusal(error, match.dialect)
+            return refusal(error, match.dialect, told=request.told)
         except ClientGone:
             raise
         except Exception:
@@ -191,12 +194,15 @@ class HttpApp:
             await _send_pieces(body, send, apart=http_version[0] == "1" and not _has_events(own))
 
 
-def _unanswered(request: HttpRequest, match: Match, elsewhere: str) -> ServeError:
+def _unanswered(request: HttpRequest, match: Match, elsewhere: str, near: Callable[[str], str] | None) -> ServeError:
     if match.allowed:
         return MethodNotAllowed(*match.allowed)
+    if elsewhere and match.dialect is not ErrorDialect.OPEN_INFERENCE:
+        return ResourceNotFound(elsewhere)
+    hint = None if near is None else partial(near, request.path)
     if match.dialect is ErrorDialect.OPEN_INFERENCE:
-        return ResourceNotFound(f"Not Found: nothing answers {request.method} {request.path}")
-    return ResourceNotFound(elsewhere) if elsewhere else ResourceNotFound()
+        return ResourceNotFound(f"Not Found: nothing answers {request.method} {request.path}.", hint)
+    return ResourceNotFound(NOT_FOUND, hint)
 
 
 async def _send_pieces(pieces: AsyncIterator[Sequence[Body]], send: Send, *, apart: bool) -> None:

@@ -23,14 +23,15 @@ class HttpKeys:
     def __init__(self, authorization: Authorization) -> None:
         self._authorization = authorization
 
-    def check(self, request: HttpRequest, match: Match) -> None:
-        """Returns if one of the keys that the match asks for is valid, and removes it from the headers for handlers.
-        Raises PermissionDenied for routes with TorchServe's errors, Unauthorized for others. /token checks its key
-        itself."""
+    def check(self, request: HttpRequest, match: Match) -> bool:
+        """Returns True if one of the keys that the match asks for is valid, and removes it from the headers for
+        handlers; False if none was needed. Raises PermissionDenied for routes with TorchServe's errors, Unauthorized
+        for others. /token checks its key itself."""
         if not match.keys or KeyKind.API in match.keys:
-            return
+            return False
         try:
             self._check(request, match.keys)
+            return True
         except PermissionDenied as error:
             if match.dialect is ErrorDialect.TORCHSERVE:
                 raise

@@ -29,8 +29,9 @@ class ResourceNotFound(HttpError):
     remedy = "Correct the path; `/docs` and `/openapi.json` show them all."
     code, http_status, type_name = Code.NOT_FOUND, 404, "ResourceNotFoundException"
 
-    def __init__(self, message: str = NOT_FOUND) -> None:
+    def __init__(self, message: str = NOT_FOUND, hint: Callable[[], str] | None = None) -> None:
         super().__init__(message)
+        self.hint = hint
 
 
 class MethodNotAllowed(HttpError):
@@ -90,9 +91,10 @@ class UnsupportedMediaType(ServeError):
     code, http_status, type_name = Code.INVALID_ARGUMENT, 415, "UnsupportedMediaTypeException"
 
 
-def refusal(error: ServeError, dialect: ErrorDialect) -> HttpAnswer:
-    """Returns the answer for an error. Retry-After is in whole seconds, if the error has a time to retry."""
-    answer = _FORMS[dialect](error)
+def refusal(error: ServeError, dialect: ErrorDialect, *, told: bool = False) -> HttpAnswer:
+    """Returns the answer for an error. Retry-After is in whole seconds, if the error has a time to retry. `told`: the
+    caller may see the names of what is served."""
+    answer = _FORMS[dialect](error, error.told() if told else error.message)
     seconds = error.retry_after_s if error.http_status == 503 else None
     headers = error.headers if isinstance(error, HttpError) else ()
     if seconds is not None:
@@ -100,12 +102,12 @@ def refusal(error: ServeError, dialect: ErrorDialect) -> HttpAnswer:
     return answer._replace(headers=(*answer.headers, *headers)) if headers else answer
 
 
-def _torchserve(error: ServeError) -> HttpAnswer:
-    return HttpAnswer(error.http_status, (JSON,), error_body(error.http_status, error.type_name, error.message))
+def _torchserve(error: ServeError, message: str) -> HttpAnswer:
+    return HttpAnswer(error.http_status, (JSON,), error_body(error.http_status, error.type_name, message))
 
 
-def _open_inference(error: ServeError) -> HttpAnswer:
-    return compact_json(_status(error), {"error": error.message})
+def _open_inference(error: ServeError, message: str) -> HttpAnswer:
+    return compact_json(_status(error), {"error": message})
 
 
 #: OpenAI's `type` and `code` by status.
@@ -115,7 +117,7 @@ _OPENAI: dict[int, tuple[str, str | None]] = {
 }
 
 
-def _openai(error: ServeError) -> HttpAnswer:
+def _openai(error: ServeError, message: str) -> HttpAnswer:
     status = _status(error)
     kind, reason = _OPENAI.get(status, ("server_error" if status >= 500 else "invalid_request_error", None))
     parameter = None
@@ -123,7 +125,7 @@ def _openai(error: ServeError) -> HttpAnswer:
         parameter, reason = error.parameter, error.reason
     elif isinstance(error, ModelNotFound):
         parameter, reason = "model", "model_not_found"
-    told = {"message": error.message, "type": kind, "param": parameter, "code": reason}
+    told = {"message": message, "type": kind, "param": parameter, "code": reason}
     return compact_json(status, {"error": told})
 
 
@@ -132,7 +134,7 @@ def _status(error: ServeError) -> int:
     return error.http_status if 400 <= error.http_status < 600 else 500
 
 
-_FORMS: dict[ErrorDialect, Callable[[ServeError], HttpAnswer]] = {
+_FORMS: dict[ErrorDialect, Callable[[ServeError, str], HttpAnswer]] = {
     ErrorDialect.TORCHSERVE: _torchserve,
     ErrorDialect.OPEN_INFERENCE: _open_inference,
     ErrorDialect.OPENAI: _openai,

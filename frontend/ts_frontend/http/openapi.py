@@ -10,7 +10,6 @@ from typing import Any
 
 from ts_frontend.config.parameters import REGISTER, SCALE
 from ts_frontend.console.site import HEADERS
-from ts_frontend.errors import ModelNotFound
 from ts_frontend.http.request import Header, HttpAnswer, HttpRequest, json_answer
 from ts_frontend.http.routing import Effect, Row
 from ts_frontend.models.registry import Registry
@@ -49,8 +48,6 @@ class HttpDescription:
         first, name = request.path.split("/")[1], request.path_params["model_name"]
         if first in ("v1", "v2"):
             name = name.rpartition(":")[0] or name
-        if not name:
-            raise ModelNotFound(name)
         self._models.find(name)
         found = [row for row in self._rows if "{model_name}" in row.path]
         managed = [row for row in found if row.path.startswith("/models/{model_name}") and not _invokes(row)]

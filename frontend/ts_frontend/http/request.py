@@ -58,7 +58,7 @@ class HttpRequest:
 
     __slots__ = (
         *("_departures", "_receive", "_scope", "_watched", "_watcher", "_when_gone"),
-        *("_taken", "by_name", "headers", "limits", "method", "path", "path_params", "request_id"),
+        *("_taken", "by_name", "headers", "limits", "method", "path", "path_params", "request_id", "told"),
     )
 
     def __init__(
@@ -70,6 +70,8 @@ class HttpRequest:
         self.headers: Sequence[Header] = scope["headers"]
         self.by_name = dict(self.headers)
         self.path_params: Mapping[str, str] = {}
+        #: The caller may see the names of what is served, also in errors.
+        self.told = False
         self.request_id = request_id
         self.limits = limits
         self._receive = receive

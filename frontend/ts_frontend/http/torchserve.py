@@ -94,7 +94,7 @@ class HttpInference:
         try:
             return await self._predict(request, request.path_params["model_name"], None, [explain])
         except ServeError as error:
-            return refusal(error, ErrorDialect.TORCHSERVE)
+            return refusal(error, ErrorDialect.TORCHSERVE, told=request.told)
 
     async def predict_v2(self, request: HttpRequest) -> HttpAnswer:
         """The same by a path of v2: the handler gets the body unchanged, and its `timeout` and sequence count."""
@@ -114,7 +114,7 @@ class HttpInference:
             )
             return await answer_of(self._submit(request, name, None, more, (), body, deadline_s))
         except ServeError as error:
-            return refusal(error, ErrorDialect.TORCHSERVE)
+            return refusal(error, ErrorDialect.TORCHSERVE, told=request.told)
 
     async def with_query(self, request: HttpRequest) -> HttpAnswer:
         """Answers /models/MODEL/invoke and /MODEL[/VERSION]/predict, with the query's parameters as further inputs."""

@@ -558,7 +558,7 @@ def _failure(call: Call, error: Exception) -> Failure:
     to grpcio, which leaks otherwise."""
     if isinstance(error, ServeError):
         call.trailing += status_details(error, call.request_id)
-        return error.code, error.message
+        return error.code, error.told()
     if isinstance(error, grpc.aio.UsageError | grpc.aio.InternalError):
         raise error  # the latter: an answer that can't be sent
     logger.error("%s failed", call.path, exc_info=error)

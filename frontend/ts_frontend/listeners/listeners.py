@@ -38,6 +38,7 @@ from ts_frontend.http.custom import HttpCustomHandlers
 from ts_frontend.http.guard import Guard, Hosts
 from ts_frontend.http.kserve_v1 import HttpKServe
 from ts_frontend.http.management import HttpManagement
+from ts_frontend.http.near import Near
 from ts_frontend.http.open_inference import HttpOpenInference
 from ts_frontend.http.openai import HttpOpenAI
 from ts_frontend.http.openapi import HttpDescription, HttpDocs
@@ -403,9 +404,19 @@ class Listeners:
             *([] if self._keys is None else [self._keys]),
         ]
 
-    def _route_table(self, apis: Sequence[str]) -> RouteTable:
-        """The routes of a listener that serves these APIs."""
-        config, version = self._config, ts.version.__version__
+    def _near(self, here: Sequence[str]) -> Near:
+        """Tells what is near an unknown path of the listener with these APIs."""
+
+        def place(api: str) -> str:
+            names, address = next((names, address) for names, address in self._http.items() if api in names)
+            return "its Unix socket" if address.path else f"port {self.engine.port(names[0])}"
+
+        switches = self._switches()
+        return Near({api: served_rows(ROUTES, [api], switches) for names in self._http for api in names}, here, place)
+
+    def _switches(self) -> list[Switch]:
+        """The settings that routes depend on and that are on."""
+        config = self._config
         wanted = {
             Switch.KEYS: self._keys is not None,
             Switch.KSERVE: config.kserve_mode,
@@ -413,7 +424,11 @@ class Listeners:
             Switch.CONSOLE: config.enable_console,
             Switch.PAGES: config.enable_console or config.docs_enabled,
         }
-        switches = [switch for switch, is_on in wanted.items() if is_on]
+        return [switch for switch, is_on in wanted.items() if is_on]
+
+    def _route_table(self, apis: Sequence[str]) -> RouteTable:
+        """The routes of a listener that serves these APIs."""
+        config, version, switches = self._config, ts.version.__version__, self._switches()
         rows = served_rows(ROUTES, apis, switches)
         described = HttpDescription(rows, self._manager.registry, version), HttpDocs(rows, version)
         about = {"name": "torchrelay", "version": version}
@@ -448,7 +463,11 @@ class Listeners:
     def _http_listener(self, names: Sequence[str], address: Address) -> Listener:
         config, table = self._config, self._route_table(names)
         app: AsgiApp = self._http_app(
-            table, address.host, with_models=HTTP_INFERENCE in names, managed=HTTP_MANAGEMENT in names
+            table,
+            address.host,
+            with_models=HTTP_INFERENCE in names,
+            managed=HTTP_MANAGEMENT in names,
+            near=self._near(names),
         )
         if self._tracing is not None:
             from ts_frontend.http.tracing import traced  # OpenTelemetry is an extra
@@ -475,7 +494,14 @@ class Listeners:
         return closed
 
     def _http_app(
-        self, table: RouteTable, host: str, *, with_models: bool = False, managed: bool = False, elsewhere: str = ""
+        self,
+        table: RouteTable,
+        host: str,
+        *,
+        with_models: bool = False,
+        managed: bool = False,
+        elsewhere: str = "",
+        near: Near | None = None,
     ) -> HttpApp:
         """These routes behind the guard of a listener on `host`, "" for a Unix socket. `with_models`: also the paths
         that models declare. `managed`: its own pages may manage the server."""
@@ -493,6 +519,7 @@ class Listeners:
             limits=BodyLimits(config.max_request_size, config.request_body_timeout_s, self._arriving),
             times_all=config.times_requests,
             elsewhere=elsewhere,
+            near=near,
         )
 
     def _http_answered(

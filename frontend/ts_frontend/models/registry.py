@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ts_frontend.config.kinds import names_there
 from ts_frontend.errors import DefaultVersionInUse, ModelExists, ModelNotFound, ModelVersionNotFound
 from ts_frontend.models.model import Model
 from ts_frontend.tasks import Notifier
@@ -32,12 +33,12 @@ class Registry:
         """The model; its default version if `version` is None or "". Raises ModelNotFound, ModelVersionNotFound."""
         versions = self._names.get(name)
         if versions is None:
-            raise ModelNotFound(name)
+            raise self._unknown(name)
         if not version:
             return versions.default
         model = versions.all.get(version)
         if model is None:
-            raise ModelVersionNotFound(name, version)
+            raise _unknown_version(versions, version)
         return model
 
     def get(self, name: str, version: str = "") -> Model | None:
@@ -51,7 +52,7 @@ class Registry:
         """All versions of a name. Raises ModelNotFound."""
         versions = self._names.get(name)
         if versions is None:
-            raise ModelNotFound(name)
+            raise self._unknown(name)
         return list(versions.all.values())
 
     def defaults(self) -> list[Model]:
@@ -91,10 +92,10 @@ class Registry:
     def set_default(self, name: str, version: str) -> Model:
         versions = self._names.get(name)
         if versions is None:
-            raise ModelNotFound(name)
+            raise self._unknown(name)
         model = versions.all.get(version)
         if model is None:
-            raise ModelVersionNotFound(name, version, f"Model version {version} does not exist for model {name}")
+            raise _unknown_version(versions, version, f"Model version {version} does not exist for model {name}")
         versions.default = model
         self.changes.notify()
         return model
@@ -124,3 +125,11 @@ class Registry:
         elif versions.default is model:
             versions.default = next(iter(versions.all.values()))
         self.changes.notify()
+
+    def _unknown(self, name: str) -> ModelNotFound:
+        return ModelNotFound(name, lambda: names_there("Models here", sorted(self._names), name))
+
+
+def _unknown_version(versions: _Versions, version: str, message: str = "") -> ModelVersionNotFound:
+    name = versions.default.name
+    return ModelVersionNotFound(name, version, message, lambda: names_there(f"Versions of {name}", list(versions.all)))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+from ts_frontend.config.kinds import names_there
 from ts_frontend.errors import Code, InvalidArchive, InvalidArgument, ModelNotFound, ServeError, UrlForbidden
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.extraction import create_file, safe_parts
@@ -358,7 +359,12 @@ class Repository:
         for archive in self._manager.loader.store.names():
             if name in (archive, archive.removesuffix(".mar"), archive.removesuffix(".tar.gz")):
                 return archive
-        raise ModelNotFound(name)
+        raise ModelNotFound(name, lambda: names_there("Models to load", self._to_load(), name))
+
+    def _to_load(self) -> list[str]:
+        """The names that load calls find on this machine. Blocking."""
+        found = {*self._manager.loader.store.names()}
+        return sorted(found.union(*map(names_in, self._directories)))
 
     async def index(self, only_ready: bool) -> list[IndexEntry]:
         """Every version that is or should be served, and the models that were never loaded."""

@@ -160,7 +160,7 @@ def test_with_cors_a_page_can_read_errors(browser: Browser, page: str, with_cors
     browser.open(page)
     answer = browser.fetch(f"{with_cors.inference}/predictions/missing", **JSON_CALL)
     assert answer["status"] == 404
-    assert json.loads(answer["text"])["message"] == "Model not found: missing"
+    assert json.loads(answer["text"])["message"].startswith("Model not found: missing. Models here: ")
 
 
 def test_what_cors_does_not_name_is_not_allowed(browser: Browser, page: str, with_cors: Site) -> None:

@@ -17,7 +17,8 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/client.md").read_text(
 PRINTED = (
     "[4. 6.]\nHELLO\nb'HELLO'\n",
     "['TEXT 0', 'TEXT 1', 'TEXT 2']\none \ntwo \n",
-    "one \ntwo \n1 {'output': array([b'FIRST'], dtype=object)}\n2 Model not found: nobody\n",
+    "one \ntwo \n1 {'output': array([b'FIRST'], dtype=object)}\n"
+    "2 Model not found: nobody. Models here: endless, same, sum, upper, words.\n",
     "HELLO\n",
     None,
     "True\n",

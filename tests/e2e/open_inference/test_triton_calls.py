@@ -272,7 +272,8 @@ def test_statistics_count_what_was_answered_and_what_failed(served: Any, stub: G
     assert shown["inference_stats"]["success"] == {"count": stats.success.count, "ns": stats.success.ns}
     everything = httpx.get(f"{served.http}/v2/models/stats").json()["model_stats"]
     assert sorted(one["name"] for one in everything) == ["scores", "several", "sums", "waits"]
-    assert httpx.get(f"{served.http}/v2/models/none/stats").json() == {"error": "Model not found: none"}
+    missing = httpx.get(f"{served.http}/v2/models/none/stats").json()
+    assert missing == {"error": "Model not found: none. Models here: scores, several, sums, waits."}
 
 
 def test_what_is_refused_is_no_execution(served: Any, stub: GRPCInferenceServiceStub) -> None:
