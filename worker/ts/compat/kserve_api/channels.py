@@ -125,7 +125,7 @@ class Connections:
         )
         try:
             return await asyncio.wait_for(work, max(timeout_s, 0.001))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise Unanswered(Code.DEADLINE_EXCEEDED, _LATE) from None
         finally:
             request.end()
