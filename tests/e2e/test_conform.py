@@ -1,4 +1,4 @@
-"""`torchserve conform` against this server: every dialect as its own server was recorded to answer."""
+"""tests/conform.py against this server: every dialect as its own server was recorded to answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ts_frontend.cli import main as cli
+import conform as suite
 
 TEXT = """
 def text(value):
@@ -54,7 +54,7 @@ def conform(server: Any, capsys: pytest.CaptureFixture[str], *words: object) -> 
     """The exit status, and the report's sections by dialect."""
     where = ["--management", server.http_management, "--metrics", f"http://127.0.0.1:{server.port('http_metrics')}"]
     where += ["--grpc", server.inference, "--grpc-management", server.management]
-    status = cli.main(["conform", server.http, *where, "--json", *map(str, words)])
+    status = suite.main([server.http, *where, "--json", *map(str, words)])
     sections = json.loads(capsys.readouterr().out)["sections"]
     return status, {section["facts"]["dialect"]: section for section in sections}
 
@@ -90,7 +90,7 @@ def test_nothing_is_changed(served: Any, inputs: dict[str, Path], capsys: pytest
 def test_what_is_elsewhere_is_not_there(served: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """The metrics address has no other APIs."""
     url = f"http://127.0.0.1:{served.port('http_metrics')}"
-    status = cli.main(["conform", url, "--json"])
+    status = suite.main([url, "--json"])
     facts = [section["facts"] for section in json.loads(capsys.readouterr().out)["sections"]]
     support = {fact["dialect"]: fact["support"] for fact in facts}
     assert support.pop("torchserve-metrics") == "supported"
@@ -98,5 +98,5 @@ def test_what_is_elsewhere_is_not_there(served: Any, capsys: pytest.CaptureFixtu
     assert {name for name, how in support.items() if how == "not asked"} == over_grpc
     assert {name for name, how in support.items() if how != "not there"} == over_grpc
     assert status == 0
-    assert cli.main(["conform", url, "--dialect", "openai"]) == 1
+    assert suite.main([url, "--dialect", "openai"]) == 1
     assert "OpenAI's API (REST): not there" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`torchserve conform` against TorchServe and Triton themselves, where they are installed for the benchmarks."""
+"""tests/conform.py against TorchServe and Triton themselves, where they are installed for the benchmarks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+import conform
 from support import until
-from ts_frontend.cli import main as cli
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -54,7 +54,7 @@ def place(benchmark_servers: ModuleType, directory: Path, name: str) -> Iterator
 
 
 def support_of(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
-    cli.main(["conform", *map(str, words), "--json"])
+    conform.main([*map(str, words), "--json"])
     sections = json.loads(capsys.readouterr().out)["sections"]
     return {section["facts"]["dialect"]: section for section in sections}
 

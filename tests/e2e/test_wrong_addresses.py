@@ -118,11 +118,6 @@ MISTAKES: tuple[tuple[str, Callable[[Desk], str], tuple[str, ...]], ...] = (
         ("its certificate isn't trusted: self", "--ca-file"),
     ),
     (
-        "conform with http:// at an address of https://",
-        lambda desk: desk.torchserve("conform", "http://127.0.0.1:{tls_http_inference}"),
-        ("answers at http://127.0.0.1:", "it speaks TLS: write https:// instead of http://"),
-    ),
-    (
         "top at the inference address",
         lambda desk: desk.torchserve("top", "--once", "--url", "http://127.0.0.1:{http_inference}"),
         ("has no console: it isn't torchrelay's management address",),

@@ -1,4 +1,4 @@
-"""`torchserve conform`: its table agrees with the recordings, and it reports answers that differ."""
+"""tests/conform.py: its table agrees with the recordings, and it reports answers that differ."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from support import free_port
-from ts_frontend.cli import main as cli
-from ts_frontend.cli.conform import addresses
-from ts_frontend.diagnosis.asking import shown
-from ts_frontend.diagnosis.conformance import (
+from conform import addresses, main
+from conformance.asking import shown
+from conformance.dialects import (
     PLACES,
     Dialect,
     Promise,
@@ -24,6 +22,7 @@ from ts_frontend.diagnosis.conformance import (
     filled,
     variables_of,
 )
+from support import free_port
 
 DATA = Path(__file__).parents[1] / "data"
 RECORDED = [
@@ -189,10 +188,10 @@ def test_addresses_are_those_beside_the_usual_ports() -> None:
     ],
 )
 def test_what_cannot_be_asked(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["conform", *words]) == 2
+    assert main(words) == 2
     assert said in capsys.readouterr().err
 
 
 def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["conform", f"http://127.0.0.1:{free_port()}"]) == 2
+    assert main([f"http://127.0.0.1:{free_port()}"]) == 2
     assert "no server answers at http://127.0.0.1" in capsys.readouterr().err

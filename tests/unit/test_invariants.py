@@ -419,7 +419,7 @@ MAY_IMPORT = {
     "listeners": "authorization config console grpc http models open_inference scheduling telemetry workflows",
     "server": "authorization config listeners models open_inference scheduling telemetry workers workflows",
     "process": "config listeners server telemetry workers",
-    "diagnosis": "config job listeners models process protos server telemetry workers workflows",
+    "diagnosis": "config job listeners models process server telemetry workers workflows",
     "tuning": "",
     "cli": "authorization config diagnosis process protos tuning",
 }

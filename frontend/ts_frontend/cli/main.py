@@ -43,7 +43,6 @@ _OWN_COMMANDS = {
     "doctor": "check Python, torch, ports and limits before a start",
     "migrate": "list the parts of a TorchServe deployment that change",
     "check": "try a model's files, settings, handler and requests",
-    "conform": "test which dialects a running server supports",
 }
 
 
@@ -273,8 +272,6 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
         return _show_config(rest)
     if name == "dev":
         return int(import_module("ts_frontend.cli.dev").main(rest, program.run))
-    if name == "conform":
-        return int(import_module("ts_frontend.cli.conform").main(rest))
     if name in ("check", "doctor", "migrate"):
         look: Callable[[Sequence[str]], int] = getattr(import_module("ts_frontend.cli.diagnose"), name)
         return look(rest)

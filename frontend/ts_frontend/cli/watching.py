@@ -14,13 +14,15 @@ from urllib.parse import quote, urlsplit
 
 from ts_frontend.cli.client import CallFailed, ClientKeys, server_here
 from ts_frontend.config.keys import KeyKind
-from ts_frontend.diagnosis.asking import why_unanswered
 
 EVENTS = "/console/events"
 #: The seconds without an event after which the server counts as gone; events come at least every half second.
 SILENCE_S_MAX = 30.0
 #: The longest line of an event: the state of a thousand models.
 LINE_BYTES_MAX = 64 << 20
+#: How a TLS server's answer to a request without TLS begins: an alert.
+_TLS_ALERT = "\x15\x03"
+_NO_TLS = ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +116,14 @@ def new_lines(before: Sequence[str], now: Sequence[str]) -> Sequence[str]:
         if list(now[: len(tail)]) == list(tail):
             return now[len(tail) :]
     return now
+
+
+def why_unanswered(error: OSError | http.client.HTTPException) -> str:
+    """The reason why an HTTP request got no answer, for people."""
+    if isinstance(error, http.client.BadStatusLine) and str(error).startswith(_TLS_ALERT):
+        return "it speaks TLS: write https:// instead of http://"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate isn't trusted: {error.verify_message}; name its authority's with --ca-file"
+    if isinstance(error, ssl.SSLError) and error.reason and any(word in error.reason for word in _NO_TLS):
+        return f"it doesn't seem to speak TLS: write http:// instead of https://; {error}"
+    return str(error) or type(error).__name__

@@ -23,6 +23,7 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from ts.protocol.open_inference_pb2 import DESCRIPTOR as _OPEN_INFERENCE
 from ts.protocol.pool import POOL
+from ts_frontend.cli.watching import why_unanswered
 from ts_frontend.protos import inference_pb2, management_pb2
 
 Call: TypeAlias = Mapping[str, Any]
@@ -44,22 +45,6 @@ _HTTP_PLACES = ("inference", "management", "metrics")
 
 class Unreachable(Exception):
     """No server answers at the address; the message says why."""
-
-
-#: How a TLS server's answer to a request without TLS begins: an alert.
-_TLS_ALERT = "\x15\x03"
-_NO_TLS = ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
-
-
-def why_unanswered(error: OSError | http.client.HTTPException) -> str:
-    """The reason why an HTTP request got no answer, for people."""
-    if isinstance(error, http.client.BadStatusLine) and str(error).startswith(_TLS_ALERT):
-        return "it speaks TLS: write https:// instead of http://"
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate isn't trusted: {error.verify_message}; name its authority's with --ca-file"
-    if isinstance(error, ssl.SSLError) and error.reason and any(word in error.reason for word in _NO_TLS):
-        return f"it doesn't seem to speak TLS: write http:// instead of https://; {error}"
-    return str(error) or type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from conformance.asking import Asker, Call, Places, Unreachable
 from ts.protocol.datatypes import DATATYPES
-from ts_frontend.diagnosis.asking import Asker, Call, Places, Unreachable
 from ts_frontend.diagnosis.report import Report, Section
 
 _VARIABLE = re.compile(r"\$\{([A-Z0-9]+)\}")

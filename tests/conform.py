@@ -1,4 +1,4 @@
-"""`torchserve conform`: the dialects that a running server of any kind supports."""
+"""Tests a running server of any kind against the dialects of model servers: `python tests/conform.py URL`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
+from conformance import asking, dialects
 from ts_frontend.cli.client import NoKeys, find_keys
 from ts_frontend.cli.diagnose import NOT_UNDERSTOOD_STATUS, show
 from ts_frontend.config.keys import KeyKind
@@ -53,7 +54,7 @@ def _host(url: SplitResult) -> str:
 
 def _conform_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="torchserve conform",
+        prog="tests/conform.py",
         allow_abbrev=False,
         description="Test a running server of any kind against each dialect, and report which ones it "
         "supports, supports in part, or doesn't have. Exit status: 0 if none is partial, 1 if one is, 2 if "
@@ -92,18 +93,16 @@ def _conform_parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs `torchserve conform`; returns the exit status."""
+    """Tests the server that the words name; returns the exit status."""
     arguments = _conform_parser().parse_args(words)
-    from ts_frontend.diagnosis import asking, conformance
-
-    known = [dialect.name for dialect in conformance.dialects()]
+    known = [dialect.name for dialect in dialects.dialects()]
     for name in arguments.dialect:
         if name not in known:
             return _not_asked(f"there is no dialect {name}{nearest(name, known)}; there are {', '.join(known)}")
     try:
-        where = addresses(arguments.url, {place: getattr(arguments, place, None) for place in conformance.PLACES})
+        where = addresses(arguments.url, {place: getattr(arguments, place, None) for place in dialects.PLACES})
         keys = find_keys(arguments.token, arguments.key_file, urlsplit(where["inference"]).hostname or "")
-        variables = conformance.variables_of(arguments.model, arguments.input)
+        variables = dialects.variables_of(arguments.model, arguments.input)
     except (ValueError, NoKeys) as error:
         return _not_asked(str(error))
     except OSError as error:
@@ -111,12 +110,16 @@ def main(words: Sequence[str]) -> int:
     tokens = {place: value.removeprefix("Bearer ") for place in where for _, value in keys.metadata(_KEY_KINDS[place])}
     places = asking.Places(where, tokens, arguments.ca_file, arguments.timeout)
     try:
-        report = conformance.conform(places, variables, change=arguments.change, demanded=arguments.dialect)
+        report = dialects.conform(places, variables, change=arguments.change, demanded=arguments.dialect)
     except asking.Unreachable as error:
         return _not_asked(f"no server answers at {error}")
     return show(report, arguments)
 
 
 def _not_asked(message: str) -> int:
-    print(f"torchserve conform: {message}", file=sys.stderr)
+    print(f"tests/conform.py: {message}", file=sys.stderr)
     return NOT_UNDERSTOOD_STATUS
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
