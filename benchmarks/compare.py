@@ -250,11 +250,11 @@ def summary(options: argparse.Namespace, results: Results) -> str:
 def render(options: argparse.Namespace) -> None:
     """The page for figures of an earlier run."""
     told = json.loads(options.render.read_text())
-    text = page.page(Results.of_json(told), told["machine"], told["command"])
+    results = Results.of_json(told)
     if options.write:
-        options.write.write_text(text)
+        options.write.write_text(page.page(results, told["machine"], told["command"]))
     else:
-        say(text)
+        say(summary(options, results))
 
 
 def main() -> None:

@@ -23,7 +23,6 @@ HTTP_BODY = b"x" * 16
 PIECES = 200
 _ANSWER: bytes = PredictionResponse(prediction=b"ok").SerializeToString()
 HTTP_ANSWER = [b"ok"]
-_TORCH_ANSWER: bytes = PredictionResponse(prediction=b"64.0").SerializeToString()
 
 
 class WrongAnswer(BenchmarkFailed):
@@ -82,7 +81,6 @@ YIELDS = Workload(
     [_ANSWER] * PIECES,
     (1, 16),
 )
-WITH_TORCH = Workload("with_torch", "a model that imports torch", Names.Predictions_PATH, [_TORCH_ANSWER], (1,))
 
 
 class Client(Protocol):

@@ -7,25 +7,37 @@ from collections.abc import Iterator, Mapping, Sequence
 from measuring.results import Spread, significant
 
 from peers.rows import Results, Row, distinct, ratio, spreads
-from peers.scenarios import SCENARIOS, Scenario
+from peers.scenarios import IN_PROCESS, SCENARIOS, Scenario
 from peers.systems import SYSTEMS
 
 INTRODUCTION = """\
 # Benchmarks
 
-With this page you can compare this server with other model servers on one machine. `make bench-peers` measures and
-writes it; [performance.md](performance.md#fairness) describes the method.
+This server beside others on one machine, with one worker for each model. `make bench-peers` measures and
+writes this page; [performance.md](performance.md#fairness) describes the method.
 
-```
-{command}
-```
+![Requests a second of a handler that returns at once](images/comparison.svg)
 
-Each figure is the median of the rounds, with the minimum and the maximum in brackets. A ratio is *ours / the other*,
-taken within each round, in which the servers are loaded in turn; servers with the same model files are compared with
-each other (`ours-triton` with `triton`). Higher rates are better, as are lower times, CPU times and memory. CPU time is
-that of the server's whole process tree. Each server has one worker for each model, and all others are stopped while it
-is loaded. The load generator runs on the same cores, so ratios say more than absolute figures.
+*ours / the other's*, taken within each round: the median, with the minimum and the maximum in brackets. Higher is
+better for requests, lower for the other figures. This server has the same model files as the other: archives, a Triton
+repository, MLServer's runtimes or a KServe program. Bare is its network layer alone, or the network in a loop.
 """
+CAVEAT = """\
+The load generator runs on the same cores, so ratios say more than absolute figures. The run prints a table of every
+scenario, and writes all figures as JSON; `python benchmarks/compare.py --render FILE` prints the tables of that file.
+"""
+COLUMNS: Mapping[str, Sequence[str]] = {
+    "TorchServe": ("torchserve",),
+    "mosec": ("mosec",),
+    "LitServe": ("litserve",),
+    "Triton": ("triton",),
+    "MLServer": ("mlserver",),
+    "KServe": ("kserve",),
+    "bare": ("bare", "bare-http", IN_PROCESS),
+}
+"""The columns of the table of ratios, with their systems."""
+DRAWN = "noop-http"
+"""The scenario of the picture, whose figures with the most clients are in the page."""
 
 
 def spread_text(spread: Spread) -> str:
@@ -54,6 +66,30 @@ def scenario_table(scenario: Scenario, rows: Sequence[Row]) -> str:
             bold = [f"**{spread_text(one)}**" if one else "" for one in quotients]
             lines.append([load, f"`{system}`", *cells, *bold])
     return markdown(lines)
+
+
+def ratios(results: Results) -> list[list[str]]:
+    """The table of ratios: a line for each load, with the first figure that its scenario compares."""
+    lines = [["scenario", "load", "figure", *COLUMNS]]
+    for scenario in SCENARIOS.values():
+        rows = results.of(scenario.name)
+        name = next((name for name in scenario.ratios if any(name in row.figures for row in rows)), None)
+        if name is None:
+            continue
+        for load in distinct([row.load for row in rows if name in row.figures]):
+            found = [[ratio(rows, load, system, name) for system in systems] for systems in COLUMNS.values()]
+            cells = [next((spread_text(one) for one in these if one), "") for these in found]
+            if any(cells):
+                lines.append([f"`{scenario.name}`", load, name, *cells])
+    return lines
+
+
+def drawn(results: Results) -> str:
+    """The figures of the picture: those of its scenario's last load."""
+    rows = results.of(DRAWN)
+    last = rows[-1].load
+    shown = scenario_table(SCENARIOS[DRAWN], [row for row in rows if row.load == last])
+    return f"## {SCENARIOS[DRAWN].title}\n\n{shown}"
 
 
 def section(scenario: Scenario, results: Results) -> str:
@@ -96,11 +132,16 @@ def page(results: Results, about: Mapping[str, str], command: str) -> str:
     """The whole page; scenarios without a figure are left out."""
 
     def parts() -> Iterator[str]:
-        yield INTRODUCTION.format(command=command)
+        yield INTRODUCTION
+        yield markdown(ratios(results))
+        failed = [f"`{name}` in `{place}` ({one_line(why)})" for (place, name), why in results.skipped.items() if place]
+        if failed:
+            yield f"Failed: {'; '.join(failed)}."
+        if results.of(DRAWN):
+            yield drawn(results)
+        yield f"## Run\n\n```\n{command}\n```"
         yield markdown([["machine", ""], *([name, one_line(value)] for name, value in about.items())])
+        yield CAVEAT
         yield f"## Servers\n\n{servers(results)}"
-        for scenario in SCENARIOS.values():
-            if results.of(scenario.name):
-                yield section(scenario, results)
 
     return "\n\n".join(part.strip() for part in parts()) + "\n"

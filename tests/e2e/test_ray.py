@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray isn't installed: make test-slow does"),
 ]
 
-ray_cluster = module_of(Path(__file__).parents[2] / "benchmarks" / "measuring" / "ray_cluster.py")
+ray_cluster = module_of(Path(__file__).parents[1] / "ray_cluster.py")
 BEGUN = """
 import os, time
 def handle(data, context):

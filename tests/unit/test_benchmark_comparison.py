@@ -315,13 +315,30 @@ def test_results_are_the_same_after_json(rows: ModuleType) -> None:
     assert rows.Results.of_json(json.loads(json.dumps(found.as_json()))) == found
 
 
-def test_the_page_has_figures_ratios_and_who_was_left_out(page: ModuleType, rows: ModuleType) -> None:
-    text = page.page(results_of(rows), {"cores": "2"}, "make bench-peers")
+def test_the_page_has_ratios_and_who_was_left_out(page: ModuleType, rows: ModuleType) -> None:
+    found = results_of(rows)
+    text = page.page(found, {"cores": "2"}, "make bench-peers")
+    assert "| `noop-grpc` | 64 clients | requests/s | 12.5 (10 – 15) |  |  |  |  |  | 0.5 |" in text
+    assert "`triton` in `noop-grpc` (it / broke badly)" in text
+    assert "Not measured: `litserve` (no such package)." in text
+    assert "infer-grpc" not in text and "## A handler" not in text, "scenarios without a figure are left out"
+    assert text.startswith("# Benchmarks") and text.endswith(".\n")
+
+
+def test_the_picture_is_drawn_from_the_most_clients(page: ModuleType, rows: ModuleType) -> None:
+    loads = (("1 client", 10.0), ("64 clients", 30.0))
+    found = rows.Results([rows.Row("noop-http", load, "ours", 0, {"requests/s": rate}) for load, rate in loads])
+    text = page.page(found, {}, "make bench-peers")
+    assert "| 64 clients | `ours` | 30 |" in text and "| 1 client |" not in text
+
+
+def test_a_scenario_has_its_figures_ratios_and_who_was_left_out(
+    page: ModuleType, rows: ModuleType, scenarios: ModuleType
+) -> None:
+    text = page.section(scenarios.SCENARIOS["noop-grpc"], results_of(rows))
     assert "| 64 clients | `torchserve` | 20 | 550 (500 – 600) | **12.5 (10 – 15)** | **0.1** |" in text
     assert "| 64 clients | `ours` | 250 (200 – 300) | 55 (50 – 60) |  |  |" in text
-    assert "`triton` (it / broke badly)" in text and "Not measured: `litserve` (no such package)." in text
-    assert "ModelInfer" not in text, "scenarios without a figure are left out"
-    assert text.startswith("# Benchmarks") and text.endswith(".\n")
+    assert "`triton` (it / broke badly)" in text and "`mosec` (HTTP only)" in text
 
 
 def test_a_single_value_has_no_brackets(page: ModuleType) -> None:

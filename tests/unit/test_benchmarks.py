@@ -247,21 +247,6 @@ def test_a_change_is_told_beyond_the_tolerance(path: None) -> None:
     assert compared(1.0, None, 0.02) == "new"
 
 
-def test_lone_requests_are_not_delayed_and_batches_fill_under_load(path: None) -> None:
-    import batching
-
-    from ts_frontend.scheduling.batcher import Policy
-
-    policy = Policy(batch_size=16, delay_s=batching.DELAY_S, jobs_max=10_000)
-    alone = batching.BATCH_S + batching.REQUEST_S
-    rarely = batching.served([float(second) for second in range(50)], batching.Ours(policy))
-    assert max(rarely.latencies_s) == pytest.approx(alone)
-    theirs = batching.served([float(second) for second in range(50)], batching.torchserves)
-    assert min(theirs.latencies_s) == pytest.approx(alone + batching.DELAY_S)
-    often = batching.served(list(batching.arrivals(4000, 4000)), batching.Ours(policy))
-    assert len(often.latencies_s) == 4000 and sum(often.batches) / len(often.batches) > 14
-
-
 def test_a_benchmark_that_fails_ends_with_the_reason() -> None:
     from measuring.environments import NotInstalled
     from measuring.h2load import LoadFailed

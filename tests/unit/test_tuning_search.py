@@ -244,7 +244,7 @@ DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100)
 @pytest.mark.parametrize(
     ("space", "length"),
     [
-        (Space((1, 2, 4, 8), DELAYS_MS, (1, 2), (1, 2, 4, 8, 16, 32)), Length(0.5, 15)),  # of benchmarks/tuning.py
+        (Space((1, 2, 4, 8), DELAYS_MS, (1, 2), (1, 2, 4, 8, 16, 32)), Length(0.5, 15)),
         (Space(SPACE.batch_sizes, DELAYS_MS, (1, 2), SPACE.concurrencies), Length()),  # of two CPUs
     ],
     ids=["small", "usual"],
