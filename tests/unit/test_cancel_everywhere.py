@@ -197,7 +197,7 @@ def test_a_request(ask: Callable[[Pool, Ledger], Coroutine[Any, Any, None]], rep
         worker = pool.slots[0].worker
         assert worker is not None
         await until_async(lambda: not worker.busy)
-        assert not worker._running.jobs and worker.capacity() == 2
+        assert not worker._running.jobs and worker.room() == 2
         assert len(await waiting(pool, ledger).result()) == 3 * CREDIT_GRANT_BYTES, "the next one is served"
         assert stage.launched == 1
         await pool.close(0)

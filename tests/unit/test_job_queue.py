@@ -24,7 +24,7 @@ class Taking:
         self.flushes = 0
         self.taken = asyncio.Event()
 
-    def capacity(self, ahead_s: float = AHEAD_S) -> int:
+    def room(self, ahead_s: float = AHEAD_S) -> int:
         if not self.batches:
             return 2
         return 1 if len(self.batches) <= self.ahead else 0

@@ -199,9 +199,9 @@ def test_nothing_is_sent_ahead_to_a_worker_that_waits_for_others() -> None:
     running.mean_s = 0.0
     running.set_concurrency("blocking", 1)
     running.begin([job()], None, time.monotonic())
-    assert running.capacity() == 1
+    assert running.room() == 1
     running.hold_nothing_ahead()
-    assert running.capacity() == 0
+    assert running.room() == 0
 
 
 # --- the service

@@ -31,7 +31,7 @@ class Taking:
         self.taken: list[Job] = []
         self.limits: list[float] = []
 
-    def capacity(self, ahead_s: float = AHEAD_S) -> float:
+    def room(self, ahead_s: float = AHEAD_S) -> float:
         self.limits.append(ahead_s)
         return 0 if self.taken else 2
 
@@ -172,12 +172,12 @@ def test_a_ticket_is_an_idle_worker() -> None:
 def test_how_much_more_a_worker_takes(kind: str, limit: int, taken: int, room: float) -> None:
     running, ledger = InFlight(), Ledger()
     running.set_concurrency(kind, limit)
-    assert running.capacity() == 2
+    assert running.room() == 2
     for _ in range(taken):
         each = job(ledger)
         each.move(JobState.QUEUED)
         running.begin([each], None, time.monotonic())
-    assert running.capacity() == room
+    assert running.room() == room
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_batch_is_sent_ahead_of_the_end_of_quick_ones(
         each = job(ledger)
         each.move(JobState.QUEUED)
         running.begin([each], None, now_s - ran_s)
-    assert bool(running.capacity(ahead_s)) is takes
+    assert bool(running.room(ahead_s)) is takes
 
 
 def test_a_batch_with_room_is_not_sent_ahead_and_an_only_worker_gets_a_full_one_early() -> None:

@@ -15,8 +15,10 @@ from ts_frontend.scheduling.batcher import Batcher, Full, Policy, Priorities, Pr
 from ts_frontend.scheduling.repeats import Group, RepeatLane
 from ts_frontend.scheduling.sequences import SequenceBatcher
 
-#: The capacity of a worker that has nothing to do.
+#: The room of a worker for batches: a worker that has nothing to do, and one that takes no more. Between them is a busy
+#: worker that takes another batch; of several, the one with the most room gets it.
 IDLE: Final = 2
+FULL: Final = 0
 #: Read-ahead: seconds that a worker's batches may take if another is sent to it. A sibling could be free sooner...
 AHEAD_S = 0.004
 #: ... but a model's only worker gets the next batch anyway: ahead of its end, the worker doesn't wait for it.
@@ -30,9 +32,9 @@ class QueueWorker(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def capacity(self, ahead_s: float = AHEAD_S) -> float:
-        """Returns 2 when idle, less when it still takes more batches, 0 when it takes none. `ahead_s`: the longest
-        time of the batch behind which it takes one; several batches together take AHEAD_S at most."""
+    def room(self, ahead_s: float = AHEAD_S) -> float:
+        """Returns IDLE, FULL, or a number between them for a busy worker that takes another batch. `ahead_s`: the
+        longest time of the batch behind which it takes one; several batches together take AHEAD_S at most."""
 
     def dispatch(self, jobs: list[Job], now_s: float) -> None:
         """Runs these jobs as one batch, from `now_s` on (`time.monotonic()` seconds)."""
@@ -247,7 +249,7 @@ class JobQueue(WorkQueue):
             if worker is None:
                 break
             if policy.delay_s:
-                due_s = batcher.due_s(now_s, worker.capacity() == IDLE)
+                due_s = batcher.due_s(now_s, worker.room() == IDLE)
                 if due_s > 0:
                     self._wake_in(due_s)
                     break
@@ -266,7 +268,7 @@ class JobQueue(WorkQueue):
         idle."""
         while self._again:
             worker = self._pick()
-            group = None if worker is None else self._again.take(idle=worker.capacity() == IDLE)
+            group = None if worker is None else self._again.take(idle=worker.room() == IDLE)
             if worker is None or group is None:
                 break
             jobs = without_expired(group.jobs, now_s)
@@ -287,18 +289,18 @@ class JobQueue(WorkQueue):
         return SOLE_AHEAD_S if len(self._workers) == 1 else AHEAD_S
 
     def _pick(self, ahead_s: float = AHEAD_S) -> QueueWorker | None:
-        """Returns an idle worker, in turn, otherwise the busy one with the most capacity."""
+        """Returns an idle worker, in turn, otherwise the busy one with the most room."""
         workers = self._workers
         count = len(workers)
         if count == 1:
-            return workers[0] if workers[0].capacity(ahead_s) else None
+            return workers[0] if workers[0].room(ahead_s) else None
         best, most = None, 0.0
         for offset in range(count):
             index = (self._turn + offset) % count
-            capacity = workers[index].capacity(ahead_s)
-            if capacity > most:
-                best, most = workers[index], capacity
-                if capacity == IDLE:
+            room = workers[index].room(ahead_s)
+            if room > most:
+                best, most = workers[index], room
+                if room == IDLE:
                     self._turn = index + 1
                     break
         return best
@@ -313,7 +315,7 @@ class TicketQueue(JobQueue):
         self._refusal = refusal
 
     def put(self, job: Job) -> None:
-        if len(self) >= sum(worker.capacity() == IDLE for worker in self._workers):
+        if len(self) >= sum(worker.room() == IDLE for worker in self._workers):
             raise QueueFull(self._refusal)
         super().put(job)
 

@@ -14,7 +14,7 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument, QueueFull, SequenceOver
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.scheduling.batcher import Full
-from ts_frontend.scheduling.queues import IDLE, QueueWorker, WorkQueue, without_expired
+from ts_frontend.scheduling.queues import FULL, IDLE, QueueWorker, WorkQueue, without_expired
 from ts_frontend.scheduling.sequences import (
     SequenceBatcher,
     SequencedJob,
@@ -185,7 +185,7 @@ class SequenceQueue(WorkQueue):
             free = self._free()
             if not free:
                 break
-            due_s = self._batcher.due_s(now_s, free[0].capacity() == IDLE)
+            due_s = self._batcher.due_s(now_s, free[0].room() == IDLE)
             if due_s > 0:
                 if due_s != math.inf:
                     self._wake_in(due_s)
@@ -203,11 +203,11 @@ class SequenceQueue(WorkQueue):
         self._keep_time()
 
     def _free(self) -> list[QueueWorker]:
-        """Returns the workers with capacity that have work waiting: the most capacity first, then the fewest
+        """Returns the workers with room that have work waiting: the most room first, then the fewest
         sequences."""
         batcher = self._batcher
-        capacities = [(worker.capacity(), worker) for worker in self._workers if batcher.has_work(worker)]
-        free = [(-capacity, batcher.sequences_of(worker), worker) for capacity, worker in capacities if capacity > 0]
+        rooms = [(worker.room(), worker) for worker in self._workers if batcher.has_work(worker)]
+        free = [(-room, batcher.sequences_of(worker), worker) for room, worker in rooms if room > FULL]
         return [worker for _, _, worker in sorted(free, key=lambda entry: entry[:2])]
 
     def _give(self, worker: QueueWorker, free: int, now_s: float) -> None:

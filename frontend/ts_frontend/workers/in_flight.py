@@ -1,4 +1,4 @@
-"""The batches on one worker: its capacity for more, the hanging ones, and the unfinished ones at its end. No I/O."""
+"""The batches on one worker: its room for more, the hanging ones, and the unfinished ones at its end. No I/O."""
 
 from __future__ import annotations
 
@@ -46,29 +46,28 @@ class Batch:
 class Concurrency(Protocol):
     """The number of batches that a worker runs at a time."""
 
-    def capacity(self, running: InFlight, ahead_s: float) -> float:
-        """The capacity of a busy worker: from 0 (none) to less than 2, the capacity of an idle worker. `ahead_s`: as
-        of `QueueWorker`."""
+    def room(self, running: InFlight, ahead_s: float) -> float:
+        """The room of a busy worker: FULL, or less than IDLE. `ahead_s`: as of `QueueWorker`."""
 
 
 class Serial:
     """One batch at a time, without read-ahead."""
 
-    def capacity(self, running: InFlight, ahead_s: float) -> float:
-        return 0
+    def room(self, running: InFlight, ahead_s: float) -> float:
+        return queues.FULL
 
 
 class Pipelined:
     """For a blocking handler: one batch at a time, and a few ahead on its socket while they are quick. None waits
     behind one that has run for longer than `ahead_s`."""
 
-    def capacity(self, running: InFlight, ahead_s: float) -> float:
+    def room(self, running: InFlight, ahead_s: float) -> float:
         count = len(running.batches)
         if count > 1 and ahead_s > queues.AHEAD_S:
             ahead_s = queues.AHEAD_S
         if count > READ_AHEAD_BATCHES_MAX or count * running.mean_s >= ahead_s:
-            return 0
-        return 1 if time.monotonic() - running.turn_s < ahead_s else 0
+            return queues.FULL
+        return 1 if time.monotonic() - running.turn_s < ahead_s else queues.FULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +77,9 @@ class Concurrent:
 
     limit: int
 
-    def capacity(self, running: InFlight, ahead_s: float) -> float:
+    def room(self, running: InFlight, ahead_s: float) -> float:
         count, limit = len(running.batches), self.limit
-        return 1 if count - running.stalled < limit and count < limit * STALLED_FACTOR_MAX else 0
+        return 1 if count - running.stalled < limit and count < limit * STALLED_FACTOR_MAX else queues.FULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +88,23 @@ class Continuous:
 
     limit: int
 
-    def capacity(self, running: InFlight, ahead_s: float) -> float:
+    def room(self, running: InFlight, ahead_s: float) -> float:
         free = self.limit - len(running.batches)
-        return 1 + free / (self.limit + 1) if free > 0 else 0
+        return 1 + free / (self.limit + 1) if free > 0 else queues.FULL
 
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """No capacity until these batches have ended in any way; then that of `former`."""
+    """No room until these batches have ended in any way; then that of `former`."""
 
     batch_ids: frozenset[int]
     former: Concurrency
 
-    def capacity(self, running: InFlight, ahead_s: float) -> float:
+    def room(self, running: InFlight, ahead_s: float) -> float:
         if not self.batch_ids.isdisjoint(running.batches):
-            return 0
+            return queues.FULL
         running.concurrency = self.former
-        return self.former.capacity(running, ahead_s)
+        return self.former.room(running, ahead_s)
 
 
 #: The seconds that a worker has spent reading and writing tensors, by the size of the batch.
@@ -163,10 +162,9 @@ class InFlight:
             self.isolated = self.jobs[job.id][1].id
             self.close_until_idle()
 
-    def capacity(self, ahead_s: float = queues.AHEAD_S) -> float:
-        """Returns 2 when idle, less when it still takes more batches, 0 when it takes none. `ahead_s`: as of
-        `QueueWorker`."""
-        return self.concurrency.capacity(self, ahead_s) if self.batches else 2
+    def room(self, ahead_s: float = queues.AHEAD_S) -> float:
+        """Returns the room for more batches, as of `QueueWorker`."""
+        return self.concurrency.room(self, ahead_s) if self.batches else queues.IDLE
 
     # --- its course
 
@@ -235,7 +233,7 @@ class InFlight:
     # --- hanging batches
 
     def count_stalled(self, now_s: float) -> bool:
-        """Returns True if more streams than before have stalled readers, which adds capacity."""
+        """Returns True if more streams than before have stalled readers, which adds room."""
         before = self.stalled
         self.stalled = sum(
             all(job.client_wait_s(now_s) > STALLED_S for job in batch.open_jobs()) for batch in self.batches.values()

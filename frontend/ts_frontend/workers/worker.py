@@ -31,7 +31,7 @@ from ts.protocol.frames import (
 )
 from ts_frontend.errors import DeadlineExceeded, Draining, InvalidArgument, Quarantined, WorkerDied
 from ts_frontend.job import Job, Whereabouts
-from ts_frontend.scheduling.queues import AHEAD_S, IDLE, WorkQueue
+from ts_frontend.scheduling.queues import AHEAD_S, FULL, WorkQueue
 from ts_frontend.scheduling.repeats import halves, one_by_one
 from ts_frontend.tasks import watched
 from ts_frontend.workers.calls import HandlerCalls
@@ -294,13 +294,11 @@ class Worker:
 
     # --- as a worker of its queue
 
-    def capacity(self, ahead_s: float = AHEAD_S) -> float:
-        """Returns 2 when idle, less when it still takes more batches, 0 when it takes none. `ahead_s`: as of
-        `QueueWorker`."""
+    def room(self, ahead_s: float = AHEAD_S) -> float:
+        """As of `QueueWorker`."""
         if self.state is not WorkerState.READY or self._hung_at_s is not None:
-            return 0
-        running = self._running
-        return running.concurrency.capacity(running, ahead_s) if running.batches else IDLE
+            return FULL
+        return self._running.room(ahead_s)
 
     def holds(self, job: Job) -> bool:
         """Returns True while the process computes the job, even if no caller waits for it."""
