@@ -127,21 +127,43 @@ class Parts:
         supervisor: Supervisor,
         directory: Path,
     ) -> None:
+        self._config, self._metrics = config, metrics
         self.gpus = supervisor.placement.inventory.count
-        gpus = gpus_of(supervisor.placement.inventory)
-        limit = Memory(config.model_memory_max, config.model_gpu_memory_max)
+        self._gpus = gpus_of(supervisor.placement.inventory)
         self.registry = Registry()
-        self.calls = ModelCalls(self.registry, sequence_headers(config))
         self.recorder = _recorder(config)
-        formats = known_formats(config, env=worker_env(config), work_dir=directory, gpus=self.gpus)
-        self.store = _model_store(config, formats, directory)
-        factory = ModelFactory(
-            config, supervisor, worker_env(config), self.registry.changes, metrics, tracing, self.calls.answer
+        self.sharing: SharedSnapshot | None = None
+        self._build_models(supervisor, tracing, directory)
+        self._build_services(directory, supervisor)
+        self._gather(tracing)
+        self.listeners = Listeners(
+            config,
+            self.manager,
+            self.workflows,
+            self.repository,
+            self.health,
+            logs,
+            metrics,
+            authorization,
+            tracing,
+            self._gpus,
         )
+        if authorization is not None:
+            metrics.gather(lambda: [refused_calls(authorization.refusals.counts, metrics.host)], always=True)
+        #: Loops that run while the server serves, with the subjects of their messages.
+        self.loops = list(self._watches(authorization))
+
+    def _build_models(self, supervisor: Supervisor, tracing: Traces | None, directory: Path) -> None:
+        """The store, and the manager with what it makes models from."""
+        config, env = self._config, worker_env(self._config)
+        limit = Memory(config.model_memory_max, config.model_gpu_memory_max)
+        self.calls = ModelCalls(self.registry, sequence_headers(config))
+        formats = known_formats(config, env=env, work_dir=directory, gpus=self.gpus)
+        self.store = _model_store(config, formats, directory)
         loader = ModelLoader(
             self.store,
             formats,
-            factory,
+            ModelFactory(config, supervisor, env, self.registry.changes, self._metrics, tracing, self.calls.answer),
             supervisor,
             partial(settings_of, config),
             _environments(config),
@@ -154,11 +176,14 @@ class Parts:
             model_api=config.model_api_enabled,
             unregister_timeout_s=config.unregister_model_timeout,
             on_change=self._changed,
-            demand=Demand(limit, measure_of(gpus) if limit.gpus else processes_memory),
+            demand=Demand(limit, measure_of(self._gpus) if limit.gpus else processes_memory),
         )
-        self.sharing: SharedSnapshot | None = None
         if config.shared_snapshot is not None and config.dev_model is None:
-            self._share(config.shared_snapshot, config, metrics)
+            self._share(config.shared_snapshot)
+
+    def _build_services(self, directory: Path, supervisor: Supervisor) -> None:
+        """What the listeners offer beside the models: workflows, the repository, and health."""
+        config = self._config
         self.workflows = WorkflowManager(
             self.manager,
             self.store,
@@ -177,14 +202,17 @@ class Parts:
             repositories_in_s3(config),
             loads_at_once_max=config.loads_at_once_max,
         )
-        cluster = supervisor.cluster.bridge.state if supervisor.cluster is not None else None
         self.health = Health(
             self.registry,
             SERVICES,
             strict=config.strict_readiness,
             troubles=lambda: () if self.sharing is None else self.sharing.failures,
-            cluster=cluster,
+            cluster=supervisor.cluster.bridge.state if supervisor.cluster is not None else None,
         )
+
+    def _gather(self, tracing: Traces | None) -> None:
+        """Adds the metrics of the parts."""
+        metrics, gpus = self._metrics, self._gpus
         metrics.examples = partial(examples_of, self.registry)
         metrics.gather(ServedModels(self.registry, metrics.host).families, always=True)
         metrics.gather(ServerState(self.health, metrics.host).families, always=True)
@@ -194,44 +222,31 @@ class Parts:
         metrics.gather(lambda: compatible_families(self.registry, metrics))
         if tracing is not None:
             metrics.gather(tracing.families, always=True)
-        self.listeners = Listeners(
-            config,
-            self.manager,
-            self.workflows,
-            self.repository,
-            self.health,
-            logs,
-            metrics,
-            authorization,
-            tracing,
-            gpus,
-        )
-        #: Loops that run while the server serves, with the subjects of their messages.
-        self.loops: list[tuple[Callable[[], Awaitable[None]], str]] = [
-            (self.repository.watch, "The watch over the model repositories"),
-            (self.manager.demand.watch, "The watch over models on demand"),
-        ]
+
+    def _watches(self, authorization: Authorization | None) -> Iterator[tuple[Callable[[], Awaitable[None]], str]]:
+        config = self._config
+        yield self.repository.watch, "The watch over the model repositories"
+        yield self.manager.demand.watch, "The watch over models on demand"
         if self.sharing is not None:
-            self.loops.append((self.sharing.watch, "The watch over the shared snapshot"))
+            yield self.sharing.watch, "The watch over the shared snapshot"
         if config.dev_model is not None:
             addresses, console = self.listeners.addresses, config.enable_console
             reloading = Reloading(self.manager, config.dev_model, addresses, console=console)
-            self.loops.append((reloading.watch, "The watch over the model of torchserve dev"))
-        sampling = system_metrics(config, metrics, gpus, worker_env(config), self._worker_pids)
+            yield reloading.watch, "The watch over the model of torchserve dev"
+        sampling = system_metrics(config, self._metrics, self._gpus, worker_env(config), self._worker_pids)
         if sampling is not None:
-            self.loops.append((sampling.run, "The sampling of system metrics"))
+            yield sampling.run, "The sampling of system metrics"
         if authorization is not None:
-            watch = partial(authorization.watch, config.token_reload_interval_s)
-            self.loops.append((watch, "The watch over the keys"))
-            metrics.gather(lambda: [refused_calls(authorization.refusals.counts, metrics.host)], always=True)
+            yield partial(authorization.watch, config.token_reload_interval_s), "The watch over the keys"
 
     def _changed(self) -> None:
         self.recorder.changed()
         if self.sharing is not None:
             self.sharing.changed()
 
-    def _share(self, place: Path, config: ServerConfig, metrics: MetricsRegistry) -> None:
+    def _share(self, place: Path) -> None:
         """Adds the synchronization of models with other servers."""
+        config, metrics = self._config, self._metrics
         poll_s, at_once_max = config.shared_snapshot_poll_secs, config.loads_at_once_max
         self.sharing = sharing = SharedSnapshot(shared_place(place), self.manager, poll_s, at_once_max)
         self.manager.standing = sharing.standing
