@@ -203,15 +203,10 @@ class Listeners:
         self._metrics = metrics
         self._keys = None if authorization is None else HttpKeys(authorization)
         self._calls = CallMetrics() if config.counts_grpc_calls else None
-        if self._calls is not None:
-            metrics.gather(self._calls.families, always=bool(config.grpc_metrics))
         self._floods: dict[str, int] = {}
         self._arriving = Arriving(config.arriving_bytes_max, config.request_body_timeout_s or math.inf)
         self._unread = Unread(config.unread_bytes_max, config.write_timeout_s)
         self._streams = OpenStreams(config.arriving_bytes_max)
-        unread = self._unread
-        metrics.gather(lambda: [flooded_connections(self._floods, metrics.host)], always=True)
-        metrics.gather(lambda: unread_answers(unread.bytes, unread.given_up, metrics.host), always=True)
         self._regions = Regions(config.shared_memory_keys)
         self._log_settings = LogSettings(logs, manager.check_model_api)
         sampling = sampling_of(config, on=False) if tracing is None else tracing.sampling
@@ -219,15 +214,24 @@ class Listeners:
         self._tls = certificate_files(config)
         if config.certificate_file and self._tls is None:
             logger.warning("certificate_file is set, but no address uses TLS: write https:// or enable_grpc_ssl=true")
-        if self._tls is not None:
-            ends = CertificateEnds(self._tls)
-            metrics.gather(lambda: [certificate_ends(ends.read(), metrics.host)], always=True)
+        self._gather()
         self._site = Site()
         self._started_s = time.time()
         self._http = self._http_addresses()
         self._services = self._http_services()
         self.served = [*self._grpc_listeners(), *self._http_listeners()]
         self.engine: Engine = make_engine(config.grpc_engine, self.served)
+
+    def _gather(self) -> None:
+        """Adds the listeners' metrics."""
+        metrics, unread = self._metrics, self._unread
+        if self._calls is not None:
+            metrics.gather(self._calls.families, always=bool(self._config.grpc_metrics))
+        metrics.gather(lambda: [flooded_connections(self._floods, metrics.host)], always=True)
+        metrics.gather(lambda: unread_answers(unread.bytes, unread.given_up, metrics.host), always=True)
+        if self._tls is not None:
+            ends = CertificateEnds(self._tls)
+            metrics.gather(lambda: [certificate_ends(ends.read(), metrics.host)], always=True)
 
     def check_addresses(self) -> None:
         """Raises OSError for an unavailable address, before models are loaded."""
