@@ -1,11 +1,11 @@
-"""The client for asyncio: the blocking client's calls, awaited."""
+"""The client for asyncio. `ts_scripts/make_blocking_calls.py` makes the blocking client's calls from these."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,6 +18,7 @@ from torchrelay_client.errors import Cancelled, failure
 from torchrelay_client.retry import USUAL, CallPolicy, Retry
 
 T = TypeVar("T")
+Requests: TypeAlias = Iterable[Request] | AsyncIterable[Request]
 
 
 class AsyncClient:
@@ -92,7 +93,12 @@ class AsyncClient:
         timeout_s: float | None = None,
         idempotent: bool | None = None,
     ) -> Answer:
-        """As `Client.infer`."""
+        """The model's answer to `inputs` (name -> array, list, text, bytes or Typed; see docs/client.md).
+
+        `id` comes back with the answer and is in the server's logs ("": one is made). `parameters`: bools, ints, floats
+        and texts. `outputs`: those to send ((): all). `metadata`: of this call alone. Raises BadTensor for an input
+        that is no tensor, InvalidArgument for one the model doesn't take, NotFound, and the other kinds of CallFailed.
+        """
         request = Request(model, inputs, version, id, parameters or {}, outputs)
         return await self._run(calls.infer(request, metadata), timeout_s, idempotent)
 
@@ -108,14 +114,14 @@ class AsyncClient:
         timeout_s: float | None = None,
         idempotent: bool | None = None,
     ) -> AsyncAnswers[Answer]:
-        """As `Client.stream`: an async iterator, and an async context."""
+        """The model's answers to one request, each as the model sends it. Without `timeout_s` it may take for ever.
+        It is tried again only while no answer has come."""
         request = Request(model, inputs, version, id, parameters or {}, outputs)
         return self._stream(calls.stream(request), timeout_s, idempotent)
 
-    def converse(
-        self, requests: Iterable[Request] | AsyncIterable[Request], *, timeout_s: float | None = None
-    ) -> AsyncAnswers[Answer]:
-        """As `Client.converse`."""
+    def converse(self, requests: Requests, *, timeout_s: float | None = None) -> AsyncAnswers[Answer]:
+        """The answers to any number of requests over one stream; `requests` is read as the server takes them. An
+        answer's `id` says to which request it belongs, its `error` why that has none. Never tried again."""
         return self._stream(calls.converse(_messages(requests)), timeout_s, False)
 
     # --- the repository
@@ -124,7 +130,8 @@ class AsyncClient:
         return await self._run(calls.models(only_ready), timeout_s)
 
     async def load(self, model: str, *, path: str = "", config: str = "", timeout_s: float | None = None) -> None:
-        """As `Client.load`."""
+        """Loads a model of the server's repository, or of `path` (an archive's file or URL); `config` takes the place
+        of its config.pbtxt, as JSON. Returns when it is ready. Raises InvalidArgument, NotFound, Refused."""
         await self._run(calls.load(model, path, config), timeout_s)
 
     async def unload(self, model: str, *, timeout_s: float | None = None) -> None:
@@ -141,7 +148,7 @@ class AsyncClient:
         timeout_s: float | None = None,
         idempotent: bool | None = None,
     ) -> bytes:
-        """As `Client.predict`."""
+        """TorchServe's `Predictions`: `data` are bytes or a text for the handler's `data`, or several by name."""
         return await self._run(calls.predict(model, data, version), timeout_s, idempotent)
 
     def predict_stream(
@@ -153,7 +160,7 @@ class AsyncClient:
         timeout_s: float | None = None,
         idempotent: bool | None = None,
     ) -> AsyncAnswers[bytes]:
-        """As `Client.predict_stream`."""
+        """TorchServe's `StreamPredictions`: yields the pieces as the handler sends them."""
         return self._stream(calls.predict_stream(model, data, version), timeout_s, idempotent)
 
     # --- how they are made
@@ -248,7 +255,7 @@ class AsyncAnswers(AsyncIterator[T]):
         self.cancel()
 
 
-async def _messages(requests: Iterable[Request] | AsyncIterable[Request]) -> AsyncIterator[Any]:
+async def _messages(requests: Requests) -> AsyncIterator[Any]:
     if isinstance(requests, AsyncIterable):
         async for request in requests:
             yield request.message()

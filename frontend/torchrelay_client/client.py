@@ -1,11 +1,11 @@
-"""The blocking client."""
+"""The blocking client. Its calls are made from those in `aio.py` by `ts_scripts/make_blocking_calls.py`."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
@@ -19,6 +19,7 @@ from torchrelay_client.retry import USUAL, CallPolicy, Retry
 T = TypeVar("T")
 #: Takes a call and the seconds left for it, returns grpc's result.
 Attempt = Callable[[Call[Any], float | None], Any]
+Requests: TypeAlias = Iterable[Request]
 
 
 class Client:
@@ -125,10 +126,10 @@ class Client:
         request = Request(model, inputs, version, id, parameters or {}, outputs)
         return self._stream(calls.stream(request), timeout_s, idempotent)
 
-    def converse(self, requests: Iterable[Request], *, timeout_s: float | None = None) -> Answers[Answer]:
+    def converse(self, requests: Requests, *, timeout_s: float | None = None) -> Answers[Answer]:
         """The answers to any number of requests over one stream; `requests` is read as the server takes them. An
         answer's `id` says to which request it belongs, its `error` why that has none. Never tried again."""
-        return self._stream(calls.converse(request.message() for request in requests), timeout_s, False)
+        return self._stream(calls.converse(_messages(requests)), timeout_s, False)
 
     # --- the repository
 
@@ -256,6 +257,10 @@ class Answers(Iterator[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.cancel()
+
+
+def _messages(requests: Requests) -> Iterator[Any]:
+    return (request.message() for request in requests)
 
 
 def _channel(target: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.Channel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -190,3 +191,9 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "torchrelay_client.names", "nothing.py"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "there is no program nothing.py\n")
+
+
+def test_the_blocking_clients_calls_are_those_of_the_other(root: Path) -> None:
+    source = root / "frontend/torchrelay_client/client.py"
+    made = runpy.run_path(str(root / "ts_scripts/make_blocking_calls.py"))["made"]
+    assert source.read_text() == made(), "run python ts_scripts/make_blocking_calls.py"
