@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -134,6 +135,18 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait({task})
+        raise
+
+
+@contextlib.asynccontextmanager
+async def undone_on_failure() -> AsyncIterator[contextlib.AsyncExitStack]:
+    """A stack of clean-ups. If the block fails or is cancelled they run, the last one first, each to its end; if it
+    succeeds they are dropped."""
+    stack = contextlib.AsyncExitStack()
+    try:
+        yield stack
+    except BaseException:
+        await to_its_end(stack.aclose())
         raise
 
 

@@ -283,10 +283,10 @@ class _Trial:
             return
         with listened(section):
             try:
-                model = await self._loader.load(
+                model = await self._loader.build(
                     self._fetched(candidate),
-                    replace(archive, packed=None),
                     Requested(model_name=archive.name or None, initial_workers=self._workers),
+                    replace(archive, packed=None),
                     loaded_at_startup=True,
                 )
             except ServeError as error:

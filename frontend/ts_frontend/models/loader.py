@@ -20,7 +20,7 @@ from ts_frontend.models.model import Model
 from ts_frontend.models.settings import ModelSettings, Requested, model_name_for
 from ts_frontend.models.store.http import in_thread
 from ts_frontend.models.store.store import Fetched, ModelStore
-from ts_frontend.tasks import to_its_end
+from ts_frontend.tasks import undone_on_failure
 from ts_frontend.workers.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -58,32 +58,29 @@ class ModelLoader:
     # --- archives
 
     async def open(self, fetched: Fetched, requested: Requested) -> Archive:
-        """Opens a fetched archive, of which only the outline is unpacked until `load`. One without a name that serves a
-        single model gets the model's name. Raises ServeError."""
+        """Opens a fetched archive, of which only the outline is unpacked until `build`. One without a name that serves
+        a single model gets the model's name. Raises ServeError."""
         place = fetched.path, self._work_dir, self._extract_limits
         opening = partial(self.formats.open, *place, outline=True, pin=fetched.pin)
-        archive = await in_thread(opening, Archive.remove)
-        try:
-            return archive if requested.model_name else await self._named(archive)
-        except BaseException:
-            await to_its_end(asyncio.to_thread(archive.remove))
-            raise
+        async with undone_on_failure() as undo:
+            archive = await in_thread(opening, Archive.remove)
+            undo.push_async_callback(asyncio.to_thread, archive.remove)
+            if requested.model_name:
+                return archive
+            found = await self.each_model(archive)
+            if len(found) > 1:
+                raise InvalidArchive(
+                    f"{archive.dir / (archive.handler or '')} serves {', '.join(str(one.name) for one in found)}: "
+                    "choose one (model_name, or NAME=URL)"
+                )
+            return found[0]
 
-    async def _named(self, archive: Archive) -> Archive:
-        found = await self.named(archive)
-        if len(found) > 1:
-            raise InvalidArchive(
-                f"{archive.dir / (archive.handler or '')} serves {', '.join(str(one.name) for one in found)}: "
-                "choose one (model_name, or NAME=URL)"
-            )
-        return found[0]
-
-    async def named(self, archive: Archive) -> list[Archive]:
+    async def each_model(self, archive: Archive) -> list[Archive]:
         """The archive under the name of each of its models, if it serves several and has no name; otherwise only
         itself. Raises ServeError."""
         return await self.formats.running(archive.adapter).named(archive)
 
-    async def named_in(self, url: str) -> list[Archive]:
+    async def each_model_at(self, url: str) -> list[Archive]:
         """The same for an entry of the store whose files may serve several models and are used where they lie, given by
         its path in the store. [] for any other, and for a URL."""
         if "://" in url:
@@ -92,7 +89,7 @@ class ModelLoader:
         found = await asyncio.to_thread(self.formats.of, fetched.path)
         if not found.several:
             return []
-        return await self.named(await asyncio.to_thread(self.formats.open, fetched.path, self._work_dir))
+        return await self.each_model(await asyncio.to_thread(self.formats.open, fetched.path, self._work_dir))
 
     async def unpack(self, archive: Archive) -> None:
         """Has all files of an archive there. Raises ServeError."""
@@ -105,39 +102,38 @@ class ModelLoader:
 
     # --- models
 
-    async def load(self, fetched: Fetched, archive: Archive, requested: Requested, *, loaded_at_startup: bool) -> Model:
-        """Makes a model of an opened archive; a failure removes the unpacked files. No worker is started yet. The files
-        of a model on demand are not there before its first worker starts; those of others stay, without the copy of
-        their archive that lies outside the store."""
-        packed = archive.packed
-        try:
-            model = await self._load(fetched, archive, requested, loaded_at_startup)
-        except BaseException:
-            await to_its_end(asyncio.to_thread(archive.remove))
-            raise
-        self._fetched[model] = fetched
-        try:
-            if packed is not None and model.settings.demand is not None:
-                await asyncio.to_thread(packed.put_away)
-            elif packed is not None and fetched.folder is not None:
-                await self.discard(fetched)
-        except BaseException:
-            await to_its_end(self.remove(model))
-            raise
-        return model
+    async def build(
+        self,
+        fetched: Fetched,
+        requested: Requested,
+        archive: Archive | None = None,
+        *,
+        loaded_at_startup: bool,
+        check_free: Callable[[str, str], None] | None = None,
+    ) -> Model:
+        """Makes a model, with its environment, of a fetched archive, which `archive` has if it is open already. No
+        worker is started yet. A failure removes everything but what was fetched. `check_free` raises ServeError for a
+        name and version that are taken.
 
-    async def _load(self, fetched: Fetched, archive: Archive, requested: Requested, loaded_at_startup: bool) -> Model:
-        name = model_name_for(requested, archive.name, archive.version, fetched.path)
-        archive = self.formats.running(archive.adapter).prepared(archive)
-        settings = self._resolve(requested, archive, name, archive.version)
-        if settings.demand is None or self._environments.wanted(archive, settings.use_venv):
-            await self.unpack(archive)
-        with_torch = await asyncio.to_thread(self._factory.may_need_torch, archive, settings)
-        if settings.cluster is None:
-            environment = await self._environments.of(name, archive, settings.use_venv)
-        else:
-            environment = Environment()  # Ray makes one on each node
-        try:
+        The files of a model on demand are not there before its first worker starts; those of others stay, without the
+        copy of their archive that lies outside the store. Raises ServeError.
+        """
+        async with undone_on_failure() as undo:
+            if archive is None:
+                archive = await self.open(fetched, requested)
+            undo.push_async_callback(asyncio.to_thread, archive.remove)
+            name, packed = model_name_for(requested, archive.name, archive.version, fetched.path), archive.packed
+            if check_free is not None:
+                check_free(name, archive.version)
+            archive = self.formats.running(archive.adapter).prepared(archive)
+            settings = self._resolve(requested, archive, name, archive.version)
+            if settings.demand is None or self._environments.wanted(archive, settings.use_venv):
+                await self.unpack(archive)
+            with_torch = await asyncio.to_thread(self._factory.may_need_torch, archive, settings)
+            environment = Environment()  # in a cluster Ray makes one on each node
+            if settings.cluster is None:
+                environment = await self._environments.of(name, archive, settings.use_venv)
+            undo.push_async_callback(self._environments.release, environment)
             model = self._factory.model(
                 name,
                 archive.version,
@@ -149,13 +145,16 @@ class ModelLoader:
                 with_torch=with_torch,
                 loaded_at_startup=loaded_at_startup,
             )
-        except BaseException:
-            await to_its_end(self._environments.release(environment))
-            raise
-        self._environment_of[model] = environment
-        if archive.completed is not None:
-            model.pool.on_ready = partial(self._complete, model)
-        return model
+            self._environment_of[model], self._fetched[model] = environment, fetched
+            undo.pop_all()
+            undo.push_async_callback(self.remove, model)
+            if archive.completed is not None:
+                model.pool.on_ready = partial(self._complete, model)
+            if packed is not None and settings.demand is not None:
+                await asyncio.to_thread(packed.put_away)
+            elif packed is not None and fetched.folder is not None:
+                await self.discard(fetched)
+            return model
 
     def _complete(self, model: Model, info: Mapping[str, Any]) -> None:
         """Applies the configuration that a ready worker's handler has completed, from now on."""

@@ -27,9 +27,9 @@ from ts_frontend.models.description import LIST_LIMIT_MAX, describe, page
 from ts_frontend.models.loader import ModelLoader
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
-from ts_frontend.models.settings import Requested, check_range, model_name_for
+from ts_frontend.models.settings import Requested, check_range
 from ts_frontend.models.store.store import Fetched
-from ts_frontend.tasks import ENDING, Tasks, to_its_end
+from ts_frontend.tasks import ENDING, Tasks, undone_on_failure
 from ts_frontend.workers.demand import Demand, ResidentState, UnloadCause
 from ts_frontend.workers.failures import StartFailed
 
@@ -97,7 +97,7 @@ class ModelManager:
 
     async def _register(self, url: str, requested: Requested, synchronous: bool, signed: bool) -> Outcome:
         fetched = await self.loader.store.fetch(url, signed=signed)
-        model = await self.add(await self.load(fetched, requested, loaded_at_startup=False))
+        model = await self.add(await self.build(fetched, requested, loaded_at_startup=False))
         count, warnings = model.minimum, model.settings.warnings
         title = f'Model "{model.name}" Version: {model.version} registered with'
         if model.resident is not None:
@@ -113,47 +113,35 @@ class ModelManager:
             return Outcome(202, PROCESSING, warnings)
         self.entering.add(model)
         try:
-            await model.pool.scale(count)
-        except BaseException as error:
-            await to_its_end(self._withdraw(model))
-            if isinstance(error, StartFailed):
-                raise _start_error(model, error) from error
-            raise
+            async with undone_on_failure() as undo:
+                undo.push_async_callback(self._withdraw, model)
+                await _start_workers(model, count)
         finally:
             self.entering.discard(model)
         self._on_change()
         return Outcome(200, f"{title} {count} initial workers", warnings)
 
-    async def load(self, fetched: Fetched, requested: Requested, *, loaded_at_startup: bool) -> Model:
-        """Loads a model of a fetched archive, with its environment. It gets no requests before `add`. A failure removes
-        the fetched and unpacked files."""
-        try:
-            archive = await self.loader.open(fetched, requested)
-            return await self.load_archive(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
-        except BaseException:
-            await to_its_end(self.loader.discard(fetched))
-            raise
-
-    async def load_archive(
-        self, fetched: Fetched, archive: Archive, requested: Requested, *, loaded_at_startup: bool
+    async def build(
+        self, fetched: Fetched, requested: Requested, archive: Archive | None = None, *, loaded_at_startup: bool
     ) -> Model:
-        """The same for an open archive; a failure removes the unpacked files."""
-        try:
-            self.registry.check_free(
-                model_name_for(requested, archive.name, archive.version, fetched.path), archive.version
+        """Makes a model of a fetched archive, with its environment. It gets no requests before `add`. A failure removes
+        its files, and those that were fetched unless the caller has opened the `archive`. Raises ServeError."""
+        async with undone_on_failure() as undo:
+            if archive is None:
+                undo.push_async_callback(self.loader.discard, fetched)
+            return await self.loader.build(
+                fetched,
+                requested,
+                archive,
+                loaded_at_startup=loaded_at_startup,
+                check_free=self.registry.check_free,
             )
-        except BaseException:
-            await to_its_end(asyncio.to_thread(archive.remove))
-            raise
-        return await self.loader.load(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
 
     async def add(self, model: Model) -> Model:
-        """Serves a loaded model; a failure removes it. No worker is started yet."""
-        try:
+        """Serves a built model; a failure removes it. No worker is started yet."""
+        async with undone_on_failure() as undo:
+            undo.push_async_callback(self.loader.remove, model)
             self.registry.add(model)
-        except BaseException:
-            await self.loader.remove(model)
-            raise
         self._enter(model)
         self.choose_default(model)
         log.info("Model %s added.", model)
@@ -179,23 +167,16 @@ class ModelManager:
         return model
 
     async def start(self, fetched: Fetched, archive: Archive, requested: Requested) -> Model:
-        """Makes a model of an open archive and waits for its workers; `replace` then serves it. A failure removes it.
-        Raises ServeError."""
-        try:
-            model = await self.loader.load(fetched, archive, requested, loaded_at_startup=False)
-        except BaseException:
-            await to_its_end(self.loader.discard(fetched))
-            raise
-        if model.settings.demand is not None:
+        """Makes a model of an open archive and waits for its workers; `replace` then serves it. A failure removes it,
+        and what was fetched. Raises ServeError."""
+        async with undone_on_failure() as undo:
+            undo.push_async_callback(self.loader.discard, fetched)
+            model = await self.loader.build(fetched, requested, archive, loaded_at_startup=False)
+            undo.pop_all()
+            undo.push_async_callback(self.loader.remove, model)
+            if model.settings.demand is None:
+                await _start_workers(model, model.minimum)
             return model
-        try:
-            await model.pool.scale(model.minimum)
-        except BaseException as error:
-            await to_its_end(self.loader.remove(model))
-            if isinstance(error, StartFailed):
-                raise _start_error(model, error) from error
-            raise
-        return model
 
     def replace(self, model: Model) -> None:
         """Serves a started model in place of the one with its name and version, which still answers its accepted
@@ -286,9 +267,7 @@ class ModelManager:
             self._on_change()
             return
         try:
-            await model.pool.scale(count, drain_s)
-        except StartFailed as error:
-            raise _start_error(model, error) from error
+            await _start_workers(model, count, drain_s)
         finally:
             self._on_change()
 
@@ -355,6 +334,14 @@ class ModelManager:
 def _listed(model: Model) -> dict[str, str]:
     state = {} if model.resident is None else {"state": model.resident.status}
     return {"modelName": model.name, "modelUrl": model.url, **state}
+
+
+async def _start_workers(model: Model, count: int, drain_s: float | None = None) -> None:
+    """Scales a model to `count` workers. Raises WorkerStartFailed."""
+    try:
+        await model.pool.scale(count, drain_s)
+    except StartFailed as error:
+        raise _start_error(model, error) from error
 
 
 def _start_error(model: Model, error: StartFailed) -> ServeError:

@@ -22,7 +22,7 @@ from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
 from ts_frontend.models.settings import Requested
 from ts_frontend.models.store.store import Fetched
-from ts_frontend.tasks import side_by_side, to_its_end
+from ts_frontend.tasks import side_by_side, undone_on_failure
 from ts_frontend.workers.demand import ResidentState
 
 log = logging.getLogger(__name__)
@@ -42,14 +42,11 @@ class _RepositoryLoader:
         """Serves these versions of a model and removes its others; if one can't be started, the former versions stay.
         `fetched`: their directory."""
         started: list[Model] = []
-        try:
+        async with undone_on_failure() as undo:
             for archive in archives:
-                requested = Requested(model_name=archive.name)
-                started.append(await self._manager.start(fetched, archive, requested))
-        except BaseException:
-            for model in started:
-                await self._manager.loader.remove(model)
-            raise
+                model = await self._manager.start(fetched, archive, Requested(model_name=archive.name))
+                undo.push_async_callback(self._manager.loader.remove, model)
+                started.append(model)
         for model in started:
             self._manager.replace(model)
         self._leave_only(started)
@@ -72,11 +69,9 @@ class _RepositoryLoader:
         if await asyncio.to_thread(self._formats.versioned, fetched.path) is not None:
             await self._directory(name, fetched, config_text)
             return
-        try:
+        async with undone_on_failure() as undo:
+            undo.push_async_callback(self._manager.loader.discard, fetched)
             await self._archive(name, fetched, config_text)
-        except BaseException:
-            await self._manager.loader.discard(fetched)
-            raise
 
     async def stored(self, name: str, paths: Sequence[str], config_text: str | None) -> None:
         """Serves the versions of a model in the model store, by their paths there, and no others."""
@@ -104,13 +99,11 @@ class _RepositoryLoader:
         """A directory of versions; a failure removes it."""
         files = ModelFiles(fetched.path, fetched.path, name=name, config_text=config_text)
         try:
-            await self.versions(await asyncio.to_thread(self._formats.open_versions, files), fetched)
+            async with undone_on_failure() as undo:
+                undo.push_async_callback(self._manager.loader.discard, fetched)
+                await self.versions(await asyncio.to_thread(self._formats.open_versions, files), fetched)
         except OSError as error:
-            await self._manager.loader.discard(fetched)
             raise InvalidArgument(f"model {name!r} can't be read: {error}") from error
-        except BaseException:
-            await self._manager.loader.discard(fetched)
-            raise
 
     async def _archive(self, name: str, fetched: Fetched, config_text: str | None) -> None:
         requested = self._requested(name)
@@ -127,11 +120,9 @@ class _RepositoryLoader:
     async def _packed_directory(self, name: str, fetched: Fetched, archive: Archive, config_text: str | None) -> None:
         """An archive with a directory of versions, which is served like a folder from then on."""
         owned = archive.packed is not None
-        try:
+        async with undone_on_failure() as undo:
+            undo.push_async_callback(asyncio.to_thread, archive.remove)
             await self._manager.loader.unpack(archive)
-        except BaseException:
-            await to_its_end(asyncio.to_thread(archive.remove))
-            raise
         if fetched.folder is not None and owned:
             await self._manager.loader.discard(fetched)  # the unpacked files are enough
         unpacked = Fetched(archive.dir, fetched.url, owned, archive.dir if owned else None)

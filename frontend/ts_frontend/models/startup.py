@@ -229,7 +229,7 @@ async def _made(name: str, version: str, state: VersionState, manager: ModelMana
     """The loaded model, or the sentence about its failure."""
     try:
         fetched = await store.recall(state.url or state.archive, state.archive, named=state.named)
-        model = await manager.load(kept_in_store(fetched), requested_of(name, state), loaded_at_startup=True)
+        model = await manager.build(kept_in_store(fetched), requested_of(name, state), loaded_at_startup=True)
     except Exception as error:
         return snapshot_failure(f"Model {name}, version {version}", state.archive, "model store", error)
     manager.loader.set_fetched(model, fetched)
@@ -403,14 +403,14 @@ class _StartupLoader:
         whole = self._config.model_dir is not None or self._alone
         if whole and url not in self._names and await asyncio.to_thread(self._store.directory, url) is None:
             name, url = name or entry, self._store.only()  # the store is itself the model, or has only one
-        named = [] if name else await self._manager.loader.named_in(url)
+        named = [] if name else await self._manager.loader.each_model_at(url)
         for archive in named:
             fetched, requested = await self._store.fetch(url, named=True), self._requested(archive.name or "")
-            made = self._manager.load_archive(fetched, archive, requested, loaded_at_startup=True)
+            made = self._manager.build(fetched, requested, archive, loaded_at_startup=True)
             models.append(self._kept(await made))
         if not named:
             fetched = await self._store.fetch(url, named=True)
-            made = self._manager.load(fetched, self._requested(name), loaded_at_startup=True)
+            made = self._manager.build(fetched, self._requested(name), loaded_at_startup=True)
             models.append(self._kept(await made))
 
     async def _program(self, line: ProgramLine, models: list[Model]) -> None:
@@ -418,9 +418,9 @@ class _StartupLoader:
         loader = self._manager.loader
         found = await asyncio.to_thread(loader.formats.open_in_place, Path(line.words[0]), line.words[1:], Path.cwd())
         fetched = Fetched(found.dir, line.words[0], downloaded=False)
-        for archive in await loader.named(found):
+        for archive in await loader.each_model(found):
             requested = self._requested(archive.name if found.name is None and archive.name else "")
-            made = self._manager.load_archive(fetched, archive, requested, loaded_at_startup=True)
+            made = self._manager.build(fetched, requested, archive, loaded_at_startup=True)
             models.append(self._kept(await made))
 
     async def _written(self, path: Path, models: list[Model]) -> None:
@@ -461,7 +461,7 @@ async def load_written(path: Path, manager: ModelManager, requested: Requested) 
     """Loads the model of `torchserve dev`, which isn't served yet. Raises ServeError."""
     found = await open_written(path, manager.loader)
     fetched = Fetched(path if found.packed is not None else found.dir, str(path), downloaded=False)
-    return await manager.load_archive(fetched, found, requested, loaded_at_startup=True)
+    return await manager.build(fetched, requested, found, loaded_at_startup=True)
 
 
 def load_failure(what: str, error: Exception) -> str:

@@ -85,7 +85,7 @@ async def _add_archives(workflow: Workflow, nodes: Sequence[Node], models: Model
                 own = fetched
             else:
                 own = replace(fetched, downloaded=False)
-            model = await models.add(await models.load(own, _requested(workflow, node), loaded_at_startup=False))
+            model = await models.add(await models.build(own, _requested(workflow, node), loaded_at_startup=False))
         except ServeError as error:
             raise _node_error(name, error) from error
         model.workflow = workflow.name
@@ -104,7 +104,7 @@ async def _add_function(workflow: Workflow, node: Node, models: ModelManager) ->
     fetched = Fetched(workflow.fetched.path, "", downloaded=False)
     try:
         model = await models.add(
-            await models.load_archive(fetched, files, _requested(workflow, node), loaded_at_startup=False)
+            await models.build(fetched, _requested(workflow, node), files, loaded_at_startup=False)
         )
     except ServeError as error:
         raise _node_error(files.name or node.name, error) from error

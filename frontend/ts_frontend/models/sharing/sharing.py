@@ -331,7 +331,7 @@ class SharedSnapshot:
         fetched = await self._fetched(state.url or state.archive, state.archive)
         requested, kept = requested_of(key[0], state), kept_in_store(fetched)
         if self._here(key) is None:
-            model = await manager.load(kept, requested, loaded_at_startup=loaded_at_startup)
+            model = await manager.build(kept, requested, loaded_at_startup=loaded_at_startup)
             await manager.add(model)
         else:
             model = await manager.start(kept, await manager.loader.open(kept, requested), requested)
