@@ -166,24 +166,9 @@ def _memory(_: Any, __: Any, text: str | None) -> int | None:
 
 def _plot(_: Any, __: Any, path: Path | None) -> Path | None:
     """Refuses a plot that couldn't be drawn, before the first measurement instead of after the last."""
-    if path is None:
-        return None
-    if path.suffix not in (".svg", ".png"):
-        raise click.BadParameter(f"{path}: the name ends in .svg, or in .png")
-    if path.suffix == ".png" and not show.can_draw_png():
-        raise click.BadParameter(
-            f"{path}: a PNG is drawn with matplotlib, which isn't installed: pip install matplotlib. Or name an .svg "
-            "file, which needs no package"
-        )
+    if path is not None and path.suffix != ".svg":
+        raise click.BadParameter(f"{path}: the name ends in .svg")
     return path
-
-
-def draw(path: Path, title: str, trials: show.Trials, found: Found, bounds: Bounds) -> None:
-    """Answers a second over p99, in the format that the name ends in."""
-    if path.suffix == ".png":
-        path.write_bytes(show.png(title, trials, found, bounds))
-    else:
-        path.write_text(show.svg(title, trials, found, bounds))
 
 
 @commands.command()
@@ -232,7 +217,7 @@ def draw(path: Path, title: str, trials: show.Trials, found: Found, bounds: Boun
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=_plot,
-    help="Draw the measurements: FILE.svg, or FILE.png with matplotlib.",
+    help="Draw the measurements as FILE.svg.",
 )
 @command
 def tune(
@@ -279,7 +264,7 @@ def tune(
     else:
         click.echo(show.conclusion(found, trials, bounds))
     if plot is not None:
-        draw(plot, f"{name} {before['modelVersion']}", trials, found, bounds)
+        plot.write_text(show.svg(f"{name} {before['modelVersion']}", trials, found, bounds))
     if found.best is not None and found.within and write is not None:
         there = write.read_text() if write.exists() else ""
         write.write_text(show.with_settings(there, show.settings_of(found.best)))

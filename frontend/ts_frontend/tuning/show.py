@@ -1,9 +1,7 @@
-"""The measurements for people: rows, bars, a plot as SVG or PNG, and the lines of a model-config.yaml. Pure."""
+"""The measurements for people: rows, bars, a plot as SVG, and the lines of a model-config.yaml. Pure."""
 
 from __future__ import annotations
 
-import importlib.util
-import io
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -161,41 +159,3 @@ def _decades(values: Sequence[float]) -> tuple[float, float]:
     positive = [value for value in values if value > 0] or [1.0]
     low, high = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
     return 10.0**low, 10.0 ** max(high, low + 1)
-
-
-# --- PNG
-
-
-def can_draw_png() -> bool:
-    """Whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
-
-
-def png(title: str, trials: Trials, found: Found, bounds: Bounds) -> bytes:
-    """Returns the plot: a point for each measurement; those of the best and the bound of p99 are marked."""
-    from matplotlib.figure import Figure  # type: ignore[import-not-found,unused-ignore]
-    from matplotlib.ticker import LogFormatter  # type: ignore[import-not-found,unused-ignore]
-
-    figure = Figure(figsize=(9, 5.25), layout="constrained")
-    axes = figure.subplots()
-    axes.set(title=title, xlabel="p99 in ms", ylabel="answers a second", xscale="log")
-    for ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-        ticks(LogFormatter(minor_thresholds=(2, 0.7)))
-    axes.grid(color="#ddd")
-    shown = [(trial, it) for trial, it in trials if it.answers_per_s > 0]
-    for within, colour in ((True, "#369"), (False, "#bbb")):
-        points = [it for _, it in shown if (bounds.excess(it) == 0) is within]
-        axes.scatter([it.p99_ms for it in points], [it.answers_per_s for it in points], color=colour)
-    best, looks = found.best, [it for trial, it in shown if trial == found.best]
-    if best is not None:
-        words = (
-            f"batch {best.batch_size}, delay {best.delay_ms} ms, {best.workers} workers, {best.concurrency} in flight"
-        )
-        axes.scatter([it.p99_ms for it in looks], [it.answers_per_s for it in looks], s=90, color="#c60", label=words)
-        axes.legend(loc="lower right")
-    if bounds.p99_ms is not None:
-        axes.axvline(bounds.p99_ms, color="#c00", linestyle="--")
-    axes.set_ylim(bottom=0)
-    written = io.BytesIO()
-    figure.savefig(written, format="png")
-    return written.getvalue()
