@@ -29,6 +29,7 @@ from ts_frontend.config.files import read_file
 from ts_frontend.config.load import environment
 from ts_frontend.errors import Code, ServeError
 from ts_frontend.models.archive import Archive
+from ts_frontend.tasks import undone_on_failure
 from ts_frontend.workers.launchers import run_tool
 
 log = logging.getLogger(__name__)
@@ -127,12 +128,10 @@ class EnvironmentStore:
             return
         path = self._path(key)
         await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
-        try:
+        async with undone_on_failure() as undo:
+            undo.push_async_callback(asyncio.to_thread, self._delete, key)
             await build(path, alone)
             await asyncio.to_thread(self._note, key, about)
-        except BaseException:
-            await asyncio.to_thread(self._delete, key)
-            raise
 
     def _note(self, key: str, about: Mapping[str, str]) -> None:
         partial = self._directory / f".{key}.json"

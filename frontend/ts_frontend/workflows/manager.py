@@ -18,7 +18,7 @@ from ts_frontend.models.settings import check_name
 from ts_frontend.models.startup import kept_in_store, snapshot_failure
 from ts_frontend.models.store.http import in_thread
 from ts_frontend.models.store.store import Fetched, ModelStore
-from ts_frontend.tasks import side_by_side
+from ts_frontend.tasks import side_by_side, undone_on_failure
 from ts_frontend.workflows.nodes import Fetch, add_nodes, models_of, remove_nodes, start_nodes
 from ts_frontend.workflows.specification import Node, WorkflowArchive, open_workflow
 from ts_frontend.workflows.workflow import Timeouts, Workflow
@@ -94,17 +94,12 @@ class WorkflowManager:
     ) -> Workflow:
         """Registers the workflow in `fetched`. `fetch`: finds the nodes' archives; `start`: also starts the workers,
         which the caller does otherwise. A failure leaves nothing behind."""
-        try:
+        async with undone_on_failure() as undo:
+            undo.push_async_callback(asyncio.to_thread, self.workflow_store.discard, fetched)
             opening = partial(open_workflow, fetched.path, self._work_dir, self._extract_limits, pin=fetched.pin)
             archive = await in_thread(opening, WorkflowArchive.remove)
-            try:
-                return await self._add(fetched, archive, name or archive.name, timeouts, fetch, start)
-            except BaseException:
-                await asyncio.to_thread(archive.remove)
-                raise
-        except BaseException:
-            await asyncio.to_thread(self.workflow_store.discard, fetched)
-            raise
+            undo.push_async_callback(asyncio.to_thread, archive.remove)
+            return await self._add(fetched, archive, name or archive.name, timeouts, fetch, start)
 
     async def _add(
         self,
@@ -134,13 +129,11 @@ class WorkflowManager:
         return workflow
 
     async def _add_nodes(self, workflow: Workflow, fetch: Fetch, start: bool) -> None:
-        try:
+        async with undone_on_failure() as undo:
+            undo.push_async_callback(remove_nodes, workflow, self.models, 0.0, own=True)
             await add_nodes(workflow, self.models, fetch)
             if start:
                 await start_nodes(workflow, self.models)
-        except BaseException:
-            await remove_nodes(workflow, self.models, 0.0, own=True)
-            raise
 
     # --- unregister
 

@@ -36,7 +36,7 @@ from ts_frontend.models.store.http import (
     failure,
 )
 from ts_frontend.models.store.pins import Pin, Stamp, digest
-from ts_frontend.tasks import owned
+from ts_frontend.tasks import owned, undone_on_failure
 
 _URL_CHARS_MAX = 4096
 _NAME_BYTES_MAX = 255
@@ -198,13 +198,11 @@ class ModelStore:
         """Makes a new folder outside the store, filled by `fill`. Raises the errors of `fill`, and OSError."""
         target, folder = self._apart("file:///model")
         fetched = Fetched(target, url, downloaded=True, folder=folder)
-        try:
+        async with undone_on_failure() as undo:
+            undo.push_async_callback(asyncio.to_thread, self.discard, fetched)
             target.mkdir()
             await asyncio.to_thread(fill, target)
-        except BaseException:
-            await asyncio.to_thread(self.discard, fetched)
-            raise
-        return fetched
+            return fetched
 
     async def _fetched(self, url: str, place: _Place, signed: bool) -> Fetched:
         stop = Stop()
