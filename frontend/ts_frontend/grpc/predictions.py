@@ -29,7 +29,6 @@ _INPUT: Final = 0x1A
 _SEQUENCE: Final = 0x22
 _KEY: Final = 0x0A
 _VALUE: Final = 0x12
-_PREFIXES: Final = tuple(bytes((0x0A, size)) for size in range(128))
 
 
 class PredictionRequest(NamedTuple):
@@ -117,14 +116,12 @@ def parse(method: str, data: bytes) -> PredictionRequest:
 
 def response(prediction: Buffer) -> bytes:
     """Returns a PredictionResponse with that answer."""
-    size = len(prediction)
-    return b"".join((_PREFIXES[size] if size < 128 else prefix(1, size), prediction))
+    return b"".join((prefix(1, len(prediction)), prediction))
 
 
 def responses(predictions: Sequence[Buffer]) -> list[bytes]:
     """Returns a PredictionResponse for each answer."""
-    prefixes = _PREFIXES
-    return [prefixes[len(one)] + one if len(one) < 128 else response(one) for one in predictions]
+    return [response(one) for one in predictions]
 
 
 class Predictions:

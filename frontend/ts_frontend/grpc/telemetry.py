@@ -93,10 +93,8 @@ class CallMetrics:
     def counted(self, method: Method) -> Method:
         """Wraps a method so that its calls are counted."""
         counts = self._methods.setdefault(method.path, MethodCounts(method))
-        if method.shape is Shape.UNARY:
-            run: Any = method.run
-            return Method(method.path, method.shape, _counted_unary(run, counts))
-        return Method(method.path, method.shape, _counted_streaming(method.run, counts))
+        wrapped: Any = _counted_unary if method.shape is Shape.UNARY else _counted_streaming
+        return Method(method.path, method.shape, wrapped(method.run, counts))
 
     def families(self) -> list[Family]:
         """Returns the present metrics of the methods that were called."""
