@@ -11,6 +11,7 @@ import platform
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -76,7 +77,7 @@ def gather(config: ModelArchiverConfig, leave_out: Path) -> dict[str, Path]:
             path = existing(Path(value), "--" + option.replace("_", "-"))
             contents.add(path.name, path)
     if config.config_file:
-        _check_config(Path(config.config_file))
+        yaml_of(Path(config.config_file), "--config-file")
     if handler := handler_file(config):
         if handler.suffix == ".py":
             check_compiles(handler)
@@ -85,12 +86,12 @@ def gather(config: ModelArchiverConfig, leave_out: Path) -> dict[str, Path]:
     return contents.files
 
 
-def _check_config(path: Path) -> None:
-    """Reads the configuration as the server does. Raises ModelArchiverError."""
+def yaml_of(path: Path, option: str) -> dict[str, Any]:
+    """The mapping in the file that an option names, read as the server does. Raises ModelArchiverError."""
     try:
-        parse_config(path.read_text(encoding="utf-8"))
+        return parse_config(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ModelArchiverError(f"--config-file: {path} is not usable as YAML: {error}") from None
+        raise ModelArchiverError(f"{option}: {path} is not usable as YAML: {error}") from None
 
 
 def check_compiles(path: Path) -> None:

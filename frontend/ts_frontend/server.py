@@ -168,7 +168,7 @@ class Parts:
             partial(settings_of, config),
             _environments(config),
             work_dir=directory,
-            extract_limits=_extract_limits(config),
+            extract_limits=extract_limits(config),
         )
         self.manager = ModelManager(
             self.registry,
@@ -189,7 +189,7 @@ class Parts:
             self.store,
             _workflow_store(config),
             work_dir=directory,
-            extract_limits=_extract_limits(config),
+            extract_limits=extract_limits(config),
             unregister_timeout_s=config.unregister_model_timeout,
             on_change=self.recorder.changed,
         )
@@ -491,7 +491,8 @@ def _environments(config: ServerConfig) -> Environments:
     return Environments(store, install=config.install_py_dep_per_model, timeout_s=config.install_timeout_s)
 
 
-def _extract_limits(config: ServerConfig) -> ExtractLimits:
+def extract_limits(config: ServerConfig) -> ExtractLimits:
+    """The limits of archives."""
     return ExtractLimits(
         bytes_max=config.extract_bytes_max, files_max=config.extract_files_max, ratio_max=config.extract_ratio_max
     )

@@ -10,14 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from model_archiver.gathering import Contents, check_compiles, existing
+from model_archiver.gathering import Contents, check_compiles, existing, yaml_of
 from model_archiver.model_archiver_error import ModelArchiverError
 from model_archiver.packing import Stamp, pack
 from ts.version import __version__
 from ts_frontend.errors import ServeError
-from ts_frontend.models.archive import parse_config
 from ts_frontend.workflows.specification import parse_spec
 from workflow_archiver.arg_parser import ArgParser
 from workflow_archiver.workflow_archiver_error import WorkflowArchiverError
@@ -94,11 +91,9 @@ def _check(workflow_name: str, directory: Path, target: Path, force: bool) -> No
 
 
 def _check_spec(path: Path, handler: str | None) -> None:
-    """Reads the specification as the server does. Raises WorkflowArchiverError."""
+    """Reads the specification as the server does. Raises WorkflowArchiverError, ModelArchiverError."""
     try:
-        parse_spec(parse_config(path.read_text(encoding="utf-8")), has_handler=bool(handler))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise WorkflowArchiverError(f"--spec-file: {path} is not usable as YAML: {error}") from None
+        parse_spec(yaml_of(path, "--spec-file"), has_handler=bool(handler))
     except ServeError as error:
         raise WorkflowArchiverError(f"--spec-file: {path}: {error.message}") from None
 

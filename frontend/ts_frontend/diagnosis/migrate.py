@@ -25,8 +25,8 @@ from ts_frontend.diagnosis.check import check
 from ts_frontend.diagnosis.deployment import ARCHIVES, Deployment, read_deployment
 from ts_frontend.diagnosis.report import Report, Section
 from ts_frontend.errors import ServeError
-from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.store.store import ModelStore
+from ts_frontend.server import extract_limits
 from ts_frontend.telemetry.logging.log_config import is_dict_config, plan_problems, read_plan
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.workflows.specification import open_workflow
@@ -63,6 +63,11 @@ def migrate(root: Path, read_flags: ReadFlags) -> Report:
     """The report about the deployment in a directory. `read_flags` reads the words of a command. Raises OSError,
     ServeError."""
     return _Migration(read_deployment(root.resolve()), read_flags).run()
+
+
+def _lacks(store: Path, url: str) -> bool:
+    """Whether a store lacks the archive; one at a real URL isn't looked for."""
+    return "://" not in url and not (store / url).exists()
 
 
 class _Migration:
@@ -279,7 +284,7 @@ class _Migration:
                 continue
             if "://" in url and not source.allows(url):
                 section.error("load_models", f"{url}: allowed_urls doesn't allow it, and TorchServe's default does")
-            elif "://" not in url and not (store / url).exists():
+            elif _lacks(store, url):
                 named = "" if entry == url else f"{entry}: "
                 section.error("load_models", f"{named}{url} isn't in the model store")
 
@@ -291,14 +296,14 @@ class _Migration:
             section = self._report.section(self._deployment.shown(path))
             with TemporaryDirectory() as directory:
                 try:
-                    spec = open_workflow(path, Path(directory), ExtractLimits()).spec
+                    spec = open_workflow(path, Path(directory), extract_limits(config)).spec
                 except ServeError as error:
                     section.error("workflow", error.message)
                     continue
             for text in spec.warnings:
                 section.warn("workflow", text)
             for name, node in spec.nodes.items():
-                if node.url and "://" not in node.url and models is not None and not (models / node.url).exists():
+                if node.url and models is not None and _lacks(models, node.url):
                     section.error(name, f"{node.url} isn't in the model store")
             if not section.failed:
                 section.ok("workflow", f"{len(spec.nodes)} nodes: {', '.join(spec.nodes)}")
