@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -274,10 +275,16 @@ def names_there(what: str, names: Collection[str], word: str = "") -> str:
     """The end of an error about something unknown: the name that is most like `word`, and the names that there are, in
     their order: the first NAMES_SHOWN_MAX, cut to NAME_CHARACTERS_MAX. Only the first NAMES_COMPARED_MAX are compared,
     and only their beginnings, so that an error costs milliseconds at most."""
-    first = [_beginning(name) for name in islice(names, NAMES_COMPARED_MAX)]
+    first = tuple(_beginning(name) for name in islice(names, NAMES_COMPARED_MAX))
     shown = ", ".join(first[:NAMES_SHOWN_MAX]) or "none"
     more = f" and {len(names) - NAMES_SHOWN_MAX} more" if len(names) > NAMES_SHOWN_MAX else ""
-    return f"{nearest(_beginning(word), first) or '.'} {what}: {shown}{more}."
+    return f"{_nearest_there(_beginning(word), first) or '.'} {what}: {shown}{more}."
+
+
+@lru_cache(maxsize=64)
+def _nearest_there(word: str, names: tuple[str, ...]) -> str:
+    """As `nearest`. Clients repeat a wrong name, and comparing it with 200 takes as long as ten requests."""
+    return nearest(word, names)
 
 
 def _beginning(name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
+from functools import lru_cache
 from typing import Final
 
 from ts_frontend.http.routing import HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS, Row
@@ -33,15 +34,14 @@ class Near:
             for row in rows[api]:
                 if row.summary:
                     self._apis.setdefault(row.template, api)
+        #: Clients repeat a wrong path, and comparing it with all templates takes as long as ten requests.
+        self._nearest = lru_cache(maxsize=64)(self._compared)
 
     def __call__(self, path: str) -> str:
         """Returns the sentences to add to the error, each after a blank; "" if no path is near."""
         if len(path) > PATH_CHARACTERS_MAX:
             return ""
-        asked = path.rstrip("/").split("/")
-        likeness, template = max(
-            ((_likeness(asked, template), template) for template in self._apis), key=lambda one: one[0]
-        )
+        likeness, template = self._nearest(path.rstrip("/"))
         if likeness < _LIKENESS_MIN:
             return ""
         api = self._apis[template]
@@ -49,6 +49,11 @@ class Near:
         if api in self._here:
             return meant
         return f"{meant} The {_NAMES[api]} API serves {'it' if meant else 'this path'}: {self._address(api)}."
+
+    def _compared(self, path: str) -> tuple[float, str]:
+        """The most similar template, after its likeness."""
+        asked = path.split("/")
+        return max(((_likeness(asked, template), template) for template in self._apis), key=lambda one: one[0])
 
 
 def _likeness(asked: Sequence[str], template: str) -> float:
