@@ -174,20 +174,30 @@ def test_top_prints_a_table_into_a_pipe(printed: Callable[..., str]) -> None:
     assert rows == [[name, "1.0", "*", "ready", "1/1"] for name in ("quick", "stream")]
 
 
+@contextlib.contextmanager
+def terminal(*words: str, columns: int, lines: int, **variables: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A command on a terminal of that size, and the terminal's other side."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    process = subprocess.Popen(
+        [*COMMAND, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=env | variables, start_new_session=True
+    )
+    os.close(theirs)
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
 @pytest.mark.parametrize("columns", [40, 60])
 def test_top_draws_on_a_narrow_terminal(operated: Any, columns: int) -> None:
     """In a terminal of that size: the other screen, both models, and Ctrl-C, after which all is as before."""
     url = f"http://127.0.0.1:{operated.port('http_management')}"
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, columns, 0, 0))
-    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    env |= {"TERM": "xterm-256color"}
-    process = subprocess.Popen(
-        [*COMMAND, "top", "--url", url], stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
-    )
-    os.close(theirs)
-    drawn = b""
-    try:
+    with terminal("top", "--url", url, columns=columns, lines=20, TERM="xterm-256color") as (process, ours):
+        drawn = b""
         while not (b"quick" in drawn and b"stream" in drawn):
             assert select.select([ours], [], [], GUARD_S)[0], drawn
             drawn += os.read(ours, 65536)
@@ -196,10 +206,6 @@ def test_top_draws_on_a_narrow_terminal(operated: Any, columns: int) -> None:
             while more := os.read(ours, 65536):
                 drawn += more
         assert process.wait(GUARD_S) == 130
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
     assert b"\x1b[?1049h" in drawn and b"\x1b[?1049l" in drawn.rpartition(b"\x1b[?1049h")[2]
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.decode().replace("\x1b[H", "\n"))
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", plain)]
@@ -216,23 +222,12 @@ def ports(operated: Any) -> list[str]:
 
 def on_terminal(operated: Any, *words: str, columns: int = 80) -> str:
     """All that a client command writes to a terminal of that width; it must succeed."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    process = subprocess.Popen(
-        [*COMMAND, *words, *ports(operated)], stdin=theirs, stdout=theirs, env={**env, "NO_COLOR": "1"}
-    )
-    os.close(theirs)
-    told = b""
-    try:
+    with terminal(*words, *ports(operated), columns=columns, lines=24, NO_COLOR="1") as (process, ours):
+        told = b""
         with contextlib.suppress(OSError):  # the terminal's other side is closed
             while select.select([ours], [], [], GUARD_S)[0] and (more := os.read(ours, 65536)):
                 told += more
         assert process.wait(GUARD_S) == 0, told
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
     return told.decode().replace("\r\n", "\n")
 
 
