@@ -244,6 +244,6 @@ class Workflow:
         self._leaving = True
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
-        except TimeoutError:  # the same class from Python 3.11 on
+        except TimeoutError:
             return False
         return True

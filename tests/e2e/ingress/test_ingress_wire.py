@@ -23,7 +23,7 @@ def framed(data: bytes, flag: int = 0) -> bytes:
     return struct.pack(">BI", flag, len(data)) + data
 
 
-#: grpcio's own protocol layer answers these in its own way, often with a reset; h2corn needs Python 3.11.
+#: grpcio's own protocol layer answers these in its own way, often with a reset.
 OURS = pytest.mark.parametrize("kind", ["h2corn"], indirect=True, scope="session")
 
 

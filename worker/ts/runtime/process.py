@@ -206,7 +206,7 @@ def mark_lines() -> None:
     sys.stdout, sys.stderr = MarkedStream(sys.stdout), MarkedStream(sys.stderr)
 
 
-class _Stdout(logging.StreamHandler):  # type: ignore[type-arg]  # can't be subscripted before Python 3.11
+class _Stdout(logging.StreamHandler[TextIO]):
     """Writes to the current standard output."""
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 import sys
 import sysconfig
@@ -31,7 +30,6 @@ _LIBRARIES = (
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
 _SYNTAX: Any = SyntaxError.__dict__["text"].__get__
-_GROUP: Any = getattr(builtins, "BaseExceptionGroup", None)  # from Python 3.11 on
 _CAUSED = "\nThe above exception was the direct cause of the following exception:\n\n"
 _DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
@@ -203,9 +201,9 @@ def _full_name(kind: type) -> str:
 
 def _members(error: BaseException, runtime: bool, left: list[int]) -> list[str]:
     """The exceptions of a group, indented."""
-    if _GROUP is None or not issubclass(type(error), _GROUP):
+    if not issubclass(type(error), BaseExceptionGroup):
         return []
-    members = _GROUP.exceptions.__get__(error)
+    members = BaseExceptionGroup.exceptions.__get__(error)
     parts = []
     for number, member in enumerate(members, 1):
         if left[0] <= 0:

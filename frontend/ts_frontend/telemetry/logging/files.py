@@ -12,14 +12,9 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from ts_frontend.config.files import LOG_MODE
-
-if TYPE_CHECKING:
-    TextHandler = logging.StreamHandler[TextIO]
-else:
-    TextHandler = logging.StreamHandler  # can't be subscripted before Python 3.11
 
 FILE_BYTES_MAX = 100 << 20
 FILES_KEPT_MAX = 5
@@ -245,7 +240,7 @@ def _complain(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-class Console(TextHandler):
+class Console(logging.StreamHandler[TextIO]):
     """Standard output; silent once its reader is gone (a closed terminal or pipe)."""
 
     def emit(self, record: logging.LogRecord) -> None:

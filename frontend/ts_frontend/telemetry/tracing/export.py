@@ -107,7 +107,7 @@ class Export:
         threading.Thread(target=shut_down, name="trace-shutdown", daemon=True).start()
         try:
             await asyncio.wait_for(done.wait(), CLOSE_S_MAX)
-        except TimeoutError:  # the same class from Python 3.11 on
+        except TimeoutError:
             log.warning("The last spans weren't sent: the collector took longer than %g s", CLOSE_S_MAX)
 
 
