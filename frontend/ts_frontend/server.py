@@ -318,7 +318,7 @@ class Server:
                 await self._drain(parts)
             except asyncio.CancelledError:
                 # Running requests are answered UNAVAILABLE, nothing listens any more.
-                await parts.listeners.engine.drain(0.0)
+                await parts.listeners.serving.drain(0.0)
                 raise
 
     @contextlib.asynccontextmanager
@@ -412,18 +412,18 @@ class Server:
             await manager.tasks.close(0.0)
             raise
         self._serving = True
-        await parts.listeners.engine.start()
+        await parts.listeners.serving.start()
         parts.recorder.attach(manager, lambda: states_of(parts.workflows), config.snapshot)
         await parts.recorder.write(SnapshotKind.STARTUP)
         return [*restored(config.snapshot, manager), *failures, *missing]
 
     async def _serve(self, parts: Parts, on_ready: Callable[[], None]) -> None:
-        """Runs the loops until `stop` was called; raises when the engine ended by itself."""
+        """Runs the loops until `stop` was called; raises when a loop ended by itself."""
         loops = [kept(loop, subject) for loop, subject in parts.loops]
         _tune_garbage_collection()
         on_ready()
         stop = owned(self._stop.wait())
-        ended = owned(parts.listeners.engine.wait())
+        ended = owned(parts.listeners.serving.wait())
         done, _ = await asyncio.wait({stop, ended}, return_when=asyncio.FIRST_COMPLETED)
         for task in (stop, *loops):
             task.cancel()
@@ -444,7 +444,7 @@ class Server:
         for model in parts.registry:
             model.give_up_waiting("was to end with the server")
         parts.manager.tasks.end_loads()
-        await parts.listeners.engine.drain(config.drain_timeout_s)
+        await parts.listeners.serving.drain(config.drain_timeout_s)
         if parts.sharing is not None:
             await parts.sharing.close()
         await parts.recorder.close()

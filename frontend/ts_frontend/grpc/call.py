@@ -1,9 +1,8 @@
-"""The interface between engines and gRPC services: calls, methods, limits and metadata.
+"""The interface between connections and gRPC services: calls, methods and metadata.
 
-Engines (h2corn, grpcio) turn bytes on a listener into `Call`s and hand them to the `Method` registered under
-the path; services take message bytes and give message bytes. A status other than OK is a raised `ServeError`.
-A client that cancels, or a deadline that passes, cancels the task that runs the method (asyncio.CancelledError).
-"""
+A `Method` is registered under its path; services take message bytes and give message bytes. A status other than OK is
+a raised `ServeError`. A client that cancels, or a deadline that passes, cancels the task that runs the method
+(asyncio.CancelledError)."""
 
 from __future__ import annotations
 
@@ -14,18 +13,17 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
 from ts.protocol.frames import Pairs
 from ts_frontend.errors import ClientGone, Code, ServeError
-from ts_frontend.grpc.open_streams import OpenStream, OpenStreams
 from ts_frontend.grpc.protocol import METADATA_KEY, METADATA_VALUE, Header, ReceivedMetadata
-from ts_frontend.http.arriving import Arriving, head_bytes
-from ts_frontend.http.unread import Unread
 from ts_frontend.telemetry.metrics.families import TIMES_MAX, Histogram
 from ts_frontend.telemetry.timing import ANSWER, ASK, RequestTimes, asking
+from ts_frontend.transport.arriving import head_bytes
+from ts_frontend.transport.open_streams import OpenStream
 
 Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
 Entries: TypeAlias = "list[tuple[str, str | bytes]]"
@@ -258,42 +256,6 @@ def routes(*methods: Method) -> dict[str, Method]:
             raise ValueError(f"{method.path} is registered twice")
         table[method.path] = method
     return table
-
-
-@dataclass(frozen=True, slots=True)
-class Keepalive:
-    """HTTP/2 pings, in the terms of gRPC's keepalive; milliseconds, None for the engine's default. `time_ms`: the
-    server pings a client that has been silent for this long and closes the connection without an answer in
-    `timeout_ms`."""
-
-    time_ms: int | None = None
-    timeout_ms: int | None = None
-    permit_without_calls: bool = True
-    max_pings_without_data: int = 0
-    min_time_between_pings_ms: int | None = None
-    min_ping_interval_without_data_ms: int = 5000
-
-
-@dataclass(frozen=True, slots=True)
-class ListenerLimits:
-    """The limits of a listener. Sizes in bytes, times in seconds; `math.inf` for no limit. `head_pause_s_max`: the
-    longest pause while a client sends a request's head; `write_s_max`: the longest time in which a client reads nothing
-    of an answer, 0 for no limit; `connections_max`: of a listener at a time, 0 for its share of the open files;
-    `arriving`: the requests that are still arriving, with the limit for all of them together (grpcio shows none);
-    `unread`: the answers that wait for their clients, with theirs; `streams`: the streaming calls that are open, with
-    theirs."""
-
-    request_bytes_max: int = 6_553_500
-    response_bytes_max: int = 6_553_500
-    connection_age_s_max: float = math.inf
-    connection_age_grace_s: float = math.inf
-    head_pause_s_max: float = 10.0
-    write_s_max: float = 120.0
-    connections_max: int = 0
-    keepalive: Keepalive = Keepalive()
-    arriving: Arriving = field(default_factory=Arriving, compare=False)
-    unread: Unread = field(default_factory=Unread, compare=False)
-    streams: OpenStreams = field(default_factory=OpenStreams, compare=False)
 
 
 REQUEST_ID_KEY: Final = "x-request-id"

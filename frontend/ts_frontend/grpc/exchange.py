@@ -1,4 +1,4 @@
-"""One gRPC call over ASGI: reads the request, runs the method, writes the answers and the final status."""
+"""One gRPC call: reads the request, runs the method, writes the answers and the final status."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from ts_frontend.errors import ClientGone, Code, Draining, ServeError, Unimplemented
 from ts_frontend.grpc import protocol
-from ts_frontend.grpc.call import Bidi, Call, ListenerLimits, Method, ServerStream, Shape, Unary
+from ts_frontend.grpc.call import Bidi, Call, Method, ServerStream, Shape, Unary
 from ts_frontend.grpc.incoming import Incoming
 from ts_frontend.grpc.protocol import (
     ACCEPT_ENCODING,
@@ -27,10 +27,11 @@ from ts_frontend.grpc.protocol import (
     status_headers,
     timeout_s,
 )
-from ts_frontend.http.arriving import is_future
-from ts_frontend.http.request import Event, Receive, Scope, Send
-from ts_frontend.http.unread import HELD
 from ts_frontend.tasks import Expiry, current_task, each, uncancel
+from ts_frontend.transport.arriving import drained
+from ts_frontend.transport.hpack import encode
+from ts_frontend.transport.http2 import Http2Stream
+from ts_frontend.transport.limits import ListenerLimits
 
 logger: Final = logging.getLogger(__name__)
 
@@ -42,38 +43,25 @@ JOIN_BYTES_MAX: Final = 64 * 1024
 UNEXPECTED: Final = "The server failed unexpectedly; its log says why"
 
 _HEADERS: Final = (CONTENT_TYPE,)
-_TRAILERS_OK: Final = (STATUS_OK,)
+#: The header blocks of a usual answer.
+_BLOCK: Final = encode([(b":status", b"200"), CONTENT_TYPE])
+_BLOCK_OK: Final = encode([STATUS_OK])
 #: The headers that a streaming call still needs after its beginning.
 _KEPT: Final = frozenset({b"grpc-encoding", b"grpc-timeout"})
 
 
 class Exchange:
-    """One call. `run` sends exactly one status, or raises ClientGone."""
+    """One call. `run` sends exactly one status, unless the client leaves."""
 
-    __slots__ = (
-        "_answer_encoding",
-        "_body_ended",
-        "_call",
-        "_ended",
-        "_limits",
-        "_receive",
-        "_request",
-        "_scope",
-        "_send",
-        "_started",
-    )
+    __slots__ = ("_answer_encoding", "_call", "_limits", "_request", "_stream")
 
-    def __init__(
-        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, limits: ListenerLimits
-    ) -> None:
-        self._call = Call(scope["path"], None, math.inf, None, scope.get("client"), (scope["headers"], headers))
-        self._scope = scope
-        self._request = headers
-        self._receive = receive
-        self._send = send
+    def __init__(self, stream: Http2Stream, limits: ListenerLimits) -> None:
+        head = stream.head
+        self._call = Call(head.path, None, math.inf, None, stream.peer.client, (head.fields, head.by_name))
+        self._request: Mapping[bytes, bytes] = head.by_name
+        self._stream = stream
         self._limits = limits
         self._answer_encoding: str | None = None
-        self._started = self._body_ended = self._ended = False
 
     def run(self, method: Method | None) -> Coroutine[Any, Any, None]:
         """Runs `method` (None: unknown path) within the client's deadline."""
@@ -130,35 +118,23 @@ class Exchange:
         return method.shape is Shape.UNARY and b"grpc-encoding" not in request and request.get(b"te") == b"trailers"
 
     async def _perform_usual(self, method: Method) -> None:
-        """The fast path of `_run` and `_perform` in one coroutine, for a request in one piece and a small answer
+        """The fast path of `_run` and `_perform` in one coroutine, for a request that has arrived and a small answer
         without metadata; it hands other calls on. With a deadline it runs within `_run`, which ends failed calls."""
-        call, limits, receive, send = self._call, self._limits, self._receive, self._send
+        call, limits, stream = self._call, self._limits, self._stream
         try:
-            following = receive()
-            # h2corn returns a future only for an event that hasn't come yet.
-            event = await (self._waited(following, 0) if is_future(type(following)) else following)
-            message = self._whole_message(event)
+            body = stream.body() if stream.ended else b""
+            message = self._whole_message(body)
             if message is None:
-                message = await self._incoming().only([event])
-            elif event.get("more_body"):  # clients often end the stream with a separate empty frame
-                following = receive()
-                end = await (self._waited(following, len(message)) if is_future(type(following)) else following)
-                if end["type"] != "http.request" or end.get("body") or end.get("more_body"):
-                    message = await self._incoming().only([event, end])
+                message = await self._incoming().only(body)
+            del body
             unary: Unary = method.run  # type: ignore[assignment]  # a method of this shape
             answer = await unary(call, message)
             size = len(answer)
             if size > JOIN_BYTES_MAX or size > limits.response_bytes_max or not call.adds_nothing:
                 await self._answer(answer)
-                return
-            self._started = self._body_ended = self._ended = True
-            body = PREFIX.pack(0, size) + answer
-            try:
-                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS, "trailers": True})
-                await send({"type": "http.response.body", "body": body, "more_body": False})
-                await send({"type": "http.response.trailers", "headers": _TRAILERS_OK, "more_trailers": False})
-            except OSError as error:
-                raise ClientGone from error
+            else:
+                stream.status = 200
+                stream.answer(_BLOCK, PREFIX.pack(0, size) + answer, _BLOCK_OK)
         except ClientGone:
             raise
         except Exception as error:
@@ -166,19 +142,8 @@ class Exchange:
                 raise
             await self._fail(error)
 
-    async def _waited(self, following: Awaitable[Event], size: int) -> Event:
-        """Returns the event that `following` waits for; the request and the `size` bytes of its message count as
-        arriving meanwhile."""
-        held = self._limits.arriving.body()
-        held.hold(self._call.head_bytes + size, timed=True)
-        try:
-            return await held.piece(following)
-        finally:
-            held.end()
-
-    def _whole_message(self, event: Event) -> bytes | None:
-        """Returns the message if the event is exactly one uncompressed message, else None."""
-        body: bytes = event.get("body", b"")
+    def _whole_message(self, body: bytes) -> bytes | None:
+        """Returns the message if the body is exactly one uncompressed message, else None."""
         size = len(body) - PREFIX_BYTES
         if 0 <= size <= self._limits.request_bytes_max and PREFIX.unpack_from(body) == (0, size):
             return body[PREFIX_BYTES:]
@@ -201,7 +166,7 @@ class Exchange:
         call."""
         call = self._call
         call.stream = stream = self._limits.streams.open(call.head_bytes)
-        self._scope["headers"] = ()
+        self._stream.forget_head()
         self._request = {name: value for name, value in self._request.items() if name in _KEPT}
         try:
             if method.shape is Shape.SERVER_STREAM:
@@ -226,94 +191,65 @@ class Exchange:
         return None if value is None else value.decode("latin-1")
 
     def _incoming(self) -> Incoming:
-        return Incoming(self._call, self._receive, self._limits, self._encoding())
+        return Incoming(self._call, self._stream, self._limits, self._encoding())
 
     # Messages out
 
     async def _answer(self, message: bytes) -> None:
         """Sends a unary method's answer and status."""
-        await self._write((message,), more=False)
-        await self._end(self._trailers(Code.OK, ""))
+        await self._write((message,))
+        self._stream.finish(self._trailers(Code.OK, ""))
+        if self._stream.queued:
+            await drained(self._stream)
 
     async def _answer_stream(self, answers: AsyncIterator[Sequence[bytes]]) -> None:
-        await each(answers, self._write_more)
+        await each(answers, self._write)
         await self._finish(Code.OK, "")
 
-    async def _write_more(self, messages: Sequence[bytes]) -> None:
-        if messages:
-            await self._write(messages, more=True)
-
-    async def _write(self, messages: Sequence[bytes], *, more: bool) -> None:
+    async def _write(self, messages: Sequence[bytes]) -> None:
         """Sends messages; waits while the client doesn't read (back-pressure)."""
-        limit = self._limits.response_bytes_max
+        if not messages:
+            return
+        limit, stream = self._limits.response_bytes_max, self._stream
         if max(map(len, messages)) > limit:
             index = next(index for index, message in enumerate(messages) if len(message) > limit)
-            if index:  # the messages before it are still sent
-                await self._write(messages[:index], more=True)
+            await self._write(messages[:index])  # those before it are still sent
             raise protocol.too_large(len(messages[index]), limit, key="max_response_size", what="Answer")
-        if not self._started:
-            await self._start()
+        if not stream.begun:
+            self._start()
         if len(messages) == 1 and len(messages[0]) > JOIN_BYTES_MAX and self._answer_encoding is None:
-            await self._write_body(PREFIX.pack(0, len(messages[0])), more=True, held=len(messages[0]))
-            await self._write_body(messages[0], more=more)
+            stream.write(PREFIX.pack(0, len(messages[0])))
+            stream.write(messages[0])
         else:
-            await self._write_body(await self._encoded(messages), more=more)
+            stream.write(await self._encoded(messages))
+        if stream.queued:
+            await drained(stream)
 
     async def _encoded(self, messages: Sequence[bytes]) -> bytes:
         if self._answer_encoding is None or sum(map(len, messages)) < THREAD_BYTES_MIN:
             return protocol.encode(messages, self._answer_encoding)
         return await asyncio.to_thread(protocol.encode, messages, self._answer_encoding)
 
-    async def _write_body(self, body: bytes, *, more: bool, held: int = 0) -> None:
-        """`held`: the bytes that wait with these ones."""
-        self._body_ended = not more
-        try:
-            event = {"type": "http.response.body", "body": body, "more_body": more}
-            await self._send(event | {HELD: held} if held else event)
-        except OSError as error:  # raised by ASGI servers after the client has disconnected
-            raise ClientGone from error
-
-    async def _start(self) -> None:
+    def _start(self) -> None:
         headers: Sequence[Header] = _HEADERS
         if self._call.initial:
             headers = (*headers, *encode_metadata(self._call.initial))
         if self._answer_encoding is not None:
             headers = (*headers, (b"grpc-encoding", self._answer_encoding.encode()))
-        self._started = True
-        try:
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers, "trailers": True})
-        except OSError as error:
-            raise ClientGone from error
+        self._stream.begin(200, headers)
 
     async def _finish(self, code: Code, message: str) -> None:
-        """Sends the final status, unless the client has disconnected."""
-        if self._ended:
+        """Sends the final status; in the header block if nothing was sent before (a trailers-only answer)."""
+        stream = self._stream
+        if stream.given:
             return
-        try:
-            await self._write_status(self._trailers(code, message))
-        except (ClientGone, OSError):
-            self._ended = True
-
-    async def _write_status(self, trailers: Sequence[Header]) -> None:
-        """Sends the status; in the header block if nothing was sent before (a trailers-only answer)."""
-        if not self._started and not self._call.initial:
-            self._started = self._body_ended = self._ended = True
-            headers = (CONTENT_TYPE, ACCEPT_ENCODING, *trailers)
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        trailers = self._trailers(code, message)
+        if not stream.begun and not self._call.initial:
+            stream.respond(200, (CONTENT_TYPE, ACCEPT_ENCODING, *trailers))
             return
-        if not self._started:
-            await self._start()
-        await self._end(trailers)
-
-    async def _end(self, trailers: Sequence[Header]) -> None:
-        if not self._body_ended:
-            await self._write_body(b"", more=False)
-        self._ended = True
-        try:
-            await self._send({"type": "http.response.trailers", "headers": trailers, "more_trailers": False})
-        except OSError as error:
-            raise ClientGone from error
+        if not stream.begun:
+            self._start()
+        stream.finish(trailers)
 
     def _trailers(self, code: Code, message: str) -> list[Header]:
         return [*status_headers(code, message), *encode_metadata(self._call.last_metadata())]

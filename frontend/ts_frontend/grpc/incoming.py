@@ -4,13 +4,13 @@ compiled."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
-from ts_frontend.errors import ClientGone
 from ts_frontend.grpc import protocol
-from ts_frontend.grpc.call import Call, ListenerLimits
-from ts_frontend.http.arriving import PIECE_BYTES, is_future
-from ts_frontend.http.request import Event, Receive
+from ts_frontend.grpc.call import Call
+from ts_frontend.transport.arriving import PIECE_BYTES, arrival
+from ts_frontend.transport.limits import ListenerLimits
+from ts_frontend.transport.stream import Stream
 
 #: Larger compressed messages are decompressed in a thread: they may grow a thousandfold.
 THREAD_COMPRESSED_BYTES_MIN = 1024
@@ -19,42 +19,39 @@ THREAD_COMPRESSED_BYTES_MIN = 1024
 class Incoming:
     """The messages of a request. `encoding`: the compression that its headers name."""
 
-    __slots__ = ("_call", "_encoding", "_limits", "_receive")
+    __slots__ = ("_call", "_encoding", "_limits", "_stream")
 
-    def __init__(self, call: Call, receive: Receive, limits: ListenerLimits, encoding: str | None) -> None:
-        self._call, self._receive, self._limits, self._encoding = call, receive, limits, encoding
+    def __init__(self, call: Call, stream: Stream, limits: ListenerLimits, encoding: str | None) -> None:
+        self._call, self._stream, self._limits, self._encoding = call, stream, limits, encoding
 
-    async def only(self, received: Sequence[Event] = ()) -> bytes:
-        """Returns the request's only message; `received`: the events read so far. Raises WrongMessageCount."""
+    async def only(self, received: bytes = b"") -> bytes:
+        """Returns the request's only message; `received`: what was read of it so far. Raises WrongMessageCount."""
         messages = [message async for message in self.all(received, kept=True)]
         if len(messages) != 1:
             raise protocol.WrongMessageCount(f"{self._call.path} takes one message, not {len(messages)}")
         return messages[0]
 
-    async def all(self, received: Sequence[Event] = (), *, kept: bool = False) -> AsyncIterator[bytes]:
-        """Yields the request's messages as they arrive; `received`: the events read so far. `kept`: the caller keeps
-        them until the end of the stream, so that they count as arriving; else the head counts until the first one."""
-        decoder = protocol.Decoder(self._limits.request_bytes_max)
-        waiting = iter(received)
+    async def all(self, received: bytes = b"", *, kept: bool = False) -> AsyncIterator[bytes]:
+        """Yields the request's messages as they arrive; `received`: what was read so far. `kept`: the caller keeps them
+        until the end of the stream, so that they count as arriving; else the head counts until the first one."""
+        stream, decoder = self._stream, protocol.Decoder(self._limits.request_bytes_max)
         held = self._limits.arriving.body()
         head_bytes, kept_bytes = self._call.head_bytes, 0
         try:
             while True:
-                event = next(waiting, None)
-                if event is None:
-                    following = self._receive()
-                    if is_future(type(following)):
-                        size = head_bytes + kept_bytes + decoder.held_bytes
-                        # A stream may rest before its first message and between two.
-                        held.hold(size, timed=kept or decoder.held_bytes > 0)
-                        event = await held.piece(following)
-                    else:
-                        event = await following
-                if event["type"] != "http.request":
-                    raise ClientGone
-                messages, more = decoder.feed(event.get("body", b"")), event.get("more_body")
+                data = received or stream.body()
+                received = b""
+                if not data:
+                    if stream.ended:
+                        break
+                    size = head_bytes + kept_bytes + decoder.held_bytes
+                    # A stream may rest before its first message and between two.
+                    held.hold(size, timed=kept or decoder.held_bytes > 0)
+                    await held.piece(arrival(stream))
+                    continue
+                messages = decoder.feed(data)
                 # A stream may rest with the next line that waits, which then refers to no message.
-                del event
+                data = b""
                 messages.reverse()
                 while messages:
                     message = messages.pop()
@@ -67,8 +64,6 @@ class Incoming:
                         held.next_message()  # no time passes while the caller doesn't ask for more
                     yield content
                     del content
-                if not more:
-                    break
         finally:
             held.end()
         decoder.finish()

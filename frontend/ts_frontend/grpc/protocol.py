@@ -18,8 +18,8 @@ from google.protobuf.duration_pb2 import Duration
 
 from ts.protocol.wire import prefix
 from ts_frontend.errors import Code, HandlerFailed, MessageTooLarge, ServeError, Unimplemented, WorkerDied
-from ts_frontend.http.arriving import PIECE_BYTES
 from ts_frontend.protos.google_rpc_status_pb2 import Status
+from ts_frontend.transport.arriving import PIECE_BYTES
 
 PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = PREFIX.size
@@ -243,7 +243,7 @@ def timeout_s(value: bytes) -> float:
 
 def answering_s(seconds: float) -> float:
     """Seconds after which to answer a deadline of `seconds`: a little less, so that the client gets the status and
-    doesn't cancel the call. h2corn closes connections with more than 200 cancelled calls in 10 s."""
+    doesn't cancel the call."""
     return seconds - min(EARLY_S_MAX, seconds * EARLY_SHARE)
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from ts_frontend.errors import ClientGone, ServeError
 from ts_frontend.http.auth import HttpKeys
-from ts_frontend.http.departures import Departures
 from ts_frontend.http.errors import ErrorDialect, MethodNotAllowed, ResourceNotFound, refusal
 from ts_frontend.http.guard import Guard
 from ts_frontend.http.request import (
-    CLOSE,
     CONTENT_TYPE,
     DOCUMENT,
     JSON,
@@ -27,19 +26,16 @@ from ts_frontend.http.request import (
     STREAMED,
     Body,
     BodyLimits,
-    Event,
     Header,
     HttpAnswer,
     HttpRequest,
-    Receive,
-    Scope,
-    Send,
     error_body,
-    not_found,
 )
 from ts_frontend.http.routing import Find, Match, RouteTable
 from ts_frontend.tasks import each
 from ts_frontend.telemetry.timing import ANSWER, ASK, RequestTimes, asking
+from ts_frontend.transport.arriving import drained
+from ts_frontend.transport.stream import Stream
 
 logger: Final = logging.getLogger(__name__)
 REQUEST_ID: Final = b"x-request-id"
@@ -57,11 +53,10 @@ JOINED_BYTES_MAX: Final = 64 * 1024
 VERSIONS: Final = {"2": "2.0"}
 ASKS: Final[Header] = (ASK.encode(), b"1")
 _ANSWER: Final = ANSWER.encode()
-_TRAILERS: Final = "http.response.trailers"
 UNEXPECTED: Final = "The server failed unexpectedly; its log says why"
 
-#: the request's scope (`request_line`), status, milliseconds, request id, the request's times
-Log: TypeAlias = Callable[[Scope, int, float, str, "RequestTimes | None"], None]
+#: the request (`request_line`), status, milliseconds, request id, the request's times
+Log: TypeAlias = Callable[[Stream, int, float, str, "RequestTimes | None"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +83,7 @@ class Cors:
 
 
 class HttpApp:
-    """The ASGI application of an HTTP listener. It finds a request's route in `routes`, lets the `guard` and then the
+    """The service of an HTTP listener. It finds a request's route in `routes`, lets the `guard` and then the
     `keys` (None: no keys are needed) check it, and answers it. `of_a_model` finds the paths that models declare. `log`
     None: no access log. `times_all`: all requests are timed, for the log. `elsewhere`: the message for unknown paths
     in place of TorchServe's. `near`: tells the paths that are near an unknown one. Raises ClientGone when the client
@@ -117,32 +112,27 @@ class HttpApp:
         fixed = (*NO_CACHE, *cors.answer_headers())
         self._document, self._no_document = (*fixed, *DOCUMENT), (*fixed, *NO_DOCUMENT)
         self._limits = limits
-        self._departures = Departures()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await not_found(scope, receive, send)
-            return
+    async def __call__(self, stream: Stream) -> None:
         begun_s = time.perf_counter()
-        request = HttpRequest(scope, receive, "", self._limits, self._departures)
+        request = HttpRequest(stream, "", self._limits)
         request.request_id, timed, told = self._asked(request)
+        stream.request_id = request.request_id
         status = CLIENT_LEFT
-        times = None
-        if timed:
-            times = asking.begin(RequestTimes(told=told))
-            send = telling(send, times, scope) if told else send
+        times = asking.begin(RequestTimes(told=told)) if timed else None
         try:
             answer = await self._answer(request)
-            await self._send(request, answer, send, scope["http_version"])
+            await self._send(stream, answer, times if told else None)
             status = answer.status
-        except OSError as error:  # raised by ASGI servers after the client has disconnected
-            raise ClientGone from error
+        except asyncio.CancelledError:
+            request.gone()
+            raise
         finally:
             request.close()
             if times is not None:
                 asking.end()
             if self._log is not None:
-                self._log(scope, status, (time.perf_counter() - begun_s) * 1000, request.request_id, times)
+                self._log(stream, status, (time.perf_counter() - begun_s) * 1000, request.request_id, times)
 
     def _asked(self, request: HttpRequest) -> tuple[str, bool, bool]:
         """Returns the request's id, the client's if it sent a valid one; whether to time the request; and whether its
@@ -175,23 +165,32 @@ class HttpApp:
             logger.exception("%s %r failed (request id %s)", request.method, request.path, request.request_id)
             return HttpAnswer(500, (JSON,), error_body(500, "InternalServerException", UNEXPECTED))
 
-    async def _send(self, request: HttpRequest, answer: HttpAnswer, send: Send, http_version: str) -> None:
+    async def _send(self, stream: Stream, answer: HttpAnswer, times: RequestTimes | None) -> None:
+        """Sends an answer. A client that asked for its `times` gets those known at the first piece in the header
+        Server-Timing; of a stream over HTTP/2 all of them in the trailer of that name, if it takes trailers."""
         status, own, body = answer
         names = [name for name, _ in own]
         fixed = self._document if POLICY in names else self._no_document
-        headers = [*own, (REQUEST_ID, request.request_id.encode()), *fixed]
+        headers = [*own, (REQUEST_ID, stream.request_id.encode()), *fixed]
         if CONTENT_TYPE not in names and body:
             headers.append(OCTETS)
-        if status >= 400 and http_version[0] == "1" and not request.whole:
-            headers.append(CLOSE)
+        whole = isinstance(body, (bytes, bytearray, memoryview))
+        trails = False
+        if times is not None:
+            headers.append((_ANSWER, times.text().encode()))
+            trails = not whole and stream.peer.version == "2" and stream.head.by_name.get(b"te") == b"trailers"
         if isinstance(body, (bytes, bytearray, memoryview)):
             headers.append((b"content-length", b"%d" % len(body)))
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": _bytes(body), "more_body": False})
+            stream.respond(status, headers, body)
         else:
             headers.append(STREAMED)
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await _send_pieces(body, send, apart=http_version[0] == "1" and not _has_events(own))
+            if trails:
+                headers.append((b"trailer", _ANSWER))
+            stream.begin(status, headers)
+            await _send_pieces(body, stream, apart=stream.peer.version != "2" and not _has_events(own))
+            stream.finish([(_ANSWER, times.text().encode())] if trails and times is not None else ())
+        if stream.queued:
+            await drained(stream)
 
 
 def _unanswered(request: HttpRequest, match: Match, elsewhere: str, near: Callable[[str], str] | None) -> ServeError:
@@ -205,14 +204,15 @@ def _unanswered(request: HttpRequest, match: Match, elsewhere: str, near: Callab
     return ResourceNotFound(NOT_FOUND, hint)
 
 
-async def _send_pieces(pieces: AsyncIterator[Sequence[Body]], send: Send, *, apart: bool) -> None:
+async def _send_pieces(pieces: AsyncIterator[Sequence[Body]], stream: Stream, *, apart: bool) -> None:
     """Sends the pieces as soon as they are ready; waits while the client doesn't read. `apart`: each is a chunk of its
     own, which HTTP/1.1 clients can rely on; else pieces that are ready together are sent together."""
 
     async def send_ready(ready: Sequence[Body]) -> None:
         for piece in ready if apart or len(ready) == 1 else joined(ready):
-            if len(piece):
-                await send({"type": "http.response.body", "body": _bytes(piece), "more_body": True})
+            stream.write(piece)
+            if stream.queued:
+                await drained(stream)
 
     try:
         await each(pieces, send_ready)
@@ -220,7 +220,6 @@ async def _send_pieces(pieces: AsyncIterator[Sequence[Body]], send: Send, *, apa
         # The status line has been sent: only an unfinished body can report the failure.
         logger.info("An answer failed before its end: %s", error.message)
         raise ClientGone from error
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _has_events(headers: Sequence[Header]) -> bool:
@@ -241,44 +240,8 @@ def joined(pieces: Sequence[Body]) -> Iterator[bytes]:
     yield b"".join(part)
 
 
-def _bytes(body: Body) -> bytes | bytearray:
-    """Returns a body without memoryview, which h2corn doesn't accept."""
-    return body.tobytes() if isinstance(body, memoryview) else body
-
-
-def request_line(scope: Scope) -> tuple[str, str]:
+def request_line(stream: Stream) -> tuple[str, str]:
     """Returns the client and the request line, for the access log."""
-    client, version = scope.get("client"), scope["http_version"]
-    target = scope["raw_path"].decode("latin-1")
-    if scope["query_string"]:
-        target += "?" + scope["query_string"].decode("latin-1")
-    peer = f"{client[0]}:{client[1]}" if client else "unix"
-    return peer, f"{scope['method']} {target} HTTP/{VERSIONS.get(version, version)}"
-
-
-def telling(send: Send, times: RequestTimes, scope: Scope) -> Send:
-    """Wraps `send` for an answer whose client asked for its times. The header Server-Timing of a stream has the times
-    known at its first piece, the trailer of that name all of them; without trailers (HTTP/1.1, and clients that don't
-    accept them), there is only the header."""
-    can_trail = _TRAILERS in (scope.get("extensions") or {})
-    trails = False
-
-    async def tell(event: Event) -> None:
-        nonlocal trails
-        kind = event["type"]
-        if kind == "http.response.start":
-            trails = can_trail and STREAMED in event["headers"]
-            more = [(_ANSWER, times.text().encode())]
-            if trails:
-                more.append((b"trailer", _ANSWER))
-            event = {**event, "headers": [*event["headers"], *more], **_with_trailers(trails)}
-        await send(event)
-        if trails and kind == "http.response.body" and not event.get("more_body"):
-            headers = [(_ANSWER, times.text().encode())]
-            await send({"type": _TRAILERS, "headers": headers, "more_trailers": False})
-
-    return tell
-
-
-def _with_trailers(trails: bool) -> dict[str, Any]:
-    return {"trailers": True} if trails else {}
+    head, version = stream.head, stream.peer.version
+    target = head.target.decode("latin-1")
+    return stream.peer.name, f"{head.method} {target} HTTP/{VERSIONS.get(version, version)}"

@@ -6,29 +6,24 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
 from ts.protocol.frames import Pairs
-from ts_frontend.errors import ClientGone, InvalidArgument, MessageTooLarge
-from ts_frontend.http.arriving import PIECE_BYTES, Arriving, SlowSender, head_bytes, is_future
-from ts_frontend.http.departures import Departures, Watched
+from ts_frontend.errors import InvalidArgument, MessageTooLarge
 from ts_frontend.job import handlers_headers
 from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, small_members
-from ts_frontend.tasks import Expiry, current_task, uncancel, watched
+from ts_frontend.tasks import Expiry, current_task, uncancel
+from ts_frontend.transport.arriving import PIECE_BYTES, Arriving, SlowSender, arrival, head_bytes
+from ts_frontend.transport.stream import Data, Fields, Stream
 
 log: Final = logging.getLogger(__name__)
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Event: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Event]]
-Send: TypeAlias = Callable[[Event], Awaitable[None]]
-AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
+#: What answers the HTTP requests of a listener.
+HttpService: TypeAlias = Callable[[Stream], Awaitable[None]]
 Header: TypeAlias = "tuple[bytes, bytes]"
-Body: TypeAlias = "bytes | bytearray | memoryview"
+Body: TypeAlias = Data
 
 #: The most digits of a Content-Length; Python refuses to parse numbers of thousands of digits.
 LENGTH_DIGITS_MAX: Final = 18
@@ -57,54 +52,38 @@ class HttpRequest:
     `headers` are lower case. `by_name`: the last value of each header."""
 
     __slots__ = (
-        *("_departures", "_receive", "_scope", "_watched", "_watcher", "_when_gone"),
-        *("_taken", "by_name", "headers", "limits", "method", "path", "path_params", "request_id", "told"),
+        *("_stream", "_when_gone", "by_name"),
+        *("headers", "limits", "method", "path", "path_params", "request_id", "told"),
     )
 
-    def __init__(
-        self, scope: Scope, receive: Receive, request_id: str, limits: BodyLimits, departures: Departures
-    ) -> None:
-        self.method: str = scope["method"]
-        self.path: str = scope["path"]
-        self._scope = scope
-        self.headers: Sequence[Header] = scope["headers"]
-        self.by_name = dict(self.headers)
+    def __init__(self, stream: Stream, request_id: str, limits: BodyLimits) -> None:
+        head = stream.head
+        self.method, self.path = head.method, head.path
+        self._stream = stream
+        self.headers: Fields = head.fields
+        self.by_name: Mapping[bytes, bytes] = head.by_name
         self.path_params: Mapping[str, str] = {}
         #: The caller may see the names of what is served, also in errors.
         self.told = False
         self.request_id = request_id
         self.limits = limits
-        self._receive = receive
-        self._departures = departures
         self._when_gone: Callable[[], None] | None = None
-        self._watched: Watched | None = None
-        self._watcher: asyncio.Task[None] | None = None
-        self._taken = False
-
-    @property
-    def whole(self) -> bool:
-        """Whether the request has been read to its end."""
-        if self._taken:
-            return True
-        return b"transfer-encoding" not in self.by_name and not self._announced()
 
     @property
     def query(self) -> bytes:
         """Returns the query string (after the `?`) as it was sent."""
-        query: bytes = self._scope["query_string"]
-        return query
+        return self._stream.head.query
 
     @property
     def peer(self) -> str:
         """Returns HOST:PORT of the client, "unix" for a client of a Unix socket."""
-        client = self._scope.get("client")
-        return f"{client[0]}:{client[1]}" if client else "unix"
+        return self._stream.peer.name
 
     @property
     def reached(self) -> str:
         """Returns the address that the client connected to, "" on a Unix socket."""
-        server = self._scope.get("server")
-        return str(server[0]) if server and server[1] else ""
+        server = self._stream.peer.server
+        return server[0] if server else ""
 
     def header(self, name: bytes) -> str:
         """Returns the last value of a header, "" without it."""
@@ -123,27 +102,24 @@ class HttpRequest:
     def drop(self, name: bytes) -> None:
         """Removes a header, so that handlers don't get it."""
         self.headers = [pair for pair in self.headers if pair[0] != name]
-        self.by_name.pop(name, None)
+        self.by_name = {key: value for key, value in self.by_name.items() if key != name}
 
     def for_handler(self, more: Pairs = ()) -> Pairs:
         """Returns the headers for a handler, followed by `more`. Raises InvalidArgument."""
         return handlers_headers(self.headers, more)
 
     async def body(self) -> bytes:
-        """Returns the whole body. Raises BodiesFull, ClientGone, MessageTooLarge, SlowSender."""
-        first = self._receive()
-        # h2corn returns a future only for an event that hasn't come yet: most bodies need no timeout.
-        event = None if is_future(type(first)) else await first
-        if event is not None and event["type"] == "http.request" and not event.get("more_body"):
-            data: bytes = event.get("body") or b""
+        """Returns the whole body. Raises BodiesFull, MessageTooLarge, SlowSender."""
+        stream = self._stream
+        if stream.ended:  # most bodies need no timeout
+            data = stream.body()
             self._check_size(len(data))
-            self._taken = True
             return data
         self._check_size(self._announced())
         expiry = Expiry(current_task())
         timer = asyncio.get_running_loop().call_later(self.limits.s_max, expiry.expire)
         try:
-            return await self._pieces(event, first)
+            return await self._pieces()
         except asyncio.CancelledError:
             if not expiry.passed:
                 raise
@@ -153,30 +129,22 @@ class HttpRequest:
             timer.cancel()
             expiry.task = None
 
-    async def _pieces(self, event: Event | None, following: Awaitable[Event]) -> bytes:
-        """Returns the body from `event` on; None: it is the result of `following`. It is counted while it waits for a
-        piece, not before each that is ready: an engine holds few of them."""
-        pieces: list[bytes] = []
+    async def _pieces(self) -> bytes:
+        """Returns the body as it arrives. It is counted while it waits for a piece."""
+        stream, pieces = self._stream, list[bytes]()
         size, head = 0, head_bytes(self.headers)
         held = self.limits.arriving.body()
         try:
             while True:
-                if event is None:
-                    if is_future(type(following)):
-                        held.hold(head + size + PIECE_BYTES * len(pieces))
-                        event = await held.piece(following)
-                    else:
-                        event = await following
-                if event["type"] != "http.request":
-                    raise ClientGone
-                piece = event.get("body") or b""
-                pieces.append(piece)
-                size += len(piece)
-                self._check_size(size)
-                if not event.get("more_body"):
-                    self._taken = True
-                    return b"".join(pieces)
-                event, following = None, self._receive()
+                piece = stream.body()
+                if piece:
+                    pieces.append(piece)
+                    size += len(piece)
+                    self._check_size(size)
+                if stream.ended and not stream.pieces:
+                    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                held.hold(head + size + PIECE_BYTES * len(pieces))
+                await held.piece(arrival(stream))
         finally:
             held.end()
 
@@ -193,42 +161,17 @@ class HttpRequest:
             raise MessageTooLarge(f"Request of at least {size} bytes is over max_request_size of {limit} bytes")
 
     def when_gone(self, act: Callable[[], None]) -> None:
-        """Calls `act` if the client disconnects before the end of the answer. The body must have been read."""
+        """Calls `act` if the client leaves before the end of the answer."""
         self._when_gone = act
-        self._departures.lingering.add(self._watch)
 
-    def _watch(self) -> None:
-        act = self._when_gone
-        if act is None:
-            return
-        client, server = self._scope.get("client"), self._scope.get("server")
-        if client and server and server[1] and self._scope["http_version"].startswith("1"):
-            self._watched = self._departures.watch((client[0], client[1]), server[1], act)
-        if self._watched is None:
-            self._watcher = watched(self._wait_gone(act), "The wait for a client's disconnection")
-
-    async def _wait_gone(self, act: Callable[[], None]) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        act()
+    def gone(self) -> None:
+        """The client has left, or the server ends."""
+        if self._when_gone is not None:
+            self._when_gone()
 
     def close(self) -> None:
-        """Ends the request after its answer, complete or not. The engine discards an unread body only once the request
-        is no longer referenced. The watching task is dropped, since a task refers to the exception that cancelled it,
-        that to its frames, and these to the request."""
-        self._receive = _closed
-        if self._when_gone is not None:
-            self._when_gone = None
-            self._departures.lingering.discard(self._watch)
-            if self._watcher is not None:
-                self._watcher.cancel()
-            if self._watched is not None:
-                self._departures.forget(self._watched)
-            self._watcher = self._watched = None
-
-
-async def _closed() -> Event:
-    return {"type": "http.disconnect"}
+        """Ends the request after its answer, complete or not."""
+        self._when_gone = None
 
 
 Serve: TypeAlias = Callable[[HttpRequest], Awaitable[HttpAnswer]]
@@ -248,7 +191,6 @@ _EVERY: Final[tuple[Header, ...]] = (
 #: from a model, a log or a name: a browser that shows them runs no script and gives them no origin.
 DOCUMENT: Final = _EVERY
 NO_DOCUMENT: Final[tuple[Header, ...]] = (*_EVERY, (POLICY, b"sandbox; default-src 'none'"))
-CLOSE: Final = (b"connection", b"close")
 STREAMED: Final[Header] = (b"ts_stream_next", b"true")
 NOT_FOUND: Final = "Requested resource is not found, please refer to API document."
 
@@ -259,21 +201,15 @@ ONLY_GRPC: Final = (
 )
 
 
-async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    """An ASGI application for listeners without HTTP: answers 404."""
-    if scope["type"] == "http":
-        await answer_error(send, 404, "ResourceNotFoundException", ONLY_GRPC)
-    elif scope["type"] == "websocket":
-        await receive()
-        await send({"type": "websocket.close", "code": 1000})
+async def not_found(stream: Stream) -> None:
+    """The answer of listeners without HTTP: 404."""
+    answer_error(stream, 404, "ResourceNotFoundException", ONLY_GRPC)
 
 
-async def answer_error(send: Send, status: int, kind: str, message: str, *more: tuple[bytes, bytes]) -> None:
-    """Sends an error in the form of TorchServe's HTTP interface."""
+def answer_error(stream: Stream, status: int, kind: str, message: str, *more: tuple[bytes, bytes]) -> None:
+    """Answers with an error in the form of TorchServe's HTTP interface."""
     body = error_body(status, kind, message)
-    headers = [JSON, (b"content-length", str(len(body)).encode()), *more, *NO_DOCUMENT]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    stream.respond(status, [JSON, (b"content-length", b"%d" % len(body)), *more, *NO_DOCUMENT], body)
 
 
 _json_text: Final = json.JSONEncoder(ensure_ascii=False).encode

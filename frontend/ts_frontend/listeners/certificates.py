@@ -105,7 +105,6 @@ logger = logging.getLogger(__name__)
 #: A certificate that expires sooner causes a warning.
 ENDS_SOON = timedelta(days=14)
 
-#: The keys that both engines support. OpenSSL also accepts slightly smaller keys and other curves.
 KEYS_TAKEN = "RSA of 2048 bits or more, an elliptic curve P-256, P-384 or P-521, or Ed25519"
 #: The last is OpenSSL 3's error for a key of another type than the certificate's.
 _TOO_WEAK = {
@@ -123,12 +122,6 @@ class CertificateRefused(InvalidArgument):
     """A file that TLS needs can't be used; the message says which one, and why."""
 
     remedy = "Name a certificate and the key that belongs to it, as PEM ([security.md](security.md#tls))."
-
-
-def key_refused(tls: Tls) -> CertificateRefused:
-    """The error for a key that OpenSSL accepts and the engine doesn't."""
-    what = "the server's TLS can't use the key, as it is too small or of another kind"
-    return CertificateRefused(f"private_key_file {tls.key_file}: {what}; take {KEYS_TAKEN}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +232,26 @@ def _state(validity: Validity, now: datetime) -> str:
     if validity.ends < now + ENDS_SOON:
         return f"expires on {validity.ends:%Y-%m-%d %H:%M} UTC"
     return ""
+
+
+def context(tls: Tls, pem: Pem) -> ssl.SSLContext:
+    """The context of a listener's handshakes with these contents of the files.
+
+    :raises CertificateRefused: OpenSSL can't use them.
+    """
+    found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    found.minimum_version = ssl.TLSVersion.TLSv1_2
+    found.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    found.set_alpn_protocols(["h2", "http/1.1"])
+    try:
+        found.load_cert_chain(tls.certificate_file, tls.key_file)
+    except (OSError, ssl.SSLError) as error:  # changed since they were checked
+        files = f"certificate_file {tls.certificate_file} and private_key_file {tls.key_file}"
+        raise CertificateRefused(f"{files}: {_reason(error)}") from None
+    if pem.client_ca is not None:
+        found.verify_mode = ssl.CERT_REQUIRED
+        found.load_verify_locations(cadata=pem.client_ca.decode("latin-1"))
+    return found
 
 
 # --- files that change

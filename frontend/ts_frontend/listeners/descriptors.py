@@ -1,16 +1,14 @@
 """Open files: how many connections a listener may have, so that clients leave the server the descriptors it needs.
 
-Without a limit, as many idle connections as the process may have open files end h2corn's listeners, and no worker can
-be started, no log be opened.
+Without a limit, with as many idle connections as the process may have open files, no worker can be started, no log be
+opened.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
-import re
 import resource
 import sys
 from collections.abc import Callable, Sequence
@@ -32,9 +30,6 @@ CONNECTIONS_SHARE = 0.75
 OTHERS_SHARE = 1 / 8
 #: Seconds between two looks at the clients that wait for a connection.
 LOOK_EVERY_S = 5.0
-#: The errors of a system, or a process, without room for another connection. They pass when others are closed.
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_NUMBER = re.compile(r"\(os error (\d+)\)$")
 
 
 def raise_open_files() -> None:
@@ -77,14 +72,6 @@ def shared_out(listeners: Sequence[Listener], open_files: int | None = None) -> 
         else replace(one, limits=replace(one.limits, connections_max=max(1, each if one.name in inference else others)))
         for one in listeners
     ]
-
-
-def is_exhausted(error: OSError) -> bool:
-    """Whether the error is one of _EXHAUSTED. h2corn's errors have their number only in their text."""
-    if error.errno is not None:
-        return error.errno in _EXHAUSTED
-    found = _NUMBER.search(str(error))
-    return found is not None and int(found[1]) in _EXHAUSTED
 
 
 async def report_full(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import ts.version
 from ts_frontend.authorization.authorization import Authorization
@@ -22,16 +20,14 @@ from ts_frontend.console.site import Site
 from ts_frontend.grpc import health as health_service
 from ts_frontend.grpc import reflection
 from ts_frontend.grpc.auth import guarded
-from ts_frontend.grpc.call import Keepalive, ListenerLimits, Method, RequestIds, routes
+from ts_frontend.grpc.call import Method, RequestIds, routes
 from ts_frontend.grpc.inference import InferenceService
 from ts_frontend.grpc.management import ManagementService
 from ts_frontend.grpc.open_inference import OpenInferenceService, StreamDialect
-from ts_frontend.grpc.open_streams import OpenStreams
 from ts_frontend.grpc.repository import RepositoryService
 from ts_frontend.grpc.telemetry import CallMetrics, logged
 from ts_frontend.grpc.triton import SettingsService, SharedMemoryService, StatisticsService
 from ts_frontend.http.app import Cors, HttpApp, request_line
-from ts_frontend.http.arriving import Arriving
 from ts_frontend.http.auth import HttpKeys
 from ts_frontend.http.console import CONSOLE_PATH, HttpConsole, HttpPages
 from ts_frontend.http.custom import HttpCustomHandlers
@@ -42,7 +38,7 @@ from ts_frontend.http.near import Near
 from ts_frontend.http.open_inference import HttpOpenInference
 from ts_frontend.http.openai import HttpOpenAI
 from ts_frontend.http.openapi import HttpDescription, HttpDocs
-from ts_frontend.http.request import ONLY_GRPC, AsgiApp, BodyLimits, Scope
+from ts_frontend.http.request import ONLY_GRPC, BodyLimits, HttpService
 from ts_frontend.http.routes import ROUTES
 from ts_frontend.http.routing import (
     GRPC_METRICS,
@@ -55,11 +51,10 @@ from ts_frontend.http.routing import (
 )
 from ts_frontend.http.torchserve import HttpInference, HttpMetrics
 from ts_frontend.http.triton import HttpTriton
-from ts_frontend.http.unread import Unread
 from ts_frontend.http.workflows import HttpWorkflows
 from ts_frontend.listeners.certificates import CertificateEnds, certificate_files
-from ts_frontend.listeners.descriptors import shared_out
 from ts_frontend.listeners.listener import Listener
+from ts_frontend.listeners.serving import Serving
 from ts_frontend.listeners.sockets import check_free
 from ts_frontend.models.health import Health
 from ts_frontend.models.manager import ModelManager
@@ -74,6 +69,11 @@ from ts_frontend.telemetry.metrics.gpus import Gpus
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.telemetry.timing import RequestTimes
 from ts_frontend.telemetry.tracing.tracing import sampling_of
+from ts_frontend.transport.arriving import Arriving
+from ts_frontend.transport.limits import Keepalive, ListenerLimits
+from ts_frontend.transport.open_streams import OpenStreams
+from ts_frontend.transport.stream import Stream
+from ts_frontend.transport.unread import Unread
 from ts_frontend.workflows.manager import WorkflowManager
 
 if TYPE_CHECKING:
@@ -92,92 +92,13 @@ def sharing(addresses: Mapping[str, Address]) -> dict[tuple[str, ...], Address]:
     return found
 
 
-ENGINES = ("auto", "h2corn", "grpcio")
-
-
-class Engine(Protocol):
-    """Serves several listeners in the running event loop. It is started and drained once."""
-
-    async def start(self) -> None:
-        """Starts all listeners or none. Raises OSError that names the unavailable address."""
-
-    def port(self, name: str) -> int:
-        """The port of the listener `name`, chosen by the system for port 0."""
-
-    async def drain(self, grace_s: float) -> None:
-        """Accepts no more calls, waits up to `grace_s` seconds for running ones, and ends the rest UNAVAILABLE."""
-
-    async def wait(self) -> None:
-        """Returns after a drain; raises when the engine stopped for another reason."""
-
-
-class Joined:
-    """Two engines as one, each with listeners of its own: gRPC's, and those that only h2corn can serve."""
-
-    def __init__(self, first: Engine, second: Engine) -> None:
-        self._engines = (first, second)
-
-    async def start(self) -> None:
-        first, second = self._engines
-        await first.start()
-        try:
-            await second.start()
-        except BaseException:
-            await first.drain(0)
-            raise
-
-    def port(self, name: str) -> int:
-        first, second = self._engines
-        with contextlib.suppress(KeyError):
-            return first.port(name)
-        return second.port(name)
-
-    async def drain(self, grace_s: float) -> None:
-        await asyncio.gather(*(engine.drain(grace_s) for engine in self._engines))
-
-    async def wait(self) -> None:
-        await asyncio.gather(*(engine.wait() for engine in self._engines))
-
-
-def make_engine(kind: str, listeners: Sequence[Listener]) -> Engine:
-    """An engine that isn't started yet. `kind`: one of ENGINES; "auto" is h2corn wherever it can serve these listeners.
-
-    Raises ValueError for an unknown kind or two listeners of one name.
-    """
-    if kind not in ENGINES:
-        raise ValueError(f"grpc_engine is {kind!r}; use one of {', '.join(ENGINES)}")
-    if len({listener.name for listener in listeners}) != len(listeners):
-        raise ValueError("two listeners have one name")
-    return _engine(kind, shared_out(listeners))
-
-
-def _engine(kind: str, listeners: Sequence[Listener]) -> Engine:
-    if kind == "auto":
-        kind = _best_kind(listeners)
-    http = [listener for listener in listeners if listener.http_app is not None and not listener.routes]
-    if kind == "grpcio" and http:
-        return Joined(_engine("grpcio", [one for one in listeners if one not in http]), _engine("h2corn", http))
-    if kind == "h2corn":
-        from ts_frontend.listeners.h2corn import H2cornEngine
-
-        return H2cornEngine(listeners)
-    from ts_frontend.listeners.grpcio import GrpcioEngine
-
-    return GrpcioEngine(listeners)
-
-
-def _best_kind(listeners: Sequence[Listener]) -> str:
-    if any(math.isfinite(listener.limits.connection_age_s_max) for listener in listeners):
-        logger.warning("A maximal connection age is set: gRPC is served by grpcio, as h2corn has no such limit")
-        return "grpcio"
-    return "h2corn"
-
-
 INFERENCE, MANAGEMENT = "grpc_inference", "grpc_management"
+#: Seconds until an idle HTTP connection is closed. Idle gRPC connections stay open, as clients expect.
+HTTP_IDLE_S_MAX = 120.0
 
 
 class Listeners:
-    """The listeners of one server. `engine` serves them."""
+    """The listeners of one server. `serving` serves them."""
 
     def __init__(
         self,
@@ -220,7 +141,7 @@ class Listeners:
         self._http = self._http_addresses()
         self._services = self._http_services()
         self.served = [*self._grpc_listeners(), *self._http_listeners()]
-        self.engine: Engine = make_engine(config.grpc_engine, self.served)
+        self.serving = Serving(self.served)
 
     def _gather(self) -> None:
         """Adds the listeners' metrics."""
@@ -246,14 +167,14 @@ class Listeners:
             hosts = {}
         found = {name: self._grpc_address(name, host) for name, host in hosts.items()}
         for names, address in self._http.items():
-            found |= dict.fromkeys(names, str(replace(address, port=self.engine.port(names[0]))))
+            found |= dict.fromkeys(names, str(replace(address, port=self.serving.port(names[0]))))
         return found
 
     def _grpc_address(self, name: str, host: str) -> str:
         """Returns a listener's address as a gRPC target."""
         if unix_path(host):
             return host
-        return f"{bracketed(host)}:{self.engine.port(name)}{' (TLS)' if self._config.enable_grpc_ssl else ''}"
+        return f"{bracketed(host)}:{self.serving.port(name)}{' (TLS)' if self._config.enable_grpc_ssl else ''}"
 
     # --- gRPC
 
@@ -413,7 +334,7 @@ class Listeners:
 
         def place(api: str) -> str:
             names, address = next((names, address) for names, address in self._http.items() if api in names)
-            return "its Unix socket" if address.path else f"port {self.engine.port(names[0])}"
+            return "its Unix socket" if address.path else f"port {self.serving.port(names[0])}"
 
         switches = self._switches()
         return Near({api: served_rows(ROUTES, [api], switches) for names in self._http for api in names}, here, place)
@@ -466,7 +387,7 @@ class Listeners:
 
     def _http_listener(self, names: Sequence[str], address: Address) -> Listener:
         config, table = self._config, self._route_table(names)
-        app: AsgiApp = self._http_app(
+        app: HttpService = self._http_app(
             table,
             address.host,
             with_models=HTTP_INFERENCE in names,
@@ -481,7 +402,8 @@ class Listeners:
         limits = ListenerLimits(
             config.max_request_size,
             config.max_response_size,
-            head_pause_s_max=config.request_head_timeout_s,
+            head_s_max=config.request_head_timeout_s,
+            idle_s_max=HTTP_IDLE_S_MAX,
             write_s_max=config.write_timeout_s,
             unread=self._unread,
         )
@@ -489,7 +411,7 @@ class Listeners:
         return Listener(names[0], address.host, address.port, {}, limits, tls, app, path, mode, flooded)
 
     def _flooded(self, api: str) -> Callable[[], None]:
-        """Returns the counter for an API's connections that h2corn closed because of too many cancelled calls."""
+        """Returns the counter for an API's connections whose clients reset too many streams."""
         self._floods[api] = 0
 
         def closed() -> None:
@@ -527,8 +449,8 @@ class Listeners:
         )
 
     def _http_answered(
-        self, scope: Scope, status: int, duration_ms: float, request_id: str, times: RequestTimes | None
+        self, stream: Stream, status: int, duration_ms: float, request_id: str, times: RequestTimes | None
     ) -> None:
         self._metrics.http_answered(status)
         if self._logs.access_enabled:
-            self._logs.access(*request_line(scope), status, duration_ms, request_id, times)
+            self._logs.access(*request_line(stream), status, duration_ms, request_id, times)

@@ -1,4 +1,4 @@
-"""Engines in processes of their own (standin_server.py), and clients for them."""
+"""Servers in processes of their own (standin_server.py), and clients for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from support import GUARD_S
 from warm_start import Program, Template
 
 SERVER = Path(__file__).with_name("standin_server.py")
-KINDS = ("h2corn", "grpcio")
 
 #: No client here may reuse another one's connection: stalled readers and big windows would be shared.
 CHANNEL_OPTIONS = [
@@ -58,12 +57,7 @@ class Server:
 @functools.cache
 def template() -> Template:
     """The process that stand-in servers are forked from."""
-    modules = (
-        "grpc.aio",
-        "ts_frontend.listeners.grpcio",
-        *(["ts_frontend.listeners.h2corn"] if "h2corn" in KINDS else []),
-    )
-    return Template("standin_server:run", *modules, options=["-W", "error"], path=SERVER.parent)
+    return Template("standin_server:run", "ts_frontend.listeners.serving", options=["-W", "error"], path=SERVER.parent)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -73,17 +67,17 @@ def end_of_template() -> Iterator[None]:
         template().close()
 
 
-def start(kind: str, *listeners: dict[str, Any], open_files: int = 0) -> tuple[Program, dict[str, Any]]:
+def start(*listeners: dict[str, Any], open_files: int = 0) -> tuple[Program, dict[str, Any]]:
     """The process and its first line. `open_files`: the most that it may have."""
-    asked = {"kind": kind, "listeners": listeners or [{"name": "test"}], "open_files": open_files}
+    asked = {"listeners": listeners or [{"name": "test"}], "open_files": open_files}
     process = template().start([json.dumps(asked)], stdin=subprocess.PIPE)
     line = process.stdout.readline()
     return process, json.loads(line) if line else {}
 
 
 @contextlib.contextmanager
-def running(kind: str, *listeners: dict[str, Any], open_files: int = 0) -> Iterator[Server]:
-    process, said = start(kind, *listeners, open_files=open_files)
+def running(*listeners: dict[str, Any], open_files: int = 0) -> Iterator[Server]:
+    process, said = start(*listeners, open_files=open_files)
     with process:
         assert process.stdin is not None
         try:
@@ -99,37 +93,32 @@ def running(kind: str, *listeners: dict[str, Any], open_files: int = 0) -> Itera
                 raise
 
 
-@pytest.fixture(scope="session", params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(scope="session")
-def server(kind: str) -> Iterator[Server]:
+def server() -> Iterator[Server]:
     """One server with default limits, shared by all tests that don't end it."""
-    with running(kind) as one:
+    with running() as one:
         yield one
 
 
 @pytest.fixture(scope="session")
 def running_server() -> Callable[..., contextlib.AbstractContextManager[Server]]:
-    """For a server that a module shares: running_server(kind, listener, ...)."""
+    """For a server that a module shares: running_server(listener, ...)."""
     return running
 
 
 @pytest.fixture
-def run_server(kind: str) -> Callable[..., contextlib.AbstractContextManager[Server]]:
+def run_server() -> Callable[..., contextlib.AbstractContextManager[Server]]:
     """Starts a server of the test's own: run_server(listener, ...)."""
-    return lambda *listeners, **more: running(kind, *listeners, **more)
+    return running
 
 
 @pytest.fixture
-def start_server(kind: str) -> Iterator[Callable[..., dict[str, Any]]]:
+def start_server() -> Iterator[Callable[..., dict[str, Any]]]:
     """Tries to start a server that shall fail; gives its first line."""
     with contextlib.ExitStack() as ends:
 
         def try_start(*listeners: dict[str, Any]) -> dict[str, Any]:
-            process, said = start(kind, *listeners)
+            process, said = start(*listeners)
             ends.enter_context(process)
             return said
 

@@ -1,6 +1,6 @@
-"""An engine with stand-in services, in a process of its own.
+"""A server with stand-in services, in a process of its own.
 
-argv[1]: JSON {"kind", "listeners": [{"name", "host", "port", "limits", "tls", "http", "path", "path_mode"}]}; `http`:
+argv[1]: JSON {"listeners": [{"name", "host", "port", "limits", "tls", "http", "path", "path_mode"}]}; `http`:
 true beside gRPC, "only" without it.
 Prints one JSON line: {"ports"} when it listens, or {"error"}. A line with seconds on stdin drains; then {"begun",
 "ended"} (calls of Slow) is printed and the process ends.
@@ -24,11 +24,13 @@ import ts_frontend.protos.inference_pb2  # noqa: F401  # reflection tells of wha
 from ts_frontend import errors
 from ts_frontend.errors import ServeError
 from ts_frontend.grpc import health, reflection
-from ts_frontend.grpc.call import Call, ListenerLimits, Method, Shape, routes
-from ts_frontend.http.request import Receive, Scope, Send
-from ts_frontend.http.unread import Unread
+from ts_frontend.grpc.call import Call, Method, Shape, routes
 from ts_frontend.listeners.listener import Listener, Tls
-from ts_frontend.listeners.listeners import make_engine
+from ts_frontend.listeners.serving import Serving
+from ts_frontend.transport.arriving import drained
+from ts_frontend.transport.limits import ListenerLimits
+from ts_frontend.transport.stream import Stream
+from ts_frontend.transport.unread import Unread
 
 BIG_PIECE = bytes(64 * 1024)
 
@@ -190,30 +192,32 @@ def build_listener(asked: dict[str, Any], table: dict[str, Method], echo: Echo) 
     asked_limits = dict(asked.get("limits", {}))
     unread = Unread(asked_limits.pop("unread_bytes_max", math.inf), asked_limits.get("write_s_max", 120.0))
     limits = ListenerLimits(**asked_limits, unread=unread)
-    http_app = partial(answer_http, echo) if asked.get("http") else None
+    service = partial(answer_http, echo) if asked.get("http") else None
     address = asked.get("host", "127.0.0.1"), asked.get("port", 0)
     path = {key: asked[key] for key in ("path", "path_mode") if key in asked}
     methods = {} if asked.get("http") == "only" else table
-    return Listener(asked["name"], *address, methods, limits, tls, http_app, flooded=echo.flooded, **path)
+    return Listener(asked["name"], *address, methods, limits, tls, service, flooded=echo.flooded, **path)
 
 
-async def answer_http(echo: Echo, scope: Scope, receive: Receive, send: Send) -> None:
+async def answer_http(echo: Echo, stream: Stream) -> None:
     """Answers with the request, after the seconds in the query; never to /hang, and without end to
     /endless/NAME."""
-    if scope["path"].startswith("/endless/"):
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        pieces = echo.endless(Call(scope["path"]), scope["path"].removeprefix("/endless/").encode())
+    head = stream.head
+    if head.path.startswith("/endless/"):
+        stream.begin(200, [])
+        pieces = echo.endless(Call(head.path), head.path.removeprefix("/endless/").encode())
         try:
             async for piece in pieces:
-                await send({"type": "http.response.body", "body": piece[0], "more_body": True})
+                stream.write(piece[0])
+                if stream.queued:
+                    await drained(stream)
         finally:
             await pieces.aclose()  # type: ignore[attr-defined]
-    if scope["path"] == "/hang":
+    if head.path == "/hang":
         await asyncio.Event().wait()
-    await asyncio.sleep(float(scope["query_string"] or 0))
-    body = f"{scope['method']} {scope['path']} HTTP/{scope['http_version']}".encode()
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    await asyncio.sleep(float(head.query or 0))
+    body = f"{head.method} {head.path} HTTP/{stream.peer.version}".encode()
+    stream.respond(200, [(b"content-type", b"text/plain")], body)
 
 
 def say(**message: Any) -> None:
@@ -227,16 +231,16 @@ async def main() -> None:
     events = Events()
     echo = Echo(events)
     table = build_routes(echo, events)
-    engine = make_engine(asked["kind"], [build_listener(listener, table, echo) for listener in asked["listeners"]])
     try:
-        await engine.start()
+        serving = Serving([build_listener(listener, table, echo) for listener in asked["listeners"]])
+        await serving.start()
     except (OSError, ServeError, ValueError) as error:
         say(error=str(error))
         return
-    say(ports={listener["name"]: engine.port(listener["name"]) for listener in asked["listeners"]})
-    waiting = asyncio.ensure_future(engine.wait())
+    say(ports={listener["name"]: serving.port(listener["name"]) for listener in asked["listeners"]})
+    waiting = asyncio.ensure_future(serving.wait())
     line = await asyncio.to_thread(sys.stdin.readline)
-    await engine.drain(float(line or 0))
+    await serving.drain(float(line or 0))
     await waiting
     say(begun=echo.begun, ended=echo.ended)
 

@@ -14,7 +14,6 @@ import h2.events
 import pytest
 
 from support import GUARD_S
-from ts_frontend.listeners.floods import CANCELS_MAX
 
 LIMIT = 6_553_500
 
@@ -201,12 +200,11 @@ def test_oversize_request_is_refused(client):
     assert client.unary("Size", bytes(LIMIT)) == str(LIMIT).encode()
 
 
-def test_decompression_bomb_is_refused(client, kind):
+def test_decompression_bomb_is_refused(client):
     with pytest.raises(grpc.RpcError) as caught:
         client.unary("Size", bytes(3 * LIMIT), compression=grpc.Compression.Gzip)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    if kind == "h2corn":  # the other's sentence is grpcio's own
-        assert f"more than the limit of {LIMIT} bytes (max_request_size)" in caught.value.details()
+    assert f"more than the limit of {LIMIT} bytes (max_request_size)" in caught.value.details()
 
 
 def test_oversize_answer_is_refused(client):
@@ -244,6 +242,8 @@ def test_requests_that_come_one_by_one(client):
 
 # --- too many cancels on one connection
 
+CANCELS_MAX = 200
+
 
 def floods(client, expected):
     """How many connections were closed for their cancels, once there are as many as expected."""
@@ -253,30 +253,37 @@ def floods(client, expected):
     return found
 
 
-def test_so_many_cancels_end_the_neighbours_on_h2corn_which_is_counted(kind, run_server, connect):
-    """h2corn's limit is 200 in 10 s. Should this fail with a later h2corn: docs/decisions/0006-cancels.md."""
-    with run_server({"name": "test"}) as server:
+def test_too_many_cancels_end_no_neighbours_and_are_counted(run_server, connect):
+    """The connection takes no more calls; those that run go on."""
+    with run_server({"name": "test", "limits": {"resets_max": CANCELS_MAX, "resets_per_s": 0.001}}) as server:
         client, other = connect(server), connect(server)
-        neighbour = client.start_unary("/test.Probe/Wait", b"released started")
+        neighbours = [client.start_unary("/test.Probe/Wait", b"released started") for _ in range(10)]
         calls = [client.start_unary("Hang", b"%d" % number) for number in range(CANCELS_MAX + 10)]
         for number in range(len(calls)):
             other.wait(f"{number} started")
         for call in calls:
             call.cancel()
-        if kind == "h2corn":
-            with pytest.raises(grpc.RpcError) as ended:
-                neighbour.result()
-            assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert "rapid reset" in ended.value.details()
-            assert floods(other, 1) == 1
-        else:
-            releasing = other.start_unary("Hang", b"released")
-            assert neighbour.result() == b"released started"
-            releasing.cancel()
-            assert floods(other, 0) == 0
+        assert floods(other, 1) == 1
+        assert client.unary("Unary", b"on a new connection", wait_for_ready=True) == b"on a new connection"
+        releasing = other.start_unary("Hang", b"released")
+        assert [one.result() for one in neighbours] == [b"released started"] * 10
+        releasing.cancel()
 
 
-def test_clients_that_leave_with_many_calls_are_no_flood(kind, run_server, connect):
+def test_as_many_cancels_as_clients_make_end_nothing(run_server, connect):
+    """359 cancelled calls beside ten streams on one connection, with the default limits."""
+    with run_server({"name": "test"}) as server:
+        client, other = connect(server), connect(server)
+        streams = [client.stream("Stream", json.dumps([1] * 2000).encode()) for _ in range(10)]
+        for number in range(359):
+            call = client.start_unary("Hang", b"%d" % number)
+            other.wait(f"{number} started")
+            call.cancel()
+        assert [sum(1 for _ in stream) for stream in streams] == [2000] * 10
+        assert floods(other, 0) == 0
+
+
+def test_clients_that_leave_with_many_calls_are_no_flood(run_server, connect):
     with run_server({"name": "test"}) as server:
         other = connect(server)
         with socket.create_connection(("127.0.0.1", server.port), GUARD_S) as link:
@@ -295,10 +302,9 @@ def test_clients_that_leave_with_many_calls_are_no_flood(kind, run_server, conne
         assert floods(other, 0) == 0
 
 
-def test_cancels_over_http_count_too(kind, run_server, connect):
-    if kind != "h2corn":
-        pytest.skip("HTTP is served by h2corn alone")
-    with run_server({"name": "test", "http": True}) as server:
+def test_cancels_over_http_count_too(run_server, connect):
+    limits = {"resets_max": CANCELS_MAX, "resets_per_s": 0.001}
+    with run_server({"name": "test", "http": True, "limits": limits}) as server:
         with socket.create_connection(("127.0.0.1", server.port), GUARD_S) as link:
             sender = h2.connection.H2Connection()
             sender.initiate_connection()

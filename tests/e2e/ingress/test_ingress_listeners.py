@@ -42,7 +42,7 @@ def test_ports_of_other_programs_are_not_shared(start_server):
     assert "error" in said
 
 
-def test_a_failed_start_leaves_no_listener(kind, start_server, run_server):
+def test_a_failed_start_leaves_no_listener(start_server, run_server):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         free = probe.getsockname()[1]
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -66,7 +66,7 @@ def test_ipv6(run_server, connect):
         assert client.unary("Unary", b"x") == b"x"
 
 
-def test_drain_under_load_loses_nothing(run_server, connect, kind):
+def test_drain_under_load_loses_nothing(run_server, connect):
     """Every call that began is answered OK; the others are refused."""
     with run_server() as server:
         clients = [connect(server) for _ in range(4)]
@@ -177,11 +177,10 @@ def open_files(server) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
-def test_idle_connections_leave_descriptors_to_the_server(kind, run_server, connect):
+def test_idle_connections_leave_descriptors_to_the_server(run_server, connect):
     """A listener stops accepting at its share of the open files: the other listeners go on, and it does when clients
     have left."""
-    http = {"http": True} if kind == "h2corn" else {}
-    with run_server({"name": "inference", **http}, {"name": "management"}, open_files=OPEN_FILES) as server:
+    with run_server({"name": "inference", "http": True}, {"name": "management"}, open_files=OPEN_FILES) as server:
         with idle(server.ports["inference"]):
             others = connect(server.ports["management"])
             for _ in range(20):

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from ts_frontend.errors import Code, ServeError
 from ts_frontend.tasks import Expiry, current_task, uncancel, watched
+from ts_frontend.transport.stream import Stream
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -38,11 +39,19 @@ def head_bytes(headers: Iterable[tuple[bytes | str, bytes | str]]) -> int:
     return REQUEST_BYTES + sum(PIECE_BYTES + len(name) + len(value) for name, value in headers)
 
 
-@lru_cache(maxsize=64)
-def is_future(kind: type) -> bool:
-    """`asyncio.isfuture` of the objects of a class. It is cached, because an attribute that isn't there costs an
-    exception."""
-    return hasattr(kind, "_asyncio_future_blocking")
+def arrival(stream: Stream) -> asyncio.Future[None]:
+    """Done when more of a stream's request has arrived, or its end."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    stream.reader = future
+    stream.wanted()
+    return future
+
+
+def drained(stream: Stream) -> asyncio.Future[None]:
+    """Done when the client has taken all that was queued of a stream's answer."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    stream.writer = future
+    return future
 
 
 class BodiesFull(ServeError):

@@ -11,7 +11,7 @@ import logging
 import math
 
 from ts_frontend.errors import Code, ServeError
-from ts_frontend.http.arriving import REQUEST_BYTES, Warned
+from ts_frontend.transport.arriving import REQUEST_BYTES, Warned
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,369 @@
+"""HTTP/1.1 and 1.0 for a server (RFC 9112): bytes in, streams out, and bytes back. No I/O.
+
+httptools (llhttp) reads requests. What it leaves open is decided here: one request at a time, whose successors wait
+unread; one Host; no transfer coding but chunked; no upgrade."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from http import HTTPStatus
+from typing import Final
+
+import httptools
+
+from ts_frontend.transport.hpack import Field
+from ts_frontend.transport.http2 import TURN_BYTES, Events
+from ts_frontend.transport.stream import Data, Fields, Head, Peer, Refusal, Stream
+
+#: Bytes of a body that aren't taken, or of requests behind the present one, above which nothing more is read.
+UNREAD_BYTES_MAX: Final = 1 << 20
+CLOSE: Final[Field] = (b"connection", b"close")
+_KEEP: Final[Field] = (b"connection", b"keep-alive")
+_CHUNKED: Final[Field] = (b"transfer-encoding", b"chunked")
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
+_NO_BODY: Final = frozenset((204, 304))
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
+#: What a status line allows in a phrase (RFC 9112, 4).
+_NO_PHRASE: Final = re.compile(r"[^\t\x20-\x7e]")
+LENGTH_DIGITS_MAX: Final = 18
+
+
+class _Following(Exception):
+    """A request begins in the piece in which a chunked body ends. It isn't read: the connection ends with the answer,
+    and the client, which sends no second request without need, repeats it on another one."""
+
+
+class Http1Stream(Stream):
+    """A request and its answer, one after the other on a connection. `keeps`: another one may follow."""
+
+    __slots__ = ("chunked", "expects", "http", "keeps", "last", "no_body", "queue")
+
+    def __init__(self, http: Http1, head: Head, peer: Peer, *, keeps: bool) -> None:
+        super().__init__(head, peer)
+        self.http, self.keeps = http, keeps
+        self.chunked = self.last = False
+        self.no_body = head.method == "HEAD"
+        self.expects = False
+        self.queue: deque[Data] = deque()
+
+    def wanted(self) -> None:
+        if self.expects and not self.begun and not self.ended:
+            self.expects = False
+            self.http.out.append(_CONTINUE)
+            self.http.events.wrote()
+
+    def took(self, size: int) -> None:
+        if self.http.full:
+            self.http.events.wrote()
+
+    def respond(self, status: int, fields: Fields, body: Data = b"", phrase: str = "") -> None:
+        if not any(name == b"content-length" for name, _ in fields) and status not in _NO_BODY:
+            fields = (*fields, (b"content-length", b"%d" % len(body)))
+        self.begin(status, fields, phrase)
+        self.write(body)
+        self.finish()
+
+    def begin(self, status: int, fields: Fields, phrase: str = "") -> None:
+        if self.done or self.begun:
+            return
+        self.begun, self.status = True, status
+        phrase = _NO_PHRASE.sub(" ", phrase) or _PHRASES.get(status, "")
+        names = {name for name, _ in fields}
+        more: list[Field] = []
+        if status in _NO_BODY:
+            self.no_body = True
+        elif b"content-length" not in names:
+            self.chunked = self.peer.version == "1.1"
+            if self.chunked:
+                more.append(_CHUNKED)
+            else:
+                self.keeps = False
+        if CLOSE in fields or self.http.closing or not self.ended:
+            self.keeps = False
+        if not self.keeps and CLOSE not in fields:
+            more.append(CLOSE)
+        elif self.keeps and self.peer.version == "1.0":
+            more.append(_KEEP)
+        lines = [b"HTTP/1.1 %d %s\r\n" % (status, phrase.encode())]
+        lines += [b"%s: %s\r\n" % field for field in fields]
+        lines += [b"%s: %s\r\n" % field for field in more]
+        lines.append(b"\r\n")
+        self.http.out.append(b"".join(lines))
+        self.http.events.wrote()
+
+    def write(self, data: Data) -> None:
+        size = len(data)
+        if self.done or self.no_body or not size:
+            return
+        if self.http.blocked or self.queue:
+            self.queue.append(data)
+            self.queued += size
+            self.http.queued += size
+        else:
+            self._send(data, size)
+        self.http.events.wrote()
+
+    def _send(self, data: Data, size: int) -> None:
+        if self.chunked:
+            self.http.out += (b"%x\r\n" % size, data, b"\r\n")
+        else:
+            self.http.out.append(data)
+
+    def pump(self, room: int) -> bool:
+        """Sends at most about so many bytes of what is queued. Returns whether there is more."""
+        queue = self.queue
+        while queue and room > 0:
+            data = queue.popleft()
+            size = len(data)
+            if size > room and not self.chunked:
+                view = memoryview(data)
+                data, size = view[:room], room
+                queue.appendleft(view[room:])
+            self._send(data, size)
+            room -= size
+            self.queued -= size
+            self.http.queued -= size
+        if queue:
+            return True
+        self.wake_writer()
+        if self.last:
+            self._complete()
+        return False
+
+    def finish(self, trailers: Fields = ()) -> None:
+        if self.done:
+            return
+        self.last = self.given = True
+        if not self.queue:
+            self._complete()
+            self.http.events.wrote()
+
+    def _complete(self) -> None:
+        if self.chunked and not self.no_body:
+            self.http.out.append(b"0\r\n\r\n")
+        self.http.answered(self)
+
+    def abort(self, *, overloaded: bool = False) -> None:
+        """Cuts the connection: an answer can't end otherwise."""
+        if not self.done:
+            self.http.forget(self)
+            self.http.events.wrote()
+
+
+class Http1:
+    """One connection. `receive` reads what the client sent; `out` is to be sent, and `pump` adds what the socket held
+    back. `blocked`: the socket takes nothing now. `closing`: answers announce the end of the connection. `ended`: the
+    connection is to be closed once `out` is sent. `queued`: the bytes of the answer that wait."""
+
+    def __init__(self, events: Events, client: Peer, head_bytes_max: int) -> None:
+        self.events, self._head_bytes_max = events, head_bytes_max
+        self.out: list[Data] = []
+        self.blocked = self.closing = self.ended = False
+        self.queued = 0
+        self.stream: Http1Stream | None = None
+        self._peers = {
+            version: Peer(client.client, client.server, version, client.scheme) for version in ("1.0", "1.1")
+        }
+        self._rest = b""
+        self._searched = 0  # bytes of the rest in which no head ends
+        self._receiving = False  # the body of `stream`
+        self._left = -1  # bytes of the body still to come; -1: it is chunked
+        self._parser = httptools.HttpRequestParser(self)
+        self._target: list[bytes] = []
+        self._fields: list[Field] = []
+        self._head_done = False
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more should be read from the socket."""
+        stream = self.stream
+        return stream is not None and (
+            stream.pieces_bytes > UNREAD_BYTES_MAX or (not self._receiving and len(self._rest) > UNREAD_BYTES_MAX)
+        )
+
+    @property
+    def within_head(self) -> bool:
+        """Whether a request's head has begun and isn't complete."""
+        return self.stream is None and bool(self._rest)
+
+    def receive(self, data: bytes) -> None:
+        """Reads bytes of the client."""
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        at = 0
+        while at < len(data) and not self.ended:
+            if self._receiving:
+                at = self._read_body(data, at)
+            elif self.stream is not None:
+                break  # the next request waits
+            else:
+                begin, at = at, self._read_head(data, at)
+                if at == begin:
+                    break
+        if at < len(data) and not self.ended:
+            self._rest = data[at:] if at else data
+
+    # --- heads
+
+    def _read_head(self, data: bytes, at: int) -> int:
+        """Reads a request's head, and returns the position after it, or `at` if it isn't complete."""
+        if data[at] in b"\r\n":  # empty lines before the request (2.2)
+            return at + 1
+        found = _HEAD_END.search(data, at + max(0, self._searched - 3))
+        size = (found.end() if found else len(data)) - at
+        if size > self._head_bytes_max:
+            status = 431 if b"\n" in data[at : at + self._head_bytes_max] else 414
+            self._refuse(Refusal(status, f"The request's head is larger than {self._head_bytes_max} bytes"))
+            return len(data)
+        if found is None:
+            self._searched = size
+            return at
+        self._searched = 0
+        end = found.end()
+        if self._feed(data[at:end]) and self.stream is None and not self.ended:
+            self._refuse(Refusal(400, "The request's head is malformed"))
+        return end
+
+    def _feed(self, data: bytes) -> bool:
+        """Passes bytes to the parser. Returns False if they ended the connection."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:  # answered as any other request, after which the connection ends
+            if self.stream is not None:
+                self.stream.keeps = False
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__
+            if isinstance(cause, Refusal):
+                self._refuse(cause)
+            elif isinstance(cause, _Following) and self.stream is not None:
+                self.stream.keeps = False
+            else:
+                raise
+            return False
+        except httptools.HttpParserError as error:
+            self._refuse(Refusal(400, f"The request isn't HTTP: {error}"))
+            return False
+        return True
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answers what can't be read, after which the connection ends."""
+        former = self.stream
+        begun = former is not None and former.begun
+        if former is not None:
+            self.forget(former)
+            self.events.left(former)
+        self._receiving = False
+        self._rest = b""
+        if not begun:
+            self.ended = False
+            self._open(Head("", b"", (), refusal), "1.1", keeps=False).ended = True
+
+    def _open(self, head: Head, version: str, *, keeps: bool) -> Http1Stream:
+        self.stream = stream = Http1Stream(self, head, self._peers[version], keeps=keeps)
+        self.events.opened(stream)
+        return stream
+
+    # --- what the parser found
+
+    def on_message_begin(self) -> None:
+        if self.stream is not None:
+            raise _Following
+        self._target, self._fields, self._head_done = [], [], False
+
+    def on_url(self, part: bytes) -> None:
+        self._target.append(part)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._head_done:  # trailers are ignored (7.1.2)
+            self._fields.append((name.lower(), value.strip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        self._head_done = True
+        parser = self._parser
+        version = parser.get_http_version()
+        if version not in self._peers:
+            raise Refusal(505, f"HTTP {version} isn't spoken here; use HTTP/1.1 or HTTP/2")
+        head = Head(parser.get_method().decode("latin-1"), b"".join(self._target), tuple(self._fields))
+        named = head.by_name
+        hosts = [value for name, value in head.fields if name == b"host"]
+        if len(hosts) > 1 or (not hosts and version == "1.1"):
+            raise Refusal(400, f"A request has one Host header, not {len(hosts)}")
+        coding, length = named.get(b"transfer-encoding"), named.get(b"content-length", b"0")
+        if coding is not None and (coding.lower() != b"chunked" or version == "1.0"):
+            raise Refusal(501, f"The transfer coding {coding.decode('latin-1')!r} isn't supported; use chunked")
+        if len(length) > LENGTH_DIGITS_MAX or not length.isdigit():
+            raise Refusal(400, f"The Content-Length {length.decode('latin-1')!r} isn't a length")
+        expect = named.get(b"expect")
+        if expect is not None and expect.lower() != b"100-continue":
+            raise Refusal(417, f"The expectation {expect.decode('latin-1')!r} can't be met; leave it out")
+        self._left = -1 if coding is not None else int(length)
+        self._receiving = self._left != 0
+        stream = self._open(head, version, keeps=bool(parser.should_keep_alive()))
+        stream.expects = expect is not None and version == "1.1"
+
+    def on_body(self, piece: bytes) -> None:
+        if self.stream is not None:
+            self.stream.expects = False
+            self.stream.add(piece)
+
+    def on_message_complete(self) -> None:
+        self._receiving = False
+        if self.stream is not None:
+            self.stream.ended = True
+
+    # --- bodies
+
+    def _read_body(self, data: bytes, at: int) -> int:
+        """Reads the body's next bytes, and returns the position after them."""
+        end = len(data)
+        if self._left >= 0:
+            end = min(end, at + self._left)
+            self._left -= end - at
+        part = data[at:end] if at or end < len(data) else data
+        stream = self.stream
+        self._feed(part)
+        if stream is not None and not stream.done:
+            stream.wake_reader()
+        return end
+
+    # --- answers
+
+    def pump(self) -> bool:
+        """Gives the socket more of what is queued. Returns whether there is more."""
+        return self.stream is not None and bool(self.stream.queue) and self.stream.pump(TURN_BYTES)
+
+    def answered(self, stream: Http1Stream) -> None:
+        """All of an answer is given: the next request may be read."""
+        stream.done = True
+        self.stream = None
+        if not stream.keeps or not stream.ended:
+            self.ended = True
+        elif self._rest:
+            data, self._rest = self._rest, b""
+            self.receive(data)
+
+    def forget(self, stream: Http1Stream) -> None:
+        """Ends the present stream, and the connection with it."""
+        stream.done = self.ended = True
+        self.queued -= stream.queued
+        stream.queued = 0
+        stream.queue.clear()
+        stream.wake_writer()
+        self.stream = None
+
+    def go_away(self, *, soon: bool = False) -> None:
+        """Takes no more requests; the connection ends with the present one. `soon`: one that is on its way is taken."""
+        self.closing = True
+        if not soon and self.stream is None:
+            self.ended = True
+
+    def lose(self) -> None:
+        """The connection has ended: its stream, too."""
+        self.ended = True
+        stream = self.stream
+        if stream is not None:
+            self.forget(stream)
+            self.events.left(stream)
