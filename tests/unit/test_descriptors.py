@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import resource
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from ts_frontend.grpc.call import ListenerLimits
-from ts_frontend.listeners.descriptors import few_open_files, is_exhausted, open_files_max, report_full, shared_out
+from ts_frontend.listeners.descriptors import few_open_files, open_files_max, report_full, shared_out
 from ts_frontend.listeners.listener import Listener
 
 NAMES = ("http_inference", "http_management", "http_metrics", "grpc_inference", "grpc_management")
@@ -51,13 +50,6 @@ def test_a_listener_with_a_limit_keeps_it() -> None:
 )
 def test_the_soft_limit_is_raised(soft: int, hard: int, most: int) -> None:
     assert open_files_max(soft, hard) == most
-
-
-def test_errors_of_a_system_without_room() -> None:
-    assert is_exhausted(OSError(errno.EMFILE, "Too many open files"))
-    assert is_exhausted(OSError("Too many open files (os error 24)"))
-    assert not is_exhausted(OSError("Address already in use (os error 98)"))
-    assert not is_exhausted(OSError("Too many open files"))
 
 
 def test_waiting_clients_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:

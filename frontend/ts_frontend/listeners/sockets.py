@@ -91,14 +91,17 @@ class Listening:
 
 
 async def refuse(listening: Sequence[socket.socket]) -> None:
-    """On Linux, drops new connection attempts to these listening sockets and waits at most TAKEN_S_MAX seconds until
-    all waiting connections have been accepted. Does nothing for Unix sockets and on other systems.
+    """On Linux, refuses new connections to these listening sockets and waits at most TAKEN_S_MAX seconds until all
+    waiting connections have been accepted. Does nothing on other systems.
 
     Closing a listening socket resets its waiting connections, whose clients may have sent requests.
     """
-    inet = [one for one in listening if one.family != socket.AF_UNIX]
     if sys.platform != "linux":
         return
+    inet = [one for one in listening if one.family != socket.AF_UNIX]
+    for one in listening:
+        if one.family == socket.AF_UNIX:
+            one.shutdown(socket.SHUT_RD)
     for one in inet:
         with contextlib.suppress(OSError):  # a sandbox may forbid filters: only the wait is left
             drop = ctypes.create_string_buffer(_DROP)

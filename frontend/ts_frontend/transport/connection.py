@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
+import socket
 import ssl
 from typing import TYPE_CHECKING, Final
 
@@ -27,19 +29,22 @@ HALF_CLOSED_S: Final = 0.01
 AGE_JITTER: Final = 0.1
 #: The time in which a client may read its last answers and close the connection, before the server does.
 LINGER_S_MAX: Final = 2.0
+#: Seconds between two looks whether TLS has sent everything.
+LINGER_LOOK_S: Final = 0.01
 
 
 class Connection:
     """One connection (an asyncio.Protocol). `heard_s`: when the client was last heard of, by the loop's clock."""
 
     __slots__ = (
-        *("_closing", "_counted", "_eof_timer", "_first", "_half_closed", "_inside", "_scheduled", "_server", "_tls"),
+        *("_closing", "_counted", "_eof_timer", "_first", "_half_closed", "_inside", "_scheduled", "_server"),
+        *("_socket", "_tls"),
         *("age_factor", "begun_s", "ends_s", "goes_s", "head_s", "heard_s", "http", "leaving", "loop", "paused"),
         *("peer", "progress_s", "reading", "taken_bytes", "transport", "written_bytes"),
     )
 
-    def __init__(self, server: Server, *, tls: bool) -> None:
-        self._server, self._tls = server, tls
+    def __init__(self, server: Server, accepted: socket.socket, *, tls: bool) -> None:
+        self._server, self._socket, self._tls = server, accepted, tls
         self.loop = server.loop
         self.transport: asyncio.Transport | None = None
         self.http: Http2 | Http1 | None = None
@@ -205,11 +210,24 @@ class Connection:
         self._closing = True
         if not self.reading:
             transport.resume_reading()
-        if transport.can_write_eof() and not self._half_closed:
-            transport.write_eof()
-            self.loop.call_later(LINGER_S_MAX, self.abort)
-        else:
+        if self._half_closed:
             transport.close()
+            return
+        self.loop.call_later(LINGER_S_MAX, self.abort)
+        if transport.can_write_eof():
+            transport.write_eof()
+        else:
+            self._end_sending()
+
+    def _end_sending(self) -> None:
+        """Closes the sending half below TLS, which asyncio can't do, once everything is sent."""
+        if self.transport is None:
+            return
+        if self.transport.get_write_buffer_size():
+            self.loop.call_later(LINGER_LOOK_S, self._end_sending)
+            return
+        with contextlib.suppress(OSError):  # the client has closed the connection
+            self._socket.shutdown(socket.SHUT_WR)
 
     def abort(self) -> None:
         """Ends the connection at once."""

@@ -6,6 +6,7 @@ earlier one: the server's headers are few, and each is encoded once."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 #: A header's name, in lower case, and its value.
@@ -248,12 +249,16 @@ class Decoder:
 
 _STATIC_INDEX: Final[dict[Field, int]] = {field: index for index, field in enumerate(STATIC) if index and field[1]}
 _NAME_INDEX: Final[dict[bytes, int]] = {STATIC[index][0]: index for index in range(len(STATIC) - 1, 0, -1)}
-_encoded: Final[dict[Field, bytes]] = {}
 
 
 def encode(fields: Iterable[Field]) -> bytes:
     """A block with these fields. Names are in lower case."""
-    return b"".join([_encoded.get(field) or _encode(field) for field in fields])
+    return b"".join([_kept(field) if len(field[1]) <= ENCODED_BYTES_MAX else _encode(field) for field in fields])
+
+
+@lru_cache(ENCODED_MAX)
+def _kept(field: Field) -> bytes:
+    return _encode(field)
 
 
 def _encode(field: Field) -> bytes:
@@ -264,10 +269,7 @@ def _encode(field: Field) -> bytes:
         return bytes((0x80 | index,))
     index = _NAME_INDEX.get(name)
     beginning = _number(0, 0x0F, index) if index else b"\0" + _number(0, 0x7F, len(name)) + name
-    found = beginning + _number(0, 0x7F, len(value)) + value
-    if len(value) <= ENCODED_BYTES_MAX and len(_encoded) < ENCODED_MAX:
-        _encoded[field] = found
-    return found
+    return beginning + _number(0, 0x7F, len(value)) + value
 
 
 def _number(first: int, most: int, value: int) -> bytes:

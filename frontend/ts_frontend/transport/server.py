@@ -117,6 +117,9 @@ class Server:
             except ConnectionError:
                 continue  # the client has left
             except OSError as error:
+                if error.errno == errno.EINVAL:  # a Unix socket that refuses clients, and nobody waits any longer
+                    self._accept_none()
+                    return
                 if error.errno not in EXHAUSTED:
                     raise
                 logger.error("%s: no further connection can be accepted: %s", self.name, error.strerror)
@@ -132,7 +135,7 @@ class Server:
         limit_s = None if context is None else HANDSHAKE_S_MAX
         try:
             await self.loop.connect_accepted_socket(
-                lambda: Connection(self, tls=context is not None),  # type: ignore[type-var]
+                lambda: Connection(self, accepted, tls=context is not None),  # type: ignore[type-var]
                 accepted,
                 ssl=context,
                 ssl_handshake_timeout=limit_s,
@@ -222,7 +225,9 @@ class Server:
     # --- the end
 
     def stop_accepting(self) -> None:
-        """Accepts no more connections: the listening sockets may be closed."""
+        """Accepts the connections that wait, and no more: the listening sockets may be closed."""
+        for one in self._sockets:
+            self._accept(one)
         self._accept_none()
         self._sockets = ()
         if self._again is not None:

@@ -103,18 +103,6 @@ def test_pairs_that_are_none(start_server, certificates):
     assert "client.key: isn't the key of certificate_file" in start_server({"name": "tls", "tls": files})["error"]
 
 
-def test_a_key_that_only_openssl_takes_is_refused_with_those_to_take(start_server, certificates, tmp_path):
-    key, certificate = tmp_path / "curve.key", tmp_path / "curve.crt"
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:secp224r1", "-nodes", "-subj", "/CN=s")
-    openssl(tmp_path, "req", "-x509", *curve, "-keyout", str(key), "-out", str(certificate))
-    files = {**server_files(certificates), "certificate_file": str(certificate), "key_file": str(key)}
-    error = start_server({"name": "tls", "tls": files})["error"]
-    assert f"{key}: the server's TLS can't use the key" in error and "P-256, P-384 or P-521, or Ed25519" in error
-
-
-# --- renewal
-
-
 def presented(port: int) -> bytes:
     """The certificate that a new connection gets, DER."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
