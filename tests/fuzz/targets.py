@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import yaml
+from ts_frontend.http.departures import Departures
 
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.decoder import Decoder, decode_bytes
@@ -42,7 +43,6 @@ from ts_frontend.config.table import SETTINGS, ServerConfig
 from ts_frontend.errors import InvalidArchive, InvalidArgument, ServeError
 from ts_frontend.grpc import protocol as grpc_protocol
 from ts_frontend.http import management
-from ts_frontend.http.departures import Departures
 from ts_frontend.http.guard import Guard, Hosts
 from ts_frontend.http.management import _json_parameters, page_asked
 from ts_frontend.http.request import BodyLimits, HttpRequest, Parameters, json_object, query_pairs

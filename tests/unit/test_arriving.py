@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from typing import Any
 
 import pytest
+from ts_frontend.http.arriving import PIECE_BYTES, REQUEST_BYTES, Arriving, BodiesFull, SlowSender, head_bytes
+from ts_frontend.http.departures import Departures
 
 from support import GUARD_S, until_async
 from ts_frontend.errors import Code
 from ts_frontend.grpc.call import Bidi, Call, ListenerLimits, Method, ServerStream, Shape, Unary
 from ts_frontend.grpc.exchange import Exchange
 from ts_frontend.grpc.protocol import Header
-from ts_frontend.http.arriving import PIECE_BYTES, REQUEST_BYTES, Arriving, BodiesFull, SlowSender, head_bytes
-from ts_frontend.http.departures import Departures
 from ts_frontend.http.request import BodyLimits, Event, HttpRequest
 
 BODY_BYTES = 4000

@@ -10,12 +10,12 @@ import re
 from pathlib import Path
 
 import pytest
+from ts_frontend.http.departures import Departures
 
 import ts_frontend.http
 from ts_frontend.config.addresses import parse_name
 from ts_frontend.config.keys import KeyKind
 from ts_frontend.errors import ServeError
-from ts_frontend.http.departures import Departures
 from ts_frontend.http.errors import ErrorDialect
 from ts_frontend.http.errors import refusal as told
 from ts_frontend.http.guard import Guard, Hosts

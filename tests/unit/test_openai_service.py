@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ts_frontend.http.departures import Departures
 
 from support import until_async
 from ts.protocol.frames import Chunk, Failed
 from ts.runtime.handlers import HandlerNotUsable, openai_of
 from ts_frontend.errors import QueueFull, ServeError
-from ts_frontend.http.departures import Departures
 from ts_frontend.http.errors import ErrorDialect, refusal
 from ts_frontend.http.openai import HttpOpenAI
 from ts_frontend.http.request import BodyLimits, HttpAnswer, HttpRequest

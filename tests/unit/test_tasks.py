@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ts_frontend.listeners.application import application
 
 from stage import Skipping
 from support import GUARD_S, until_async
 from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind
 from ts_frontend.grpc.call import ListenerLimits, Method, Shape
-from ts_frontend.listeners.application import application
 from ts_frontend.listeners.listener import Listener
 from ts_frontend.models import startup as persistence
 from ts_frontend.models.repository import Repository

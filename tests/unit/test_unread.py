@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
 import pytest
-
 import ts_frontend.http.arriving
-from support import until_async
-from ts_frontend.errors import ClientGone, Code, ServeError
 from ts_frontend.http.arriving import REQUEST_BYTES, Arriving
 from ts_frontend.http.unread import FIRST_BYTES, HELD, PIECE_BYTES, WHOLE_BYTES_MAX, AnswersUnread, SlowReader, Unread
+
+from support import until_async
+from ts_frontend.errors import ClientGone, Code, ServeError
 
 SIZE = 100_000
 COUNTED = SIZE + REQUEST_BYTES

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ts_frontend.http.departures import Departures
 
 from ts_frontend.errors import ClientGone, ModelNotFound
 from ts_frontend.grpc.call import Call, ListenerLimits, Method, RequestIds, Shape, identified
@@ -18,7 +19,6 @@ from ts_frontend.grpc.exchange import JOIN_BYTES_MAX, Exchange
 from ts_frontend.grpc.protocol import PREFIX, MalformedHeader, ReceivedMetadata, encode
 from ts_frontend.grpc.telemetry import CallMetrics
 from ts_frontend.http.app import ASKS, Cors, HttpApp
-from ts_frontend.http.departures import Departures
 from ts_frontend.http.guard import Guard, Hosts
 from ts_frontend.http.request import BodyLimits, Event, HttpRequest, Receive, Scope, Send
 from ts_frontend.http.routing import RouteTable
