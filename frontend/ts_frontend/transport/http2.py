@@ -195,8 +195,8 @@ class Http2:
         self.streams: dict[int, Http2Stream] = {}
         self.blocked = self.ended = False
         self.queued = 0
-        #: When the client last sent a frame of a request, and whether an answer to a ping of ours is missing.
-        self.pinged = False
+        #: Our pings since we last sent data, and whether the answer to one is missing.
+        self.pings, self.pinged = 0, False
         self._greeted = False
         self._rest = b""
         self._decoder = Decoder(limits.fields_bytes_max)
@@ -422,7 +422,7 @@ class Http2:
         """Sends data for which there is room in the windows."""
         self._window -= size
         stream.window -= size
-        self._strikes = 0
+        self._strikes = self.pings = 0
         most = self._frame_bytes_max
         if size <= most:
             self.out += (frame_head(size, DATA, 0, stream.number), data)
@@ -668,6 +668,7 @@ class Http2:
     def ping(self) -> None:
         """Asks the client for a sign of life, which clears `pinged`."""
         self.pinged = True
+        self.pings += 1
         self.out.append(frame(PING, 0, 0, b"liveness"))
 
     # --- 6.8 GOAWAY
@@ -736,7 +737,7 @@ class Http2:
         ):
             stream.begun = stream.given = True
             self._window -= size
-            self._strikes = 0
+            self._strikes = self.pings = 0
             if size == 0 and not trailers:
                 self.out += (frame_head(len(block), HEADERS, END_HEADERS | END_STREAM, number), block)
             elif trailers:
