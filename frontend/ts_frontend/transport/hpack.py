@@ -193,7 +193,7 @@ class Decoder:
                 field = self._entry(index)
             elif first & 0xE0 == 0x20:  # the size of the table (6.3)
                 size, at = _integer(block, at, 0x1F)
-                if found or size > TABLE_BYTES_MAX:
+                if left < self._fields_bytes_max or size > TABLE_BYTES_MAX:
                     raise BadBlock("the size of the table changes within a block, or is over the limit")
                 self._size_max, self._changed = size, True
                 self._evict(size)
