@@ -143,7 +143,7 @@ def _encoded(encoder: hpack.Encoder, fields: list[tuple[bytes, bytes, str]], huf
             block += encoder.encode(
                 [hpack.HeaderTuple(name, value)] if kind == "indexed" else [(name, value, True)], huffman
             )
-    return block
+    return bytes(block)
 
 
 def _text(raw: bytes) -> bytes:

@@ -12,6 +12,8 @@ from typing import Final, TypeAlias
 Field: TypeAlias = "tuple[bytes, bytes]"
 #: SETTINGS_HEADER_TABLE_SIZE (RFC 9113, 6.5.2): the size of the dynamic table that a client may fill.
 TABLE_BYTES_MAX: Final = 4096
+#: The beginning of a block that leaves the dynamic table without room (RFC 7541, 6.3).
+NO_TABLE: Final = b"\x20"
 #: What an entry counts beside its name and its value (RFC 7541, 4.1).
 ENTRY_BYTES: Final = 32
 #: The largest index, length or size. Nothing that fits into a header block is larger.

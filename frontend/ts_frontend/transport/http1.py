@@ -14,7 +14,7 @@ import httptools
 
 from ts_frontend.transport.hpack import Field
 from ts_frontend.transport.http2 import TURN_BYTES, Events
-from ts_frontend.transport.stream import Data, Fields, Head, Peer, Refusal, Stream
+from ts_frontend.transport.stream import NO_BODY, Data, Fields, Head, Peer, Refusal, Stream
 
 #: Bytes of a body that aren't taken, or of requests behind the present one, above which nothing more is read.
 UNREAD_BYTES_MAX: Final = 1 << 20
@@ -23,7 +23,6 @@ _KEEP: Final[Field] = (b"connection", b"keep-alive")
 _CHUNKED: Final[Field] = (b"transfer-encoding", b"chunked")
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
-_NO_BODY: Final = frozenset((204, 304))
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 #: What a status line allows in a phrase (RFC 9112, 4).
 _NO_PHRASE: Final = re.compile(r"[^\t\x20-\x7e]")
@@ -59,7 +58,7 @@ class Http1Stream(Stream):
             self.http.events.wrote()
 
     def respond(self, status: int, fields: Fields, body: Data = b"", phrase: str = "") -> None:
-        if not any(name == b"content-length" for name, _ in fields) and status not in _NO_BODY:
+        if not any(name == b"content-length" for name, _ in fields) and status not in NO_BODY:
             fields = (*fields, (b"content-length", b"%d" % len(body)))
         self.begin(status, fields, phrase)
         self.write(body)
@@ -72,7 +71,7 @@ class Http1Stream(Stream):
         phrase = _NO_PHRASE.sub(" ", phrase) or _PHRASES.get(status, "")
         names = {name for name, _ in fields}
         more: list[Field] = []
-        if status in _NO_BODY:
+        if status in NO_BODY:
             self.no_body = True
         elif b"content-length" not in names:
             self.chunked = self.peer.version == "1.1"
