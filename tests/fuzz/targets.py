@@ -18,7 +18,7 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import yaml
 from ts_frontend.http.departures import Departures
@@ -59,6 +59,7 @@ from ts_frontend.open_inference import heads
 from ts_frontend.open_inference.repository import load_parameters, load_parameters_of_json
 from ts_frontend.telemetry.logging import formats
 from ts_frontend.telemetry.logging.log_config import read_plan, rotation
+from ts_frontend.transport.stream import Head, Peer, Stream
 from ts_frontend.workflows.specification import parse_spec
 
 #: What frames, messages and archives may come to; inputs of the fuzzer are far smaller.
@@ -216,20 +217,14 @@ def html_forms(data: bytes) -> None:
         raise AssertionError(f"it was let through, but can't be read: {error}") from error
 
 
-async def _nothing() -> dict[str, Any]:
-    return {"type": "http.disconnect"}
-
-
-@cache
-def _departures() -> Departures:
-    return Departures()
+_PEER = Peer(("127.0.0.1", 1), ("127.0.0.1", 8080), "1.1")
 
 
 def _request(
     query: bytes = b"", path: str = "/models", headers: list[tuple[bytes, bytes]] | None = None
 ) -> HttpRequest:
-    scope = {"method": "POST", "path": path, "headers": headers or [], "query_string": query}
-    return HttpRequest(scope, _nothing, "id", BodyLimits(BYTES_MAX, 1.0), _departures())
+    target = quote(path, safe="/", encoding="latin-1").encode() + b"?" + query
+    return HttpRequest(Stream(Head("POST", target, headers), _PEER), "id", BodyLimits(BYTES_MAX, 1.0))
 
 
 @target(ServeError, words=(b"initial_workers=", b"batch_size=", b"%ff", b"&", b"url=", b"\xd9\xa1", b"-", b"9" * 5000))
