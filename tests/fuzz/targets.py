@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -42,7 +42,6 @@ from ts_frontend.config.table import SETTINGS, ServerConfig
 from ts_frontend.errors import InvalidArchive, InvalidArgument, ServeError
 from ts_frontend.grpc import protocol as grpc_protocol
 from ts_frontend.http import management
-from ts_frontend.http.departures import Departures
 from ts_frontend.http.guard import Guard, Hosts
 from ts_frontend.http.management import _json_parameters, page_asked
 from ts_frontend.http.request import BodyLimits, HttpRequest, Parameters, json_object, query_pairs
@@ -59,6 +58,7 @@ from ts_frontend.open_inference import heads
 from ts_frontend.open_inference.repository import load_parameters, load_parameters_of_json
 from ts_frontend.telemetry.logging import formats
 from ts_frontend.telemetry.logging.log_config import read_plan, rotation
+from ts_frontend.transport.stream import Head, Peer, Stream
 from ts_frontend.workflows.specification import parse_spec
 
 #: What frames, messages and archives may come to; inputs of the fuzzer are far smaller.
@@ -216,26 +216,17 @@ def html_forms(data: bytes) -> None:
         raise AssertionError(f"it was let through, but can't be read: {error}") from error
 
 
-async def _nothing() -> dict[str, Any]:
-    return {"type": "http.disconnect"}
-
-
-@cache
-def _departures() -> Departures:
-    return Departures()
-
-
-def _request(
-    query: bytes = b"", path: str = "/models", headers: list[tuple[bytes, bytes]] | None = None
-) -> HttpRequest:
-    scope = {"method": "POST", "path": path, "headers": headers or [], "query_string": query}
-    return HttpRequest(scope, _nothing, "id", BodyLimits(BYTES_MAX, 1.0), _departures())
+def _request(target: bytes, headers: Sequence[tuple[bytes, bytes]] = ()) -> HttpRequest:
+    stream = Stream(Head("POST", target, headers), Peer(None, None, "2"))
+    return HttpRequest(stream, "id", BodyLimits(BYTES_MAX, 1.0))
 
 
 @target(ServeError, words=(b"initial_workers=", b"batch_size=", b"%ff", b"&", b"url=", b"\xd9\xa1", b"-", b"9" * 5000))
 def register_parameters(data: bytes) -> None:
     """The query of a registration, or its body in JSON."""
-    given = _json_parameters(data) if data[:1] in (b"{", b"[") else Parameters(query_pairs(_request(data)))
+    given = (
+        _json_parameters(data) if data[:1] in (b"{", b"[") else Parameters(query_pairs(_request(b"/models?" + data)))
+    )
     page_asked(given)
     asked = management.given(REGISTER, given)
     assert asked.keys() == {row.name for row in REGISTER if row.http}
@@ -250,7 +241,7 @@ def http_heads(data: bytes) -> None:
     for one in rest.split(b"\n"):
         name, _, value = one.partition(b": ")
         headers.append((name.lower(), value))
-    request = _request(path="/" + line.decode("latin-1"), headers=headers)
+    request = _request(b"/" + line, headers)
     for hosts in (Hosts("127.0.0.1"), Hosts("0.0.0.0", allowed=("example.org", ".example.com"))):
         match = _ROUTES.find("POST", request.path)
         with contextlib.suppress(ServeError):
