@@ -13,15 +13,14 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import yaml
-from ts_frontend.http.departures import Departures
 
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.decoder import Decoder, decode_bytes
@@ -217,20 +216,17 @@ def html_forms(data: bytes) -> None:
         raise AssertionError(f"it was let through, but can't be read: {error}") from error
 
 
-_PEER = Peer(("127.0.0.1", 1), ("127.0.0.1", 8080), "1.1")
-
-
-def _request(
-    query: bytes = b"", path: str = "/models", headers: list[tuple[bytes, bytes]] | None = None
-) -> HttpRequest:
-    target = quote(path, safe="/", encoding="latin-1").encode() + b"?" + query
-    return HttpRequest(Stream(Head("POST", target, headers), _PEER), "id", BodyLimits(BYTES_MAX, 1.0))
+def _request(target: bytes, headers: Sequence[tuple[bytes, bytes]] = ()) -> HttpRequest:
+    stream = Stream(Head("POST", target, headers), Peer(None, None, "2"))
+    return HttpRequest(stream, "id", BodyLimits(BYTES_MAX, 1.0))
 
 
 @target(ServeError, words=(b"initial_workers=", b"batch_size=", b"%ff", b"&", b"url=", b"\xd9\xa1", b"-", b"9" * 5000))
 def register_parameters(data: bytes) -> None:
     """The query of a registration, or its body in JSON."""
-    given = _json_parameters(data) if data[:1] in (b"{", b"[") else Parameters(query_pairs(_request(data)))
+    given = (
+        _json_parameters(data) if data[:1] in (b"{", b"[") else Parameters(query_pairs(_request(b"/models?" + data)))
+    )
     page_asked(given)
     asked = management.given(REGISTER, given)
     assert asked.keys() == {row.name for row in REGISTER if row.http}
@@ -245,7 +241,7 @@ def http_heads(data: bytes) -> None:
     for one in rest.split(b"\n"):
         name, _, value = one.partition(b": ")
         headers.append((name.lower(), value))
-    request = _request(path="/" + line.decode("latin-1"), headers=headers)
+    request = _request(b"/" + line, headers)
     for hosts in (Hosts("127.0.0.1"), Hosts("0.0.0.0", allowed=("example.org", ".example.com"))):
         match = _ROUTES.find("POST", request.path)
         with contextlib.suppress(ServeError):

@@ -7,19 +7,20 @@ import functools
 import gc
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from ts_frontend.http.arriving import PIECE_BYTES, REQUEST_BYTES, Arriving, BodiesFull, SlowSender, head_bytes
-from ts_frontend.http.departures import Departures
 
+from streams import Http2Client
 from support import GUARD_S, until_async
 from ts_frontend.errors import Code
-from ts_frontend.grpc.call import Bidi, Call, ListenerLimits, Method, ServerStream, Shape, Unary
+from ts_frontend.grpc.call import Bidi, Call, Method, ServerStream, Shape, Unary
 from ts_frontend.grpc.exchange import Exchange
 from ts_frontend.grpc.protocol import Header
-from ts_frontend.http.request import BodyLimits, Event, HttpRequest
+from ts_frontend.http.request import BodyLimits, HttpRequest
+from ts_frontend.transport.arriving import PIECE_BYTES, REQUEST_BYTES, Arriving, BodiesFull, SlowSender, head_bytes
+from ts_frontend.transport.limits import ListenerLimits
 
 BODY_BYTES = 4000
 PATH = "/test.Service/Call"
@@ -35,43 +36,32 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
     return run
 
 
-class Sender:
-    """A client that sends its body piece by piece."""
+class Sender(Http2Client):
+    """A client that sends the body of its request piece by piece."""
 
     def __init__(self, headers: Sequence[Header] = HEAD) -> None:
-        self._headers = headers
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self.sent: list[Event] = []
+        super().__init__()
+        self.stream = self.request(target=PATH, headers=headers, ended=False)
 
-    def piece(self, data: bytes, *, more: bool = True) -> None:
-        self._events.put_nowait({"type": "http.request", "body": data, "more_body": more})
-
-    def receive(self) -> Awaitable[Event]:
-        return asyncio.ensure_future(self._events.get())
+    def send(self, data: bytes, *, more: bool = True) -> None:
+        self.piece(self.stream, data, more=more)
 
     @property
     def empty(self) -> bool:
         """Whether the server has taken all pieces."""
-        return self._events.empty()
-
-    async def send(self, event: Event) -> None:
-        self.sent.append(event)
+        return not self.stream.pieces
 
     def over_http(self, arriving: Arriving, s_max: float = GUARD_S) -> asyncio.Task[bytes]:
-        scope = {"method": "POST", "path": "/", "headers": self._headers, "query_string": b"", "http_version": "1.1"}
         limits = BodyLimits(1 << 20, s_max, arriving)
-        return asyncio.create_task(HttpRequest(scope, self.receive, "id", limits, Departures()).body())
+        return asyncio.create_task(HttpRequest(self.stream, "id", limits).body())
 
     def over_grpc(self, arriving: Arriving, method: Method) -> asyncio.Task[None]:
-        limits = ListenerLimits(arriving=arriving)
-        scope = {"path": PATH, "headers": self._headers}
-        exchange = Exchange(scope, dict(self._headers), self.receive, self.send, limits)
+        exchange = Exchange(self.stream, ListenerLimits(arriving=arriving))
         return asyncio.create_task(exchange.run(method))
 
     @property
     def grpc_status(self) -> int:
-        """Of the last headers: the status alone, or the trailers."""
-        return int(dict(next(one["headers"] for one in reversed(self.sent) if "headers" in one))[b"grpc-status"])
+        return self.answer(self.stream).grpc_status
 
 
 async def echo(call: Call, message: bytes) -> bytes:
@@ -108,15 +98,15 @@ async def test_the_body_that_began_first_makes_room() -> None:
     bodies = []
     for number, sender in enumerate(senders[:2], 1):
         bodies.append(sender.over_http(arriving))
-        sender.piece(b"x" * BODY_BYTES)
+        sender.send(b"x" * BODY_BYTES)
         await until_held(arriving, number)
     bodies.append(senders[2].over_http(arriving))
-    senders[2].piece(b"y" * BODY_BYTES)
+    senders[2].send(b"y" * BODY_BYTES)
     with pytest.raises(BodiesFull, match="arriving_bytes_max") as refused:
         await bodies[0]
     assert (refused.value.http_status, refused.value.code) == (503, Code.RESOURCE_EXHAUSTED)
     for sender in senders[1:]:
-        sender.piece(b"z", more=False)
+        sender.send(b"z", more=False)
     assert [len(await body) for body in bodies[1:]] == [BODY_BYTES + 1] * 2
     assert (arriving.bytes, len(arriving)) == (0, 0)
 
@@ -127,7 +117,7 @@ async def test_the_only_body_is_never_given_up() -> None:
     sender = Sender()
     body = sender.over_http(arriving)
     for number in range(5):
-        sender.piece(b"x" * BODY_BYTES, more=number < 4)
+        sender.send(b"x" * BODY_BYTES, more=number < 4)
     assert len(await body) == 5 * BODY_BYTES
 
 
@@ -137,9 +127,10 @@ async def test_pieces_of_one_byte_count_with_the_memory_that_they_need() -> None
     sender = Sender()
     body = sender.over_http(arriving)
     for _ in range(100):
-        sender.piece(b"x")
-    await until_async(lambda: arriving.bytes == HEAD_BYTES + 100 * (PIECE_BYTES + 1))
-    sender.piece(b"", more=False)
+        sender.send(b"x")
+        await until_async(lambda: sender.empty)
+    assert arriving.bytes == HEAD_BYTES + 100 * (PIECE_BYTES + 1)
+    sender.send(b"", more=False)
     assert len(await body) == 100
 
 
@@ -148,7 +139,7 @@ async def test_a_slow_body_is_counted_no_longer_when_its_time_is_over() -> None:
     arriving = Arriving()
     sender = Sender()
     body = sender.over_http(arriving, s_max=0.01)
-    sender.piece(b"x" * BODY_BYTES)
+    sender.send(b"x" * BODY_BYTES)
     with pytest.raises(SlowSender):
         await body
     assert (arriving.bytes, len(arriving)) == (0, 0)
@@ -167,14 +158,14 @@ async def test_messages_of_grpc_are_bodies_too(shape: str, part: str) -> None:
     first, second = Sender(), Sender()
     call = first.over_grpc(arriving, METHODS[shape])
     for piece in PARTS[part]:
-        first.piece(piece)
+        first.send(piece)
     await until_async(lambda: arriving.bytes >= REQUEST_BYTES + BODY_BYTES)
     body = second.over_http(arriving)
-    second.piece(b"x" * BODY_BYTES)
-    second.piece(b"x")
+    second.send(b"x" * BODY_BYTES)
+    second.send(b"x")
     await call
     assert first.grpc_status == Code.RESOURCE_EXHAUSTED
-    second.piece(b"", more=False)
+    second.send(b"", more=False)
     assert len(await body) == BODY_BYTES + 1
     assert (arriving.bytes, len(arriving)) == (0, 0)
 
@@ -192,9 +183,9 @@ async def test_the_rest_of_a_message_of_grpc_must_come_in_time(shape: str, part:
     sender = Sender()
     call = sender.over_grpc(arriving, METHODS[shape])
     for piece in PARTS.get(part, [LARGE if part == "bytes" else b""]):
-        sender.piece(piece)
+        sender.send(piece)
     while not call.done():
-        sender.piece(b"x" if part == "bytes" else b"")
+        sender.send(b"x" if part == "bytes" else b"")
         await asyncio.sleep(0)
     await call
     assert sender.grpc_status == Code.DEADLINE_EXCEEDED
@@ -214,12 +205,12 @@ async def test_a_head_counts_until_its_message_is_there(shape: str, data: bytes)
     first, second = Sender(LONG_HEAD), Sender(LONG_HEAD)
     call = first.over_grpc(arriving, METHODS[shape])
     if data:
-        first.piece(data)
+        first.send(data)
     await until_async(lambda: first.empty and arriving.bytes > REQUEST_BYTES + 20 * 1000)
     other = second.over_http(arriving)
     await call
     assert first.grpc_status == Code.RESOURCE_EXHAUSTED
-    second.piece(b"", more=False)
+    second.send(b"", more=False)
     assert await other == b""
     assert (arriving.bytes, len(arriving)) == (0, 0)
 
@@ -232,7 +223,7 @@ async def test_a_head_without_its_message_is_given_up_in_time(shape: str, data: 
     sender = Sender()
     call = sender.over_grpc(arriving, METHODS[shape])
     if data:
-        sender.piece(data)
+        sender.send(data)
     await asyncio.wait_for(call, GUARD_S)
     assert sender.grpc_status == Code.DEADLINE_EXCEEDED
     assert (arriving.bytes, len(arriving)) == (0, 0)
@@ -247,7 +238,7 @@ async def test_a_stream_may_rest_before_its_first_message() -> None:
     await until_held(arriving, 1)
     await late.over_grpc(arriving, METHODS["unary"])
     assert late.grpc_status == Code.DEADLINE_EXCEEDED
-    sender.piece(SMALL, more=False)
+    sender.send(SMALL, more=False)
     await call
     assert sender.grpc_status == Code.OK
 
@@ -260,11 +251,11 @@ async def test_each_message_of_a_stream_has_its_own_time() -> None:
     sender = Sender()
     call = sender.over_grpc(arriving, METHODS["bidi"])
     begun_s = time.monotonic()
-    sender.piece(PREFIX)
+    sender.send(PREFIX)
     while time.monotonic() - begun_s < 3 * limit_s:
-        sender.piece(b"x" * BODY_BYTES + PREFIX)
+        sender.send(b"x" * BODY_BYTES + PREFIX)
         await until_async(lambda: sender.empty)
-    sender.piece(b"x" * BODY_BYTES, more=False)
+    sender.send(b"x" * BODY_BYTES, more=False)
     await call
     assert sender.grpc_status == Code.OK
 
@@ -275,10 +266,10 @@ async def test_between_the_messages_of_a_stream_nothing_is_counted() -> None:
     sender = Sender()
     call = sender.over_grpc(arriving, METHODS["bidi"])
     for piece in PARTS["the whole"]:
-        sender.piece(piece)
-    await until_async(lambda: len(sender.sent) > 1)
+        sender.send(piece)
+    await until_async(lambda: sender.answer(sender.stream).pieces)
     assert (arriving.bytes, len(arriving)) == (0, 0)
-    sender.piece(b"", more=False)
+    sender.send(b"", more=False)
     await call
 
 
@@ -288,7 +279,7 @@ async def test_a_cancelled_call_is_counted_no_longer() -> None:
     sender = Sender()
     call = sender.over_grpc(arriving, METHODS["unary"])
     for piece in PARTS["a part"]:
-        sender.piece(piece)
+        sender.send(piece)
     await until_async(lambda: arriving.bytes >= REQUEST_BYTES + BODY_BYTES)
     call.cancel()
     await asyncio.wait({call})
@@ -298,21 +289,21 @@ async def test_a_cancelled_call_is_counted_no_longer() -> None:
 @in_loop
 async def test_a_refused_body_is_freed_without_garbage_collection() -> None:
     arriving = Arriving(HEAD_BYTES + BODY_BYTES)
-    piece = bytes(bytearray(BODY_BYTES))
-    before = sys.getrefcount(piece)
+    alone = bytes(bytearray(BODY_BYTES))
     gc.disable()
     try:
         first, second = Sender(), Sender()
         body = first.over_http(arriving)
-        first.piece(piece)
-        await until_held(arriving, 1)
+        first.send(alone)
+        piece = first.stream.pieces[0]
+        await until_async(lambda: arriving.bytes > BODY_BYTES)
         other = second.over_http(arriving)
-        second.piece(b"x" * BODY_BYTES)
+        second.send(b"x" * BODY_BYTES)
         with pytest.raises(BodiesFull):
             await body
         del body
-        second.piece(b"", more=False)
+        second.send(b"", more=False)
         await other
-        assert sys.getrefcount(piece) == before
+        assert piece is not alone and sys.getrefcount(piece) == sys.getrefcount(alone)
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""Counts of gRPC calls, however they end; connections of gRPC ports that also answer HTTP."""
+"""Counts of gRPC calls, however they end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from ts_frontend.errors import ModelNotFound
 from ts_frontend.grpc.call import Call, Method, Shape
 from ts_frontend.grpc.telemetry import CallMetrics
-from ts_frontend.listeners.listener import Listener
 from ts_frontend.telemetry.metrics.text import exposition
 
 PATH = "/x.Y/Do"
@@ -89,14 +88,3 @@ def test_a_stream_that_is_left_is_cancelled() -> None:
 
     asyncio.run(leave())
     assert shown(metrics)["handled_total CANCELLED"] == "1.0"
-
-
-@pytest.mark.parametrize(("routes", "idle_s"), [(True, 0), (False, 120)])
-def test_idle_grpc_connections_stay_open_beside_http(routes: bool, idle_s: float) -> None:
-    engine = pytest.importorskip("ts_frontend.listeners.h2corn", exc_type=ImportError)
-
-    async def app(*_: object) -> None: ...
-
-    table = {PATH: Method(PATH, Shape.UNARY, echo)} if routes else {}
-    config = engine.server_config(Listener("x", "127.0.0.1", 0, table, http_app=app))
-    assert (config.timeout_keep_alive or 0) == idle_s

@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 
 import pytest
-from ts_frontend.http.departures import Departures
 
 import ts_frontend.http
+from streams import asked
 from ts_frontend.config.addresses import parse_name
 from ts_frontend.config.keys import KeyKind
 from ts_frontend.errors import ServeError
@@ -39,8 +39,7 @@ decision = TABLE.find
 def refusal(
     guard: Guard, method: str, path: str, *headers: tuple[bytes, bytes], reached: str = "127.0.0.1"
 ) -> HttpAnswer | None:
-    scope = {"method": method, "path": path, "query_string": b"", "headers": list(headers), "server": (reached, 8080)}
-    request = HttpRequest(scope, None, "id", BodyLimits(1, 1), Departures())  # type: ignore[arg-type]
+    request = HttpRequest(asked(method, path.encode(), headers, reached), "id", BodyLimits(1, 1))
     match = decision(method, path)
     try:
         guard.check(request, match)
@@ -345,8 +344,7 @@ def test_a_new_route_is_a_row_and_its_function() -> None:
     assert not elsewhere.params and elsewhere.effect is Effect.CHANGES, "no weaker where it isn't"
     described = document("t", "1", table.rows)["paths"]["/greetings/{name}"]["post"]
     assert (described["operationId"], described["description"]) == ("greet", "Greet somebody")
-    scope = {"method": "POST", "path": "/greetings/Ada", "query_string": b"", "headers": [CROSS], "server": ("::1", 1)}
-    request = HttpRequest(scope, None, "id", BodyLimits(1, 1), Departures())  # type: ignore[arg-type]
+    request = HttpRequest(asked("POST", b"/greetings/Ada", [CROSS], "::1"), "id", BodyLimits(1, 1))
     with pytest.raises(ServeError):
         LOCAL.check(request, match)
     request.path_params = match.params

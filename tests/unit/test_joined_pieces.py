@@ -6,6 +6,7 @@ import asyncio
 import math
 import socket
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import chain
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streams import Answer, Http1Client
 from ts.context import Context
 from ts.protocol.decoder import Decoder, decode_bytes
 from ts.protocol.frames import (
@@ -358,8 +360,8 @@ def test_what_is_sent_together_over_http_is_the_pieces_in_bounds(pieces: list[by
     assert all(len(one) + len(two) > app.JOINED_BYTES_MAX for one, two in zip(parts, parts[1:], strict=False))
 
 
-def sent_over_http(lists: Sequence[Sequence[bytes]], apart: bool, fails: ServeError | None = None) -> list[bytes]:
-    """The bodies of the events that these pieces are sent in."""
+def sent_over_http(lists: Sequence[Sequence[bytes]], apart: bool, fails: ServeError | None = None) -> Answer:
+    """The answer with these pieces, to a client that sees the chunks."""
 
     async def pieces() -> Any:
         for ready in lists:
@@ -367,25 +369,23 @@ def sent_over_http(lists: Sequence[Sequence[bytes]], apart: bool, fails: ServeEr
         if fails is not None:
             raise fails
 
-    events: list[Any] = []
+    async def answered() -> Answer:
+        client = Http1Client()
+        stream = client.request()
+        stream.begin(200, ())
+        with pytest.raises(ClientGone) if fails is not None else nullcontext():
+            await app._send_pieces(pieces(), stream, apart=apart)
+        return client.answer()
 
-    async def send(event: Any) -> None:
-        events.append(event)
-
-    try:
-        asyncio.run(app._send_pieces(pieces(), send, apart=apart))
-    except ClientGone:
-        assert fails is not None
-        return [event["body"] for event in events]
-    assert not events[-1]["more_body"] and all(event["more_body"] for event in events[:-1])
-    return [event["body"] for event in events]
+    return asyncio.run(answered())
 
 
 def test_pieces_are_chunks_of_their_own_where_clients_can_tell_them_apart() -> None:
     lists = [[b"a"], [b"b", b"", b"c"], [b""], [b"d", bytes(70_000), b"e"]]
-    assert sent_over_http(lists, True) == [b"a", b"b", b"c", b"d", bytes(70_000), b"e", b""]
-    assert sent_over_http(lists, False) == [b"a", b"bc", b"d", bytes(70_000), b"e", b""]
-    assert sent_over_http([[b"a", b"b"]], False, ServeError("no")) == [b"ab"]  # and no end
+    assert sent_over_http(lists, True).pieces == [b"a", b"b", b"c", b"d", bytes(70_000), b"e"]
+    assert sent_over_http(lists, False).pieces == [b"a", b"bc", b"d", bytes(70_000), b"e"]
+    failed = sent_over_http([[b"a", b"b"]], False, ServeError("no"))
+    assert failed.pieces == [b"ab"] and not failed.ended
 
 
 def test_events_may_be_joined() -> None:

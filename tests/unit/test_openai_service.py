@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ts_frontend.http.departures import Departures
 
+from streams import Http2Client, begin
 from support import until_async
 from ts.protocol.frames import Chunk, Failed
 from ts.runtime.handlers import HandlerNotUsable, openai_of
@@ -68,22 +68,13 @@ def nothing(job: Job) -> None:
     pass
 
 
-class Client:
+class Client(Http2Client):
     """Sends a body, and leaves when it is told to."""
 
     def __init__(self, **body: Any) -> None:
-        self.body = json.dumps(body).encode()
-        self.left = asyncio.Event()
-        self._sent = False
-        scope = {"method": "POST", "path": "/v1/completions", "headers": [], "query_string": b"", "http_version": "2"}
-        self.request = HttpRequest(scope, self.receive, "r", BodyLimits(1 << 20, 60), Departures())
-
-    async def receive(self) -> dict[str, Any]:
-        if not self._sent:
-            self._sent = True
-            return {"type": "http.request", "body": self.body}
-        await self.left.wait()
-        return {"type": "http.disconnect"}
+        super().__init__()
+        self.stream = self.request(target="/v1/completions", body=json.dumps(body).encode())
+        self.asked = HttpRequest(self.stream, "r", BodyLimits(1 << 20, 60))
 
 
 def service(model: Any) -> tuple[HttpOpenAI, Registry]:
@@ -95,7 +86,7 @@ def service(model: Any) -> tuple[HttpOpenAI, Registry]:
 async def answered(played: Any, **body: Any) -> tuple[int, Any]:
     """The status and the content of the body, which for an error has OpenAI's form."""
     try:
-        answer = await service(played)[0].completion(Client(**body).request)
+        answer = await service(played)[0].completion(Client(**body).asked)
     except ServeError as error:
         answer = refusal(error, ErrorDialect.OPENAI)
     if isinstance(answer.body, (bytes, bytearray, memoryview)):
@@ -113,7 +104,7 @@ def test_a_model_that_loads_is_waited_for() -> None:
     async def scenario() -> None:
         model = Played(spoken, loading=True)
         served, models = service(model)
-        task = asyncio.create_task(served.completion(Client(model="m", prompt="x").request))
+        task = asyncio.create_task(served.completion(Client(model="m", prompt="x").asked))
         for _ in range(3):
             await asyncio.sleep(0)
             models.changes.notify()
@@ -132,13 +123,14 @@ def test_a_client_that_leaves_while_the_model_loads() -> None:
     async def scenario() -> None:
         model = Played(nothing, loading=True)
         served, models = service(model)
-        client = Client(model="m", prompt="x")
-        task = asyncio.create_task(served.completion(client.request))
-        client.left.set()
-        await until_async(lambda: model.jobs)
-        model.jobs[0].cancel()
-        with pytest.raises(ServeError):
+        client, before = Client(model="m", prompt="x"), len(asyncio.all_tasks())
+        task = begin(client.stream, served.completion(client.asked))
+        await asyncio.sleep(0)
+        client.reset(client.stream)
+        with pytest.raises(asyncio.CancelledError):
             await task
+        assert not model.jobs
+        await until_async(lambda: len(asyncio.all_tasks()) == before)
 
     run(scenario())
 
@@ -205,7 +197,7 @@ def test_a_handler_that_speaks_checks_what_it_does_not_declare() -> None:
 def test_models_are_listed_by_all_their_names() -> None:
     async def scenario() -> None:
         served, _ = service(Played(echo, SPEAKS))
-        answer = await served.list_models(Client().request)
+        answer = await served.list_models(Client().asked)
         found = json.loads(bytes(answer.body))  # type: ignore[arg-type]
         assert [(one["id"], one["created"]) for one in found["data"]] == [("alias", 7), ("m", 7)]
         assert found["models"] == ["m"]

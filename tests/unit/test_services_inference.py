@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from streams import Answer, Http2Client
 from ts.protocol.frames import Chunk, Failed, Input, Pairs
 from ts_frontend.errors import InvalidArgument, ModelNotFound, ModelVersionNotFound, NoWorker, ServeError
-from ts_frontend.grpc.call import Call, ListenerLimits, RequestIds, Shape, request_headers, response_metadata, routes
+from ts_frontend.grpc.call import Call, RequestIds, Shape, request_headers, response_metadata, routes
 from ts_frontend.grpc.exchange import Exchange
 from ts_frontend.grpc.inference import InferenceService
 from ts_frontend.grpc.protocol import Decoder, encode
@@ -20,6 +21,7 @@ from ts_frontend.http.torchserve import json_of_model
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
 from ts_frontend.scheduling.stream import REQUEST_BYTES_MAX
+from ts_frontend.transport.limits import ListenerLimits
 
 pytestmark = pytest.mark.pure_form  # its models stand in for `Model`, by which compiled code means that class
 
@@ -381,29 +383,22 @@ def test_unfit_response_headers_are_left_out() -> None:
 
 
 def test_an_answer_over_the_limit_leaves_those_that_were_ready_with_it() -> None:
-    """They were dropped with it; the other engine writes each by itself."""
-    sent: list[dict[str, Any]] = []
-
     def play(job: Job) -> None:
         for size in (10, 20, 2000):
             job.deliver(Chunk(job.id, bytes(size), last=size == 2000))
 
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": encode([request()]), "more_body": False}
-
-    async def send(event: Any) -> None:
-        sent.append(event)
+    async def answered() -> Answer:
+        client = Http2Client()
+        stream = client.request(headers=[(b"te", b"trailers")], body=encode([request()]))
+        await Exchange(stream, ListenerLimits(response_bytes_max=1000)).run(method)
+        return client.answer(stream)
 
     path = f"{SERVICE}/StreamPredictions"
     method = routes(*service(play).methods())[path]
-    exchange = Exchange(
-        {"path": path, "headers": []}, {b"te": b"trailers"}, receive, send, ListenerLimits(response_bytes_max=1000)
-    )
-    asyncio.run(exchange.run(method))
-    messages = Decoder(5000).feed(b"".join(event.get("body", b"") for event in sent))
+    answer = asyncio.run(answered())
+    messages = Decoder(5000).feed(answer.body)
     assert [len(PredictionResponse.FromString(one.data).prediction) for one in messages] == [10, 20]
-    status = dict(sent[-1]["headers"])
-    assert status[b"grpc-status"] == b"8" and b"max_response_size" in status[b"grpc-message"]
+    assert answer.grpc_status == 8 and b"max_response_size" in answer.trailers[b"grpc-message"]
 
 
 @pytest.mark.parametrize(

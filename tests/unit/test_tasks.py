@@ -10,19 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ts_frontend.listeners.application import application
+from h2.errors import ErrorCodes
 
 from stage import Skipping
+from streams import Http2Client, begin
 from support import GUARD_S, until_async
 from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind
-from ts_frontend.grpc.call import ListenerLimits, Method, Shape
+from ts_frontend.errors import Code
+from ts_frontend.grpc.call import Method, Shape
 from ts_frontend.listeners.listener import Listener
+from ts_frontend.listeners.serving import ServedListener
 from ts_frontend.models import startup as persistence
 from ts_frontend.models.repository import Repository
 from ts_frontend.models.startup import SnapshotRecorder
 from ts_frontend.tasks import kept, merged, owned, watched
 from ts_frontend.telemetry.logging import writer as log_writer
 from ts_frontend.telemetry.logging.writer import ModelLine
+from ts_frontend.transport.stream import Stream
 from ts_frontend.workers.pool import Clock
 
 
@@ -316,43 +320,37 @@ def test_the_thread_that_writes_the_logs_outlives_what_it_cannot_write(capsys: p
 
 @pytest.mark.parametrize("grpc_too", [True, False])
 def test_what_is_running_is_known_and_ended(grpc_too: bool) -> None:
-    """Calls that wait for something, however deep, are answered; one whose answer is complete is no call any more."""
-    sent: list[dict[str, Any]] = []
+    """Calls that wait for something, however deep, are answered; one whose answer is complete is no call any more, and
+    one whose answer has begun gets no second head."""
 
     async def scenario() -> None:
-        begun = asyncio.Event()
-
-        async def waits(scope: Any, receive: Any, send: Any) -> None:
-            if scope["path"] == "/quick":
-                await send({"type": "http.response.start", "status": 200, "headers": []})
-                return
-            begun.set()
-            await asyncio.get_running_loop().create_future()
-
-        async def send(event: Any) -> None:
-            sent.append(event)
-
-        async def receive() -> Any:
-            return {"type": "http.request", "body": b"", "more_body": False}
+        async def waits(stream: Stream) -> None:
+            if stream.head.path == "/begun":
+                stream.begin(200, ())
+            if stream.head.path == "/quick":
+                stream.respond(200, ())
+            else:
+                await asyncio.get_running_loop().create_future()
 
         async def method(call: Any, data: bytes) -> bytes:
+            await asyncio.get_running_loop().create_future()
             return b""
 
         routes = {"/m": Method("/m", Shape.UNARY, method)} if grpc_too else {}
-        app = application(Listener("test", "127.0.0.1", 0, routes, ListenerLimits(1000, 1000), http_app=waits))
-
-        async def wrapped(path: str) -> None:
-            """As a server may call it: from a coroutine of its own."""
-            scope = {"type": "http", "method": "GET", "path": path, "http_version": "1.1", "headers": []}
-            await app(scope, receive, send)
-
-        app.drain()
-        quick = owned(wrapped("/quick"))
-        slow = owned(wrapped("/slow"))
-        await begun.wait()
-        assert app.abort() == 1
-        await asyncio.gather(quick, slow)
-        assert app.abort() == 0
+        served = ServedListener(Listener("test", "127.0.0.1", 0, routes, http=waits))
+        client = Http2Client()
+        streams = [client.request(target=path) for path in ("/quick", "/slow", "/begun")]
+        if grpc_too:
+            headers = [(b"te", b"trailers"), (b"content-type", b"application/grpc")]
+            streams.append(client.request(target="/m", headers=headers, body=bytes(5)))
+        tasks = [begin(stream, served.serve(stream)) for stream in streams]
+        await asyncio.wait(tasks[:1])
+        assert served._abort() == len(streams) - 1
+        await asyncio.gather(*tasks)
+        assert served._abort() == 0
+        quick, slow, begun, *call = map(client.answer, streams)
+        assert (quick.status, slow.status) == (200, 503) and quick.ended and slow.ended
+        assert begun.status == 200 and not begun.ended and begun.reset == ErrorCodes.INTERNAL_ERROR
+        assert [one.grpc_status for one in call] == [Code.UNAVAILABLE] * len(call)
 
     ended(scenario)
-    assert [event["status"] for event in sent if event["type"] == "http.response.start"] == [200, 503]

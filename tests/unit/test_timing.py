@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
 
+from streams import Answer, Http1Client, Http2Client
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Input, Item, Measure, Message, Predict, Times
 from ts.runtime.jobs import Ledger as WorkerLedger
 from ts.runtime.jobs import SilentLedger
 from ts.runtime.stopwatch import MEASURED_MAX, Stopwatch
 from ts_frontend.grpc.call import Call, RequestIds, identified
-from ts_frontend.http.app import telling
-from ts_frontend.http.request import STREAMED
+from ts_frontend.http.app import Cors, HttpApp
+from ts_frontend.http.guard import Guard, Hosts
+from ts_frontend.http.request import BodyLimits, HttpAnswer
+from ts_frontend.http.routing import RouteTable
 from ts_frontend.job import Job, Ledger, Whereabouts
 from ts_frontend.telemetry.logging.writer import Access
 from ts_frontend.telemetry.timing import JOBS_TOLD_MAX, Asking, JobTimes, RequestTimes
@@ -230,35 +233,47 @@ def test_requests_that_never_come_are_forgotten() -> None:
 # --- HTTP
 
 
-async def _answered(headers: list[Any], bodies: list[bytes], extensions: dict[str, Any]) -> list[Any]:
-    sent: list[Any] = []
+async def streamed() -> AsyncIterator[Sequence[bytes]]:
+    yield [b"a"]
 
-    async def send(event: Any) -> None:
-        sent.append(event)
 
-    tell = telling(send, RequestTimes(told=True), {"extensions": extensions})
-    await tell({"type": "http.response.start", "status": 200, "headers": headers})
-    for number, body in enumerate(bodies):
-        await tell({"type": "http.response.body", "body": body, "more_body": number + 1 < len(bodies)})
-    return sent
+def told_over_http(*, whole: bool = False, http2: bool = True, takes_trailers: bool = True) -> Answer:
+    """The answer to a client that asked for its times."""
+    limits, guard = BodyLimits(1, 1), Guard(Hosts(""))
+    app = HttpApp(RouteTable((), ()), str, guard=guard, log=None, cors=Cors(), limits=limits)
+    headers = [(b"te", b"trailers")] if takes_trailers else []
+
+    async def answered() -> Answer:
+        answer = HttpAnswer(200, (), b"a" if whole else streamed())
+        if http2:
+            client = Http2Client()
+            stream = client.request(headers=headers)
+            await app._send(stream, answer, RequestTimes(told=True))
+            return client.answer(stream)
+        one = Http1Client()
+        await app._send(one.request(headers=headers), answer, RequestTimes(told=True))
+        return one.answer()
+
+    answer = asyncio.run(answered())
+    assert answer.ended and answer.body == b"a" and answer.headers[b"server-timing"].startswith(b"total;dur=")
+    return answer
 
 
 def test_a_whole_answer_has_a_header() -> None:
-    start, body = asyncio.run(_answered([], [b"a"], {"http.response.trailers": {}}))
-    assert [name for name, _ in start["headers"]] == [b"server-timing"] and "trailers" not in start
-    assert body["body"] == b"a"
+    answer = told_over_http(whole=True)
+    assert b"trailer" not in answer.headers and not answer.trailers
 
 
 def test_a_stream_has_a_trailer_too() -> None:
-    start, *bodies, trailer = asyncio.run(_answered([STREAMED], [b"a", b""], {"http.response.trailers": {}}))
-    assert start["trailers"] and dict(start["headers"])[b"trailer"] == b"server-timing"
-    assert len(bodies) == 2
-    assert trailer["type"] == "http.response.trailers" and trailer["headers"][0][0] == b"server-timing"
+    answer = told_over_http()
+    assert answer.headers[b"trailer"] == b"server-timing"
+    assert answer.trailers[b"server-timing"].startswith(b"total;dur=")
 
 
-def test_an_engine_without_trailers_gets_none() -> None:
-    start, *bodies = asyncio.run(_answered([STREAMED], [b"a", b""], {}))
-    assert "trailers" not in start and [one["type"] for one in bodies] == ["http.response.body"] * 2
+@pytest.mark.parametrize(("http2", "takes_trailers"), [(True, False), (False, True)])
+def test_a_client_that_takes_no_trailers_gets_none(http2: bool, takes_trailers: bool) -> None:
+    answer = told_over_http(http2=http2, takes_trailers=takes_trailers)
+    assert b"trailer" not in answer.headers and not answer.trailers
 
 
 # --- the log

@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ts_frontend.http.departures import Departures
 
-from ts_frontend.errors import ClientGone, ModelNotFound
-from ts_frontend.grpc.call import Call, ListenerLimits, Method, RequestIds, Shape, identified
+from streams import Http2Client, asked, begin
+from support import until_async
+from ts_frontend.errors import ModelNotFound
+from ts_frontend.grpc.call import Call, Method, RequestIds, Shape, identified
 from ts_frontend.grpc.exchange import JOIN_BYTES_MAX, Exchange
 from ts_frontend.grpc.protocol import PREFIX, MalformedHeader, ReceivedMetadata, encode
 from ts_frontend.grpc.telemetry import CallMetrics
 from ts_frontend.http.app import ASKS, Cors, HttpApp
 from ts_frontend.http.guard import Guard, Hosts
-from ts_frontend.http.request import BodyLimits, Event, HttpRequest, Receive, Scope, Send
+from ts_frontend.http.request import BodyLimits, HttpRequest
 from ts_frontend.http.routing import RouteTable
-from ts_frontend.listeners import application
-from ts_frontend.listeners.listener import Listener
 from ts_frontend.telemetry.metrics.text import exposition
+from ts_frontend.transport.limits import ListenerLimits
 
 PATH = "/x.Y/Do"
 LIMITS = ListenerLimits(request_bytes_max=50, response_bytes_max=100_000)
@@ -41,6 +41,9 @@ class Case(NamedTuple):
     answer: int
     adds: str
     fails: Exception | None
+
+    def ends(self, rest: Sequence[bytes]) -> bool:
+        return not rest and not self.leaves
 
 
 def message(data: bytes) -> bytes:
@@ -93,8 +96,8 @@ class AnyWay(Exchange):
         return False
 
 
-async def events_of(case: Case, metrics: CallMetrics, kind: type[Exchange]) -> list[Any]:
-    """The client's answer as one list; the body's pieces are joined, since HTTP/2 leaves their boundaries open."""
+async def answer_of(case: Case, metrics: CallMetrics, kind: type[Exchange]) -> Any:
+    """The client's answer; the body's pieces are joined, since HTTP/2 leaves their boundaries open."""
 
     async def run(call: Call, data: bytes) -> bytes:
         _, request_id = identified(call, RequestIds())
@@ -105,32 +108,22 @@ async def events_of(case: Case, metrics: CallMetrics, kind: type[Exchange]) -> l
         own = request_id.encode() if request_id == "mine" else b""
         return (data + own).ljust(case.answer, b".")[: max(case.answer, len(data))]
 
-    sent: list[Any] = []
-    waiting: list[Any] = [{"type": "http.request", "body": body, "more_body": True} for body in case.bodies]
-    if case.leaves:
-        waiting.append({"type": "http.disconnect"})
-    elif case.ends_apart or not waiting:
-        waiting.append({"type": "http.request", "body": b"", "more_body": False})
-    else:
-        waiting[-1]["more_body"] = False
-
-    async def receive() -> Any:
-        return waiting.pop(0)
-
-    async def send(event: Any) -> None:
-        if event["type"] == "http.response.body" and sent and sent[-1]["type"] == event["type"]:
-            sent[-1] = {**event, "body": sent[-1]["body"] + event["body"]}
-        else:
-            sent.append(dict(event, headers=[*event["headers"]]) if "headers" in event else dict(event))
-
-    headers = [*HEADERS, *case.headers]
-    scope = {"path": PATH, "headers": headers, "client": ("127.0.0.1", 5)}
-    exchange = kind(scope, dict(headers), receive, send, LIMITS)
-    try:
-        await exchange.run(metrics.counted(Method(PATH, Shape.UNARY, run)))
-    except ClientGone:
-        sent.append("gone")
-    return sent
+    client, method = Http2Client(), metrics.counted(Method(PATH, Shape.UNARY, run))
+    first, *rest = [*case.bodies, b""] if case.ends_apart or not case.bodies else case.bodies
+    stream = client.request(target=PATH, headers=[*HEADERS, *case.headers], body=first, ended=case.ends(rest))
+    task = begin(stream, kind(stream, LIMITS).run(method))
+    while rest and not stream.done:
+        await asyncio.sleep(0)
+        data = rest.pop(0)
+        if not stream.done:
+            client.piece(stream, data, more=not case.ends(rest))
+    if case.leaves and not stream.done:
+        client.reset(stream)
+    await asyncio.wait({task})
+    assert task.cancelled() or task.exception() is None
+    await until_async(lambda: stream.done)
+    answer = client.answer(stream)
+    return answer.status, answer.headers, answer.body, answer.trailers, answer.reset, task.cancelled()
 
 
 def counted(metrics: CallMetrics) -> list[str]:
@@ -144,7 +137,7 @@ def counted(metrics: CallMetrics) -> list[str]:
 @given(cases)
 def test_both_ways_answer_and_count_alike(case: Case) -> None:
     short, long = CallMetrics(), CallMetrics()
-    assert asyncio.run(events_of(case, short, Exchange)) == asyncio.run(events_of(case, long, AnyWay))
+    assert asyncio.run(answer_of(case, short, Exchange)) == asyncio.run(answer_of(case, long, AnyWay))
     assert counted(short) == counted(long)
 
 
@@ -187,7 +180,7 @@ def test_the_short_way_is_taken() -> None:
 
     for headers in ([], [(b"grpc-timeout", b"9S")]):
         case = Case([message(b"x")], True, False, headers, 2, "", None)
-        asyncio.run(events_of(case, CallMetrics(), Watched))
+        asyncio.run(answer_of(case, CallMetrics(), Watched))
     assert taken == [PATH, PATH]
 
 
@@ -200,8 +193,7 @@ pairs = st.lists(st.tuples(header_names, st.sampled_from([b"", b"1", b"a b", b"\
 
 
 def http_request(headers: Sequence[tuple[bytes, bytes]]) -> HttpRequest:
-    scope = {"method": "GET", "path": "/", "headers": list(headers)}
-    return HttpRequest(scope, None, "", BodyLimits(1, 1), Departures())  # type: ignore[arg-type]
+    return HttpRequest(asked("GET", headers=headers), "", BodyLimits(1, 1))
 
 
 @given(pairs, header_names)
@@ -211,7 +203,7 @@ def test_headers_are_found_as_by_a_walk_through_them(headers: list[tuple[bytes, 
         if gone:
             request.drop(name)
             headers = [pair for pair in headers if pair[0] != name]
-        assert request.headers == headers
+        assert list(request.headers) == headers
         for one in {name, *dict(headers)}:
             values = [value for key, value in headers if key == one]
             assert request.values(one) == values
@@ -231,69 +223,5 @@ def test_the_id_of_a_request_is_its_first_valid_one(headers: list[tuple[bytes, b
         times_all=times_all,
     )
     valid = [value.decode() for name, value in headers if name == b"x-request-id" and value in (b"1", b"mine")]
-    asked = app._asked(http_request(headers))
     told = ASKS in headers
-    assert asked == ((valid or ["made"])[0], told or times_all, told)
-
-
-@pytest.mark.parametrize("with_grpc", [False, True])
-@pytest.mark.parametrize("draining", [False, True])
-def test_the_last_http_requests_of_a_drain_stay_open(
-    with_grpc: bool, draining: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At an address of HTTP alone, and at one that it shares with gRPC."""
-    monkeypatch.setattr(application, "LINGER_S", 3600.0)
-
-    async def answers(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-
-    async def one() -> bool:
-        method = Method(PATH, Shape.UNARY, lambda call, data: asyncio.sleep(0, b""))
-        routes = {PATH: method} if with_grpc else {}
-        app = application.application(Listener("test", "127.0.0.1", 0, routes, http_app=answers))
-        if draining:
-            app.drain()
-        sent: list[Event] = []
-
-        async def send(event: Event) -> None:
-            sent.append(event)
-
-        scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/", "headers": []}
-        task = asyncio.ensure_future(app(scope, never, send))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert sent
-        is_open = not task.done()
-        task.cancel()
-        await asyncio.wait({task})
-        return is_open
-
-    assert asyncio.run(one()) is draining
-
-
-@pytest.mark.parametrize("begun", [False, True])
-def test_an_http2_answer_that_has_begun_gets_no_second_head_when_the_server_ends(begun: bool) -> None:
-    async def answers(scope: Scope, receive: Receive, send: Send) -> None:
-        if begun:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-        await asyncio.Event().wait()
-
-    async def heads() -> list[int]:
-        app = application.application(Listener("test", "127.0.0.1", 0, {}, http_app=answers))
-        sent: list[Event] = []
-
-        async def send(event: Event) -> None:
-            sent.append(event)
-
-        scope = {"type": "http", "http_version": "2", "method": "GET", "path": "/", "headers": []}
-        task = asyncio.ensure_future(app(scope, never, send))
-        await asyncio.sleep(0)
-        assert app.abort() == 1
-        await task
-        return [event["status"] for event in sent if event["type"] == "http.response.start"]
-
-    assert asyncio.run(heads()) == [200 if begun else 503]
-
-
-async def never() -> Event:
-    raise AssertionError("the request isn't read")
+    assert app._asked(http_request(headers)) == ((valid or ["made"])[0], told or times_all, told)
