@@ -235,7 +235,7 @@ def http1_requests(data: bytes) -> None:
     cut, _ = _h1([*pieces, data[3000:]])
     assert _taken(whole)[: len(cut)] == _taken(cut)[: len(whole)] or b"chunked" in data.lower(), (whole, cut)
     for (method, target, fields, body, done, status), theirs in zip(whole, _by_h11(data), strict=False):  # type: ignore[misc]
-        if status or not done:
+        if status or not done or method == "CONNECT":  # whose body, if it has one, isn't read
             break
         assert (method, target, body) == theirs[:2] + theirs[3:], theirs
         if target[:1] in (b"/", b"*"):
