@@ -223,7 +223,7 @@ def _request(
     query: bytes = b"", path: str = "/models", headers: list[tuple[bytes, bytes]] | None = None
 ) -> HttpRequest:
     target = quote(path, safe="/", encoding="latin-1").encode() + b"?" + query
-    return HttpRequest(Stream(Head("POST", target, headers), _PEER), "id", BodyLimits(BYTES_MAX, 1.0))
+    return HttpRequest(Stream(Head("POST", target, headers or []), _PEER), "id", BodyLimits(BYTES_MAX, 1.0))
 
 
 @target(ServeError, words=(b"initial_workers=", b"batch_size=", b"%ff", b"&", b"url=", b"\xd9\xa1", b"-", b"9" * 5000))

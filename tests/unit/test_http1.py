@@ -58,7 +58,7 @@ def answered(http: Http1, events: Served, fields: tuple[Field, ...] = ()) -> tup
     stream.respond(refusal.status if refusal else 200, fields, b"answer")
     head, _, body = sent(http).partition(b"\r\n\r\n")
     first, *lines = head.split(b"\r\n")
-    return int(first.split()[1]), dict(line.split(b": ", 1) for line in lines), body  # type: ignore[misc]
+    return int(first.split()[1]), dict(line.split(b": ", 1) for line in lines), body
 
 
 def requests(data: bytes, size: int = 1 << 20) -> tuple[list[tuple[str, bytes, bytes]], Http1]:
