@@ -96,7 +96,7 @@ class Http1Stream(Stream):
                 more.append(_CHUNKED)
             else:
                 self.keeps = False
-        if CLOSE in fields or self.http.closing or not self.ended:
+        if CLOSE in fields or self.http.closing or not (self.ended or self.http.may_skip(self, status)):
             self.keeps = False
         if not self.keeps and CLOSE not in fields:
             more.append(CLOSE)
@@ -383,11 +383,15 @@ class Http1:
         """All of an answer is given: the next request may be read."""
         stream.done = True
         self.stream = None
-        if not stream.keeps or not stream.ended:
+        if not stream.keeps:
             self.ended = True
         elif self._rest:
             data, self._rest = self._rest, b""
             self.receive(data)
+
+    def may_skip(self, stream: Http1Stream, status: int) -> bool:
+        """Whether the rest of a body may be skipped, so that another request can follow: it will come, and is small."""
+        return status < 400 and not stream.expects and 0 <= self._left <= UNREAD_BYTES_MAX
 
     def forget(self, stream: Http1Stream) -> None:
         """Ends the present stream, and the connection with it."""

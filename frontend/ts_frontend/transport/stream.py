@@ -5,6 +5,7 @@ gives the answer in one call or in pieces."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final, Protocol, TypeAlias
 from urllib.parse import unquote
@@ -27,6 +28,10 @@ class Refusal(Exception):
         self.status, self.message = status, message
 
 
+#: A path (RFC 3986, 3.3), with a little more than it allows.
+_PATH: Final = re.compile(rb"/(?:[!-$&-~]|%[0-9A-Fa-f]{2})*|\*?")
+
+
 class Head:
     """A request's method, target and headers. `path` is percent-decoded, `query` is as it was sent (after the `?`);
     names in `fields` are lower case. `by_name`: the last value of each name. `refusal`: why it can't be served. Streams
@@ -40,6 +45,8 @@ class Head:
         path, _, self.query = target.partition(b"?")
         if path[:1] not in (b"/", b"*") and b"://" in path:  # the absolute form, for proxies
             path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
+        if refusal is None and not _PATH.fullmatch(path) and method != "CONNECT":
+            self.refusal = Refusal(400, f"The path {path[:80].decode('latin-1')!r} isn't one of a URL")
         text = path.decode("latin-1")
         self.path = unquote(text) if "%" in text else text
 
