@@ -370,7 +370,7 @@ class Job:
         now_s = time.monotonic() if now_s is None else now_s
         _, data, last, status, phrase, headers = chunk
         if not self.received_bytes and not self._chunks:
-            if phrase:  # HTTP/2 and gRPC have no other place for it, and h2corn sends HTTP/1.1's own
+            if phrase:  # HTTP/2 and gRPC have no other place for it
                 headers = (*headers, (PHRASE_KEY, phrase))
             self.status, self.phrase, self.headers = (
                 status,

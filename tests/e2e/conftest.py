@@ -67,7 +67,7 @@ def server_template() -> Template:
         "encodings.utf_8_sig",
         "ts_frontend.grpc.exchange",
         "ts_frontend.listeners.application",
-        "ts_frontend.listeners.h2corn",
+        "ts_frontend.listeners.serving",
         forkservers=forkserver_template() if sys.platform == "linux" else None,
     )
 

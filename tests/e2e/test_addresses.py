@@ -119,10 +119,8 @@ def announced(log: str, name: str) -> str:
 # --- TLS
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
-def secured(
-    request: pytest.FixtureRequest, serving: Any, pki: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def secured(serving: Any, pki: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """TLS everywhere but on the metrics address."""
     directory = tmp_path_factory.mktemp("secured")
     write_models(directory / "store")
@@ -131,7 +129,6 @@ def secured(
         inference_address="https://127.0.0.1:0",
         management_address="https://localhost:0",
         enable_grpc_ssl="true",
-        grpc_engine=request.param,
     )
     server = serving(directory, directory / "store", settings, list(MODELS))
     try:
@@ -366,8 +363,7 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-@pytest.mark.parametrize("engine", ["h2corn", "grpcio"])
-def test_unix_sockets(start: Any, store: Path, tmp_path_factory: pytest.TempPathFactory, engine: str) -> None:
+def test_unix_sockets(start: Any, store: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """One for inference and metrics, one for gRPC; both go with the server."""
     write_models(store)
     folder = tmp_path_factory.mktemp("u")
@@ -377,7 +373,6 @@ def test_unix_sockets(start: Any, store: Path, tmp_path_factory: pytest.TempPath
         inference_address=f"unix:{rest}",
         metrics_address=f"unix:{rest}",
         grpc_inference_address=f"unix:{rpc}",
-        grpc_engine=engine,
         unix_socket_mode="660",
         metrics_mode="prometheus",
     )
@@ -423,13 +418,10 @@ def has_ipv6() -> bool:
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
-@pytest.mark.parametrize("engine", ["h2corn", "grpcio"])
-def test_ipv6(start: Callable[..., Any], store: Path, engine: str) -> None:
+def test_ipv6(start: Callable[..., Any], store: Path) -> None:
     """Brackets around IPv6 addresses, and no tokens: it is this machine's own address."""
     write_models(store)
-    server = start(
-        *MODELS, inference_address="http://[::1]:0", grpc_inference_address="::1", grpc_engine=engine, ncs="true"
-    )
+    server = start(*MODELS, inference_address="http://[::1]:0", grpc_inference_address="::1", ncs="true")
     port = server.port("http_inference")
     assert announced(server.log, "http_inference") == f"http://[::1]:{port}"
     connection = http.client.HTTPConnection("::1", port, timeout=GUARD_S)

@@ -26,7 +26,7 @@ from support import GUARD_S, until
 from ts_frontend.scheduling.queues import SOLE_AHEAD_S
 
 STAGES = ("queued", "running", "streaming", "after the last piece")
-ENGINES, PROTOCOLS = ("h2corn", "grpcio"), ("gRPC", "HTTP/1.1", "HTTP/2")
+PROTOCOLS = ("gRPC", "HTTP/1.1", "HTTP/2")
 FIRST_LIMIT_S = 0.25
 
 COMMON = """
@@ -178,13 +178,11 @@ class Served:
         until(lambda: not self.busy(), self.busy)
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def started(
-    request: pytest.FixtureRequest, server_of: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
+@pytest.fixture(scope="module")
+def started(server_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     config = "minWorkers: 1\nbatchSize: 1\n"
     models = {"held": (HELD, config), "stream": (STREAM, config)}
-    with server_of(models, grpc_engine=request.param, metrics_mode="prometheus") as server:
+    with server_of(models, metrics_mode="prometheus") as server:
         yield Served(server, tmp_path_factory.mktemp("asked"))
 
 

@@ -57,9 +57,8 @@ def text(value: str) -> pb.ModelInferRequest:
     return pb.ModelInferRequest(model_name="words", inputs=[tensor], raw_input_contents=[raw])
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module")
 def served(
-    request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     serving: Callable[..., Any],
     model_writer: Callable[..., str],
@@ -68,11 +67,10 @@ def served(
     store = directory / "store"
     store.mkdir()
     model_writer(store, "words", WORDS)
-    settings: dict[str, object] = {"grpc_engine": request.param, "grpc_metrics": "true"}
+    settings: dict[str, object] = {"grpc_metrics": "true"}
     server = serving(directory, store, settings, ["--ncs", "--models", "words"])
     try:
         server.wait_started()
-        server.engine = request.param
         server.wait_for_log("http_metrics listens")
         yield server
     finally:
@@ -161,11 +159,6 @@ def test_a_cancelled_stream_is_counted(served: Any, stub: Any, risen: Any) -> No
 def test_http_on_the_grpc_port_while_calls_run(served: Any, stub: Any) -> None:
     """Promise 001-29."""
     port = served.port("grpc_inference")
-    if served.engine == "grpcio":
-        served.wait_for_log("grpcio serves only gRPC")
-        with pytest.raises((http.client.HTTPException, ConnectionError)):
-            get(port)
-        return
     with ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(stub.ModelInfer, text("a"), timeout=GUARD_S) for _ in range(20)]
         scrapes = [get(port) for _ in range(5)]
@@ -178,8 +171,6 @@ def test_http_on_the_grpc_port_while_calls_run(served: Any, stub: Any) -> None:
 
 
 def test_the_port_speaks_http_2_without_tls_too(served: Any) -> None:
-    if served.engine == "grpcio":
-        pytest.skip("HTTP isn't served there")
     import h2.connection
     import h2.events
 

@@ -105,10 +105,6 @@ def metadata(recorded: Exchange) -> None:
     recorded.answer = json.dumps(found).encode()
 
 
-def refused_by_the_engine(recorded: Exchange) -> None:
-    recorded.status, recorded.answer_headers, recorded.answer = 400, {"connection": "close"}, b""
-
-
 NO_SEQUENCE = Deviation(
     "the defaults of sequence batching are shown, used or not", json_values(maxNumSequence=1, maxSequenceJobQueueSize=1)
 )
@@ -138,7 +134,6 @@ DEVIATIONS = {
     "241": Deviation("it is answered, where TorchServe lets it hang", another(503, "ServiceUnavailableException", "")),
     "244": Deviation("the reason is said", message("")),
     "259": Deviation("what is no image is the request's fault", another(400, "InternalServerException", "")),
-    "246": Deviation("HTTP/1.0 isn't spoken: h2corn refuses it", refused_by_the_engine),
 }
 
 

@@ -110,15 +110,6 @@ def test_one_port_under_two_names_is_refused(start: Any) -> None:
     assert f"cannot listen on localhost:{port}" in server.log
 
 
-def test_grpcio_serves_grpc_and_http_goes_on(start: Any) -> None:
-    server = start(grpc_engine="grpcio")
-    server.wait_for_log("http_metrics listens on")
-    assert ask(server.port("http_management"), "POST", "/models?url=probe&initial_workers=1")[0] == 200
-    assert ask(server.port("http_inference"), "POST", "/predictions/probe", b"{}") == (200, "ok")
-    assert server.predict("probe", {"op": "echo", "value": "over gRPC"}) == b"over gRPC"
-    assert kinds(server.port("http_metrics")) == {"inference": 404, "management": 404, "metrics": 200}
-
-
 def test_what_the_other_port_answers_is_not_found_here(shared: Any) -> None:
     inference, management = shared.port("http_inference"), shared.port("http_management")
     for port, method, target in (

@@ -35,9 +35,8 @@ def handle(data, context):
 CAUSE = "ValueError: the weights are of another model"
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module")
 def flag_and_server(
-    request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     serving: Callable[..., Any],
     model_writer: Callable[..., str],
@@ -46,7 +45,7 @@ def flag_and_server(
     store, flag = directory / "store", directory / "flag"
     store.mkdir()
     model_writer(store, "m", HANDLER.format(flag=str(flag)))
-    server = serving(directory, store, {"grpc_engine": request.param}, ["--ncs"])
+    server = serving(directory, store, {}, ["--ncs"])
     try:
         server.wait_started().register("m", initial_workers=2, synchronous=False)
         deadline_s = time.monotonic() + GUARD_S

@@ -13,12 +13,11 @@ import psutil
 import pytest
 
 from support import GUARD_S
-from ts_frontend.listeners.listener import STREAMS_PER_CONNECTION_MAX
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest
 from ts_frontend.protos.grpc_reflection_v1_reflection_pb2 import ServerReflectionRequest
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
+from ts_frontend.transport.limits import STREAMS_PER_CONNECTION_MAX
 
-ENGINES = ["grpcio", "h2corn"]
 WATCH = "/grpc.health.v1.Health/Watch"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/StreamPredictions2"
@@ -30,11 +29,11 @@ HEADS_MAX = 8
 SETTINGS, MAX_CONCURRENT_STREAMS = 4, 3
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def server(request: Any, serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def server(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     directory = tmp_path_factory.mktemp("resting")
     (directory / "store").mkdir()
-    limits = {"grpc_engine": request.param, "arriving_bytes_max": HEADS_MAX * 75_000}
+    limits = {"arriving_bytes_max": HEADS_MAX * 75_000}
     found = serving(directory, directory / "store", limits, ["--ncs"])
     try:
         yield found.wait_started()

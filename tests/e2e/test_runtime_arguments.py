@@ -125,7 +125,6 @@ def test_torchserves(begin: Callable[..., Any], tmp_path: Path, model_writer: Ca
         f"--model-store={store}",
         enable_envvars_config="true",
         install_py_dep_per_model="true",
-        grpc_engine="auto",
         enable_metrics_api="true",
         metrics_mode="prometheus",
         NUM_WORKERS=1,

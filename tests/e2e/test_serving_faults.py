@@ -238,12 +238,11 @@ def handle(data, context):
 """
 
 
-@pytest.mark.parametrize("engine", ["h2corn", "grpcio"])
 @pytest.mark.parametrize("size", [1, 4_000_000], ids=["whole frames", "a part of a frame"])
-def test_what_a_killed_worker_has_not_read_is_answered_by_the_next(start, write, engine, size):
+def test_what_a_killed_worker_has_not_read_is_answered_by_the_next(start, write, size):
     """The worker stands still: messages to it wait in its socket, which is too small for the larger requests."""
     write("lengths", LENGTHS, config="minWorkers: 1\n")
-    server = start(grpc_engine=engine, metrics_mode="prometheus", max_request_size=8_000_000)
+    server = start(metrics_mode="prometheus", max_request_size=8_000_000)
     server.register("lengths")
     (pid,) = server.worker_pids("lengths")
     os.kill(pid, signal.SIGSTOP)
@@ -339,9 +338,8 @@ def test_a_model_that_fails_after_an_asynchronous_register_shows_its_reason(star
     server.unregister("failing")
 
 
-@pytest.mark.parametrize("engine", ["h2corn", "grpcio"])
-def test_terminating_under_load_answers_everything_that_was_accepted(start, tmp_path, engine):
-    server = start(grpc_engine=engine)
+def test_terminating_under_load_answers_everything_that_was_accepted(start, tmp_path):
+    server = start()
     server.register("probe", initial_workers=2)
     ran = tmp_path / "ran"
 

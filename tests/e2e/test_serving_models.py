@@ -408,12 +408,11 @@ def test_a_killed_surplus_worker_gives_its_request_back(start, tmp_path):
         assert [hold.result(GUARD_S).prediction for hold in holds] == [b"held", b"held"]
 
 
-@pytest.mark.parametrize("engine", ["h2corn", "grpcio"])
 @pytest.mark.long
-def test_stalled_readers_do_not_slow_a_healthy_stream(start, engine):
+def test_stalled_readers_do_not_slow_a_healthy_stream(start):
     """64 clients that stop reading occupy neither the worker of a generator, nor the server: another one, whose pieces
     are more than any credit, is read to its end meanwhile."""
-    server = start(grpc_engine=engine)
+    server = start()
     server.register("generating")
 
     async def read_whole(stub: Any) -> None:

@@ -29,7 +29,6 @@ from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
 DRAIN_S = 2
-ENGINES = ("h2corn", "grpcio")
 FOREGROUND = (
     sys.executable,
     "-c",
@@ -108,11 +107,10 @@ def assert_nothing_left(server: Any, children: list[psutil.Process]) -> None:
 
 
 @pytest.mark.parametrize("client", [pipelined_pings, http_stream, grpc_stream])
-@pytest.mark.parametrize("engine", ENGINES)
 def test_who_does_not_read_holds_no_server_up(
-    start: Any, tmp_path: Path, engine: str, client: Callable[[Any, Path], socket.socket]
+    start: Any, tmp_path: Path, client: Callable[[Any, Path], socket.socket]
 ) -> None:
-    server = start(grpc_engine=engine, drain_timeout_s=DRAIN_S)
+    server = start(drain_timeout_s=DRAIN_S)
     server.register("probe")
     with client(server, tmp_path / "left"):
         children = server.processes()
@@ -120,9 +118,8 @@ def test_who_does_not_read_holds_no_server_up(
         assert_nothing_left(server, children)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_second_signal_ends_at_once(start: Any, tmp_path: Path, engine: str) -> None:
-    server = start(grpc_engine=engine, drain_timeout_s=600)
+def test_a_second_signal_ends_at_once(start: Any, tmp_path: Path) -> None:
+    server = start(drain_timeout_s=600)
     server.register("probe")
     with grpc_stream(server, tmp_path / "left"):
         children = server.processes()
@@ -153,19 +150,13 @@ def timeout_alone(server: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "stop"),
-    [
-        ("h2corn", group),
-        ("grpcio", group),
-        pytest.param("h2corn", every_process, marks=pytest.mark.long),
-        pytest.param("h2corn", timeout_alone, marks=pytest.mark.long),
-    ],
+    "stop", [group, *(pytest.param(stop, marks=pytest.mark.long) for stop in (every_process, timeout_alone))]
 )
 def test_a_signal_to_all_processes_loses_no_accepted_request(
-    start: Any, store: Path, tmp_path: Path, engine: str, stop: Callable[[Any], None]
+    start: Any, store: Path, tmp_path: Path, stop: Callable[[Any], None]
 ) -> None:
     command = ["timeout", "600", *FOREGROUND, "--model-store", str(store)]
-    server = start(grpc_engine=engine, command=command)
+    server = start(command=command)
     server.register("probe", initial_workers=2)
     ran = tmp_path / "ran"
 
@@ -243,9 +234,8 @@ def readiness(server: Any) -> tuple[dict[str, int], list[bool]]:
     return over_http, over_grpc
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_readiness_fails_first_while_serving_goes_on(start: Any, engine: str) -> None:
-    server = start(drain_grace_s=4, grpc_engine=engine)
+def test_readiness_fails_first_while_serving_goes_on(start: Any) -> None:
+    server = start(drain_grace_s=4)
     server.register("probe")
     assert readiness(server) == (dict.fromkeys(PROBES, 200), [True] * 4)
     server.process.send_signal(signal.SIGTERM)

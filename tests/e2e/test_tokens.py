@@ -101,14 +101,13 @@ def fill(directory: Path) -> Path:
     return store
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
-def server(request: pytest.FixtureRequest, serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def server(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Asks for keys, and can't register. The model `probe` is there from the start."""
     directory = tmp_path_factory.mktemp("tokens")
     settings = {
         "disable_token_authorization": "false",
         "enable_model_api": "false",
-        "grpc_engine": request.param,
         "metrics_mode": "prometheus",
         "default_workers_per_model": 1,
         "max_request_size": 20_000_000,

@@ -70,8 +70,8 @@ def fill(directory: Path) -> Path:
     return store
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
-def mounted(request: pytest.FixtureRequest, serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def mounted(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Keys from a mounted secret (`server.directory / "mounted"`), both HTTP APIs on one listener, CORS on."""
     directory = tmp_path_factory.mktemp("mounted")
     mount(directory / "mounted", FIRST)
@@ -81,7 +81,6 @@ def mounted(request: pytest.FixtureRequest, serving: Any, tmp_path_factory: pyte
         "token_reload_interval_s": 0.1,
         "inference_address": address,
         "management_address": address,
-        "grpc_engine": request.param,
         "cors_allowed_origin": "https://example.org",
         "cors_allowed_headers": "Authorization",
         "default_workers_per_model": 1,

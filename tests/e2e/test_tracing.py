@@ -133,7 +133,6 @@ def served(
     settings: dict[str, object] = {"metrics_mode": "prometheus", "env": env}
     if protocol == "grpc":
         env |= {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_SERVICE_NAME": "tested"}
-        settings["grpc_engine"] = "grpcio"
     else:
         settings["otlp_endpoint"] = url
     server = serving(directory, store, settings, ["--ncs", "--models", "probe"])

@@ -1,4 +1,4 @@
-"""Clients that ask for much and read nothing, on both engines: memory has a limit, and others are served."""
+"""Clients that ask for much and read nothing: memory has a limit, and others are served."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ import pytest
 from support import GUARD_S, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 
-ENGINES = ["grpcio", "h2corn"]
 PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
 MIB = 1024 * 1024
 UNREAD_BYTES_MAX, CONNECTIONS, REQUESTS = 32 * MIB, 8, 25
-#: What h2corn and the system keep for a connection. grpcio makes a copy of every answer.
-ENGINE_BYTES = 3 * MIB
+#: What the system keeps for a connection, and the requests themselves.
+KEPT_BYTES = 3 * MIB
 HANDLER = """
 def handle(data, context):
     return [] if data is None else [b"x" * 1_000_000 for _ in data]
@@ -34,13 +33,13 @@ def handle(data, context):
 """
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def server(request: Any, serving: Any, write_to: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def server(serving: Any, write_to: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     directory = tmp_path_factory.mktemp("unread")
     (directory / "store").mkdir()
     write_to(directory / "store", "large", HANDLER)
     write_to(directory / "store", "small", SMALL)
-    settings = {"grpc_engine": request.param, "unread_bytes_max": UNREAD_BYTES_MAX, "job_queue_size": 1000}
+    settings = {"unread_bytes_max": UNREAD_BYTES_MAX, "job_queue_size": 1000}
     settings |= {"write_timeout_s": 4, "default_workers_per_model": 1}
     found = serving(directory, directory / "store", settings, ["--ncs", "--models", "large", "small"])
     try:
@@ -83,22 +82,19 @@ def given_up(server: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
-def test_unread_answers_have_a_limit_and_a_time(server: Any, kind: str, request: pytest.FixtureRequest) -> None:
-    grpcio = "grpcio" in request.node.callspec.id
-    if kind == "http" and grpcio:
-        pytest.skip("grpcio serves gRPC only")
+def test_unread_answers_have_a_limit_and_a_time(server: Any, kind: str) -> None:
     process = psutil.Process(server.process.pid)
     port = server.port("grpc_inference" if kind == "grpc" else "http_inference")
     before, counted = process.memory_info().rss, given_up(server)
     links = [asked(port, kind) for _ in range(CONNECTIONS)]
     try:
-        # 200 answers of 1 MB: more than the limit and what the engine keeps.
+        # 200 answers of 1 MB: more than the limit.
         until(lambda: given_up(server)["bytes"] > counted["bytes"], lambda: given_up(server))
         with grpc.insecure_channel(f"127.0.0.1:{server.port('grpc_inference')}") as channel:
             call = channel.unary_unary(PREDICTIONS)
             small = PredictionsRequest(model_name="small", input={"data": b"1"}).SerializeToString()
             assert b"small" in call(small, timeout=GUARD_S)
-        kept = (1 + grpcio) * UNREAD_BYTES_MAX + CONNECTIONS * ENGINE_BYTES
+        kept = UNREAD_BYTES_MAX + CONNECTIONS * KEPT_BYTES
         until(lambda: process.memory_info().rss - before < kept, lambda: process.memory_info())
         until(lambda: given_up(server)["time"] > counted["time"], "the rest is given up after write_timeout_s")
         until(lambda: unread_bytes(server) == 0, lambda: unread_bytes(server))

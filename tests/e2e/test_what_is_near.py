@@ -23,9 +23,9 @@ MODELS = ". Models here: other, probe."
 VERSIONS = ". Versions of probe: 1.0."
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
-def server(request: pytest.FixtureRequest, server_of: Any, probe_handler: Path) -> Iterator[Any]:
-    with server_of({"probe": (probe_handler, ""), "other": (probe_handler, "")}, grpc_engine=request.param) as one:
+@pytest.fixture(scope="module")
+def server(server_of: Any, probe_handler: Path) -> Iterator[Any]:
+    with server_of({"probe": (probe_handler, ""), "other": (probe_handler, "")}) as one:
         yield one
 
 

@@ -1,4 +1,4 @@
-"""Fuzzes the targets of targets.py and failures.py, each with its corpus.
+"""Fuzzes the targets of targets.py, failures.py and transport.py, each with its corpus.
 
 Usage: python tests/fuzz/run.py [TARGET …] [--runs N] [--seconds S] [--seed N] [--jobs N] [--coverage]
 
@@ -40,9 +40,11 @@ elif "--coverage" in sys.argv:  # before anything of ours is imported: that is w
     with atheris.instrument_imports(include=["ts", "ts_frontend"]):
         import failures  # adds its targets
         import targets
+        import transport  # adds its targets
 else:
     import failures  # noqa: F401
     import targets
+    import transport  # noqa: F401
 
 TARGETS = targets.TARGETS
 

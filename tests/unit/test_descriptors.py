@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ts_frontend.grpc.call import ListenerLimits
 from ts_frontend.listeners.descriptors import few_open_files, open_files_max, report_full, shared_out
 from ts_frontend.listeners.listener import Listener
+from ts_frontend.transport.limits import ListenerLimits
 
 NAMES = ("http_inference", "http_management", "http_metrics", "grpc_inference", "grpc_management")
 

@@ -330,30 +330,29 @@ class ServerConfig:
         restored=False,
     )
     grpc_keepalive_time_ms: int | None = _own(
-        whole(1), None, "ms of silence after which the server pings a gRPC client (grpcio engine)"
+        whole(1), None, "ms of silence after which the server pings a gRPC client"
     )
     grpc_keepalive_timeout_ms: int | None = _own(
-        whole(1), None, "ms in which the client must answer this ping, or its connection is closed (grpcio engine)"
+        whole(1), None, "ms in which the client must answer this ping, or its connection is closed"
     )
-    grpc_keepalive_permit_without_calls: bool = _own(
-        SWITCH, True, "false: clients without a call may not ping (grpcio engine)"
-    )
+    grpc_keepalive_permit_without_calls: bool = _own(SWITCH, True, "false: clients without a call may not ping")
     grpc_http2_max_pings_without_data: int = _own(
-        whole(0), 0, "number of pings to a client without data in between; 0: no limit (grpcio engine)"
+        whole(0), 0, "number of pings to a client without data in between; 0: no limit"
     )
-    grpc_http2_min_time_between_pings_ms: int | None = _own(
-        whole(1), None, "ms between two pings to a client (grpcio engine)"
-    )
+    grpc_http2_min_time_between_pings_ms: int | None = _own(whole(1), None, "ms between two pings to a client")
     grpc_http2_min_ping_interval_without_data_ms: int = _own(
         whole(0),
         5000,
-        "least time in ms between two pings of an idle client; a client that pings faster loses its connection "
-        "(grpcio engine)",
+        "least time in ms between two pings of an idle client; a client that pings faster loses its connection",
     )
-    grpc_engine: str = _own(
-        choice("auto", "h2corn", "grpcio"),
-        "auto",
-        "the library that serves gRPC; auto: h2corn if it is installed, otherwise grpcio",
+    http2_resets_max: int = _own(
+        whole(1),
+        1000,
+        "requests that a client may cancel at once on an HTTP/2 connection; above it, the connection takes no further "
+        "requests, and those that run go on",
+    )
+    http2_resets_per_second: float = _own(
+        number(), 200.0, "requests that a client may go on cancelling each second on an HTTP/2 connection"
     )
     grpc_metrics: bool | None = _own(
         SWITCH,
@@ -540,14 +539,14 @@ class ServerConfig:
         number(0),
         120.0,
         "seconds in which an HTTP client must send a request's body, with pauses of at most 60 s, and a gRPC client "
-        "the message of its call, or one of its stream that it has begun (not by the grpcio engine)",
+        "the message of its call, or one of its stream that it has begun",
     )
     arriving_bytes_max: int = _own(
         whole(1),
         1 << 30,
         "bytes of all requests together whose bodies or gRPC messages are still arriving, with their headers; above "
-        "it, those that began first are refused (not by the grpcio engine). Also of all open gRPC streams together, "
-        "each with 16 KiB and its metadata; above it, further ones are refused (by both engines)",
+        "it, those that began first are refused. Also of all open gRPC streams together, "
+        "each with 16 KiB and its metadata; above it, further ones are refused",
     )
     unread_bytes_max: int = _own(
         whole(1),
@@ -765,6 +764,7 @@ NO_EFFECT: Mapping[str, str] = MappingProxyType(
         "plugins_path": "names Java plugins, which this server can't load",
         "metrics_format": "isn't needed: the metrics API always answers in Prometheus' format",
         "async_logging": "isn't needed: a separate thread always writes the logs",
+        "grpc_engine": "isn't needed: the server has one transport of its own",
     }
     | dict.fromkeys(
         ("ipex_enable", "ipex_gpu_enable", "cpu_launcher_enable", "cpu_launcher_args"),

@@ -235,6 +235,8 @@ class Listeners:
             config.max_response_size,
             *self._ages(name),
             keepalive=self._keepalive,
+            resets_max=config.http2_resets_max,
+            resets_per_s=config.http2_resets_per_second,
             write_s_max=config.write_timeout_s,
             arriving=self._arriving,
             unread=self._unread,
@@ -404,6 +406,8 @@ class Listeners:
             config.max_response_size,
             head_s_max=config.request_head_timeout_s,
             idle_s_max=HTTP_IDLE_S_MAX,
+            resets_max=config.http2_resets_max,
+            resets_per_s=config.http2_resets_per_second,
             write_s_max=config.write_timeout_s,
             unread=self._unread,
         )

@@ -13,6 +13,8 @@ from typing import Final, TypeAlias
 Field: TypeAlias = "tuple[bytes, bytes]"
 #: SETTINGS_HEADER_TABLE_SIZE (RFC 9113, 6.5.2): the size of the dynamic table that a client may fill.
 TABLE_BYTES_MAX: Final = 4096
+#: The beginning of a block that leaves the dynamic table without room (RFC 7541, 6.3).
+NO_TABLE: Final = b"\x20"
 #: What an entry counts beside its name and its value (RFC 7541, 4.1).
 ENTRY_BYTES: Final = 32
 #: The largest index, length or size. Nothing that fits into a header block is larger.
@@ -194,7 +196,7 @@ class Decoder:
                 field = self._entry(index)
             elif first & 0xE0 == 0x20:  # the size of the table (6.3)
                 size, at = _integer(block, at, 0x1F)
-                if found or size > TABLE_BYTES_MAX:
+                if left < self._fields_bytes_max or size > TABLE_BYTES_MAX:
                     raise BadBlock("the size of the table changes within a block, or is over the limit")
                 self._size_max, self._changed = size, True
                 self._evict(size)

@@ -14,7 +14,7 @@ import httptools
 
 from ts_frontend.transport.hpack import Field
 from ts_frontend.transport.http2 import TURN_BYTES, Events
-from ts_frontend.transport.stream import Data, Fields, Head, Peer, Refusal, Stream
+from ts_frontend.transport.stream import NO_BODY, Data, Fields, Head, Peer, Refusal, Stream
 
 #: Bytes of a body that aren't taken, or of requests behind the present one, above which nothing more is read.
 UNREAD_BYTES_MAX: Final = 1 << 20
@@ -23,16 +23,32 @@ _KEEP: Final[Field] = (b"connection", b"keep-alive")
 _CHUNKED: Final[Field] = (b"transfer-encoding", b"chunked")
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
-_NO_BODY: Final = frozenset((204, 304))
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 #: What a status line allows in a phrase (RFC 9112, 4).
 _NO_PHRASE: Final = re.compile(r"[^\t\x20-\x7e]")
 LENGTH_DIGITS_MAX: Final = 18
+#: What ends the host of a target in the absolute form.
+_AUTHORITY: Final = re.compile(rb"[/?#]")
+_SPOKEN: Final = frozenset((b" HTTP/1.1", b" HTTP/1.0"))
+_VERSION: Final = re.compile(rb" HTTP/\d\.\d")
 
 
 class _Following(Exception):
     """A request begins in the piece in which a chunked body ends. It isn't read: the connection ends with the answer,
     and the client, which sends no second request without need, repeats it on another one."""
+
+
+class _Body:
+    """What a parser tells that reads a body alone."""
+
+    def __init__(self, http: Http1) -> None:
+        self.on_body, self.on_message_complete = http.on_body, http.on_message_complete
+        self._begun = False
+
+    def on_message_begin(self) -> None:
+        if self._begun:
+            raise _Following
+        self._begun = True
 
 
 class Http1Stream(Stream):
@@ -59,7 +75,7 @@ class Http1Stream(Stream):
             self.http.events.wrote()
 
     def respond(self, status: int, fields: Fields, body: Data = b"", phrase: str = "") -> None:
-        if not any(name == b"content-length" for name, _ in fields) and status not in _NO_BODY:
+        if not any(name == b"content-length" for name, _ in fields) and status not in NO_BODY:
             fields = (*fields, (b"content-length", b"%d" % len(body)))
         self.begin(status, fields, phrase)
         self.write(body)
@@ -72,7 +88,7 @@ class Http1Stream(Stream):
         phrase = _NO_PHRASE.sub(" ", phrase) or _PHRASES.get(status, "")
         names = {name for name, _ in fields}
         more: list[Field] = []
-        if status in _NO_BODY:
+        if status in NO_BODY:
             self.no_body = True
         elif b"content-length" not in names:
             self.chunked = self.peer.version == "1.1"
@@ -170,6 +186,7 @@ class Http1:
         self._searched = 0  # bytes of the rest in which no head ends
         self._receiving = False  # the body of `stream`
         self._left = -1  # bytes of the body still to come; -1: it is chunked
+        self._beside = 0  # bytes of a chunked body since its last data
         self._parser = httptools.HttpRequestParser(self)
         self._target: list[bytes] = []
         self._fields: list[Field] = []
@@ -223,7 +240,13 @@ class Http1:
             return at
         self._searched = 0
         end = found.end()
-        if self._feed(data[at:end]) and self.stream is None and not self.ended:
+        line_end = data.find(b"\n", at) - 1
+        spoken = data[max(at, line_end - 9) : line_end]
+        if spoken not in _SPOKEN:
+            status = 505 if _VERSION.fullmatch(spoken) else 400
+            text = f"The request line ends with {spoken.decode('latin-1')!r}, not HTTP/1.1"
+            self._refuse(Refusal(status, text))
+        elif self._feed(data[at:end]) and self.stream is None and not self.ended:
             self._refuse(Refusal(400, "The request's head is malformed"))
         return end
 
@@ -234,6 +257,8 @@ class Http1:
         except httptools.HttpParserUpgrade:  # answered as any other request, after which the connection ends
             if self.stream is not None:
                 self.stream.keeps = False
+                if self._left and self.stream.head.method != "CONNECT":
+                    self._read_on(self.stream)
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
             if isinstance(cause, Refusal):
@@ -247,6 +272,13 @@ class Http1:
             self._refuse(Refusal(400, f"The request isn't HTTP: {error}"))
             return False
         return True
+
+    def _read_on(self, stream: Http1Stream) -> None:
+        """Reads the body of a request for an upgrade, which the parser takes for the other protocol."""
+        self._parser = httptools.HttpRequestParser(_Body(self))
+        framing = b"Content-Length: %d" % self._left if self._left > 0 else b"Transfer-Encoding: chunked"
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n\r\n" % framing)
+        self._receiving, stream.ended = True, False
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answers what can't be read, after which the connection ends."""
@@ -284,27 +316,35 @@ class Http1:
         self._head_done = True
         parser = self._parser
         version = parser.get_http_version()
-        if version not in self._peers:
-            raise Refusal(505, f"HTTP {version} isn't spoken here; use HTTP/1.1 or HTTP/2")
-        head = Head(parser.get_method().decode("latin-1"), b"".join(self._target), tuple(self._fields))
+        method, target = parser.get_method().decode("latin-1"), b"".join(self._target)
+        fields = self._fields
+        names = [name for name, _ in fields]
+        hosts = names.count(b"host")
+        if hosts > 1 or (not hosts and version == "1.1"):
+            raise Refusal(400, f"A request has one Host header, not {hosts}")
+        if target[:1] not in (b"/", b"*") and method != "CONNECT":  # the absolute form's host counts (3.2.2)
+            host = _AUTHORITY.split(target.partition(b"://")[2], 1)[0]
+            fields = [*[field for field in fields if field[0] != b"host"], (b"host", host)]
+        head = Head(method, target, tuple(fields))
         named = head.by_name
-        hosts = [value for name, value in head.fields if name == b"host"]
-        if len(hosts) > 1 or (not hosts and version == "1.1"):
-            raise Refusal(400, f"A request has one Host header, not {len(hosts)}")
         coding, length = named.get(b"transfer-encoding"), named.get(b"content-length", b"0")
-        if coding is not None and (coding.lower() != b"chunked" or version == "1.0"):
-            raise Refusal(501, f"The transfer coding {coding.decode('latin-1')!r} isn't supported; use chunked")
+        if coding is not None:
+            several = names.count(b"transfer-encoding") > 1
+            if several or coding.lower() != b"chunked" or version == "1.0":
+                text = "several codings" if several else repr(coding.decode("latin-1"))
+                raise Refusal(501, f"The transfer coding {text} isn't supported; use chunked with HTTP/1.1")
         if len(length) > LENGTH_DIGITS_MAX or not length.isdigit():
             raise Refusal(400, f"The Content-Length {length.decode('latin-1')!r} isn't a length")
         expect = named.get(b"expect")
         if expect is not None and expect.lower() != b"100-continue":
             raise Refusal(417, f"The expectation {expect.decode('latin-1')!r} can't be met; leave it out")
         self._left = -1 if coding is not None else int(length)
-        self._receiving = self._left != 0
+        self._receiving, self._beside = self._left != 0, 0
         stream = self._open(head, version, keeps=bool(parser.should_keep_alive()))
         stream.expects = expect is not None and version == "1.1"
 
     def on_body(self, piece: bytes) -> None:
+        self._beside = 0
         if self.stream is not None:
             self.stream.expects = False
             self.stream.add(piece)
@@ -324,7 +364,9 @@ class Http1:
             self._left -= end - at
         part = data[at:end] if at or end < len(data) else data
         stream = self.stream
-        self._feed(part)
+        self._beside += len(part)
+        if self._feed(part) and self._receiving and self._beside > self._head_bytes_max:
+            self._refuse(Refusal(431, f"The body has more than {self._head_bytes_max} bytes beside its data"))
         if stream is not None and not stream.done:
             stream.wake_reader()
         return end

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from ts_frontend.transport.hpack import BadBlock, Decoder, Field, FieldsTooLarge, encode
-from ts_frontend.transport.stream import Data, Fields, Head, Peer, Refusal, Stream
+from ts_frontend.transport.hpack import NO_TABLE, TABLE_BYTES_MAX, BadBlock, Decoder, Field, FieldsTooLarge, encode
+from ts_frontend.transport.stream import NO_BODY, Data, Fields, Head, Peer, Refusal, Stream
 
 # --- 3. Starting
 
@@ -42,6 +42,7 @@ FRAME_HEAD_BYTES: Final = 9
 FRAME_BYTES_MAX: Final = 1 << 20
 #: The same of a client that names none.
 SMALL_FRAME_BYTES_MAX: Final = 1 << 14
+SETTINGS_HEADER_TABLE_SIZE: Final = 1
 SETTINGS_ENABLE_PUSH: Final = 2
 SETTINGS_MAX_CONCURRENT_STREAMS: Final = 3
 SETTINGS_INITIAL_WINDOW_SIZE: Final = 4
@@ -75,6 +76,9 @@ ENHANCE_YOUR_CALM: Final = 11
 #: costs its request alone, one that isn't the connection.
 CONTINUATIONS_MAX: Final = 64
 BLOCK_FACTOR: Final = 4
+#: Changes of the initial window size while there are streams, each of which is changed.
+WINDOW_CHANGES_MAX: Final = 100
+WINDOW_CHANGES_PER_S: Final = 10.0
 #: Pings more often than allowed, without data between them, that end a connection (gRPC's "ping strikes").
 STRIKES_MAX: Final = 2
 
@@ -126,6 +130,21 @@ class Violation(Exception):
         self.code = code
 
 
+class _Budget:
+    """What a client may do so many times at once, of which so many come back each second."""
+
+    __slots__ = ("_at_s", "_left", "_most", "_per_s")
+
+    def __init__(self, most: float, per_s: float) -> None:
+        self._left, self._most, self._per_s, self._at_s = most, most, per_s, 0.0
+
+    def spend(self, now_s: float) -> bool:
+        """Returns False if nothing is left."""
+        self._left = min(self._left + (now_s - self._at_s) * self._per_s, self._most) - 1
+        self._at_s = now_s
+        return self._left >= 0
+
+
 class Malformed(Exception):
     """A request that isn't one of HTTP: a stream error (8.1.1)."""
 
@@ -146,7 +165,7 @@ class Http2Stream(Stream):
     """A stream of its connection. `number`: its identifier; `window`: what the client still takes; `queue`: the data
     beyond that, before the block of trailers `last` (None: the answer goes on)."""
 
-    __slots__ = ("http", "last", "left_bytes", "number", "queue", "untold", "window")
+    __slots__ = ("http", "last", "left_bytes", "no_body", "number", "queue", "untold", "window")
 
     def __init__(self, http: Http2, number: int, head: Head, window: int) -> None:
         super().__init__(head, http.peer)
@@ -157,13 +176,15 @@ class Http2Stream(Stream):
         self.untold = 0
         #: Bytes of the body that the client announced and hasn't sent; -1: it announced none.
         self.left_bytes = -1
+        self.no_body = head.method == "HEAD"
 
     def took(self, size: int) -> None:
         self.http.took(self, size)
 
     def respond(self, status: int, fields: Fields, body: Data = b"", phrase: str = "") -> None:
         self.status = status
-        self.http.respond(self, _answer_block(status, fields), b"" if self.head.method == "HEAD" else body, b"")
+        no_body = self.no_body or status in NO_BODY
+        self.http.respond(self, _answer_block(status, fields), b"" if no_body else body, b"")
 
     def answer(self, block: bytes, body: Data, trailers: bytes) -> None:
         """Gives a whole answer whose header blocks are encoded already."""
@@ -171,10 +192,12 @@ class Http2Stream(Stream):
 
     def begin(self, status: int, fields: Fields, phrase: str = "") -> None:
         self.status = status
+        self.no_body = self.no_body or status in NO_BODY
         self.http.begin(self, _answer_block(status, fields))
 
     def write(self, data: Data) -> None:
-        self.http.write(self, data)
+        if not self.no_body:
+            self.http.write(self, data)
 
     def finish(self, trailers: Fields = ()) -> None:
         self.http.finish(self, encode(trailers) if trailers else b"")
@@ -195,8 +218,8 @@ class Http2:
         self.streams: dict[int, Http2Stream] = {}
         self.blocked = self.ended = False
         self.queued = 0
-        #: When the client last sent a frame of a request, and whether an answer to a ping of ours is missing.
-        self.pinged = False
+        #: Our pings since we last sent data, and whether the answer to one is missing.
+        self.pings, self.pinged = 0, False
         self._greeted = False
         self._rest = b""
         self._decoder = Decoder(limits.fields_bytes_max)
@@ -216,9 +239,13 @@ class Http2:
         self._frame_bytes_max = SMALL_FRAME_BYTES_MAX
         self._untold = 0  # bytes that have been taken, and that the client doesn't know of
         self._received = 0  # bytes that count for the connection's window
+        #: The table that the client has for our blocks, which don't use it. It must be told once that a smaller one is
+        #: known here: by the beginning of the next block (4.3.1).
+        self._table_bytes, self._table_shrinks = TABLE_BYTES_MAX, False
         self._known: tuple[tuple[Field, ...], Head, int] | None = None  # the fields of the last request, and their head
         self._ready: dict[int, Http2Stream] = {}  # streams whose queues may be sent, in turn
-        self._resets_left, self._resets_s = float(limits.resets_max), 0.0
+        self._resets = _Budget(limits.resets_max, limits.resets_per_s)
+        self._window_changes = _Budget(WINDOW_CHANGES_MAX, WINDOW_CHANGES_PER_S)
         self._ping_s, self._strikes = -1.0, 0
         self._sent_s = 0.0  # when queued data was last sent
         mine = _settings(
@@ -341,7 +368,8 @@ class Http2:
                 head, announced = known[1], known[2]
             else:
                 head, announced = _request(fields, refusal)
-                self._known = (fields, head, announced)
+                if refusal is None:
+                    self._known = (fields, head, announced)
             if ended and announced > 0:
                 raise Malformed
         except Malformed:
@@ -392,10 +420,13 @@ class Http2:
 
     def _closed(self, number: int, what: str) -> None:
         """A frame of a stream that isn't open: an error, unless the stream was reset here (5.1)."""
-        if number > self._last_number or number == 0:
-            raise Violation(PROTOCOL_ERROR, f"{what} for stream {number}, which isn't open")
+        self._check_begun(number, what)
         if number > self._reset_number:
             raise Violation(STREAM_CLOSED, f"{what} for stream {number}, which is closed")
+
+    def _check_begun(self, number: int, what: str) -> None:
+        if number > self._last_number or not number & 1:
+            raise Violation(PROTOCOL_ERROR, f"{what} for stream {number}, which isn't open")
 
     # --- 5.2 Flow control: the client's data
 
@@ -422,7 +453,7 @@ class Http2:
         """Sends data for which there is room in the windows."""
         self._window -= size
         stream.window -= size
-        self._strikes = 0
+        self._strikes = self.pings = 0
         most = self._frame_bytes_max
         if size <= most:
             self.out += (frame_head(size, DATA, 0, stream.number), data)
@@ -536,9 +567,9 @@ class Http2:
         stream = self.streams.get(number)
         if stream is None:
             self._closed(number, "DATA")
-            self._tell_taken(length)
+            self._tell_taken(padding)
         elif stream.ended:
-            self._tell_taken(length)
+            self._tell_taken(padding)
             self._fail_stream(stream, STREAM_CLOSED)
         elif stream.pieces_bytes + stream.untold + length > STREAM_WINDOW_BYTES:
             raise Violation(FLOW_CONTROL_ERROR, f"Stream {number} sends more than its window")
@@ -558,17 +589,20 @@ class Http2:
         stream = self.streams.get(self._data_number)
         count = end - at
         self._data_left -= count
-        if stream is not None and not stream.ended:
-            if stream.left_bytes >= 0:
-                stream.left_bytes -= count
-                if stream.left_bytes < 0:
-                    self._fail_stream(stream, PROTOCOL_ERROR)
-                    return end
-            stream.add(data[at:end])
-            if not self._data_left and self._data_ends:
-                self._end_request(stream)
-            else:
-                stream.wake_reader()
+        if stream is None:  # its stream is closed, perhaps since the frame began
+            self._tell_taken(count)
+            return end
+        if stream.left_bytes >= 0:
+            stream.left_bytes -= count
+            if stream.left_bytes < 0:
+                self._tell_taken(count)
+                self._fail_stream(stream, PROTOCOL_ERROR)
+                return end
+        stream.add(data[at:end])
+        if not self._data_left and self._data_ends:
+            self._end_request(stream)
+        else:
+            stream.wake_reader()
         return end
 
     def _end_request(self, stream: Http2Stream) -> None:
@@ -585,10 +619,10 @@ class Http2:
     def _rst_stream(self, number: int, length: int) -> None:
         if length != 4:
             raise Violation(FRAME_SIZE_ERROR, "An RST_STREAM frame is malformed")
-        if number == 0 or number > self._last_number:
-            raise Violation(PROTOCOL_ERROR, f"RST_STREAM for stream {number}, which isn't open")
         stream = self.streams.get(number)
-        if stream is not None:
+        if stream is None:
+            self._check_begun(number, "RST_STREAM")
+        else:
             self._count_reset()
             self._forget(stream)
             self.events.left(stream)
@@ -596,11 +630,8 @@ class Http2:
     def _count_reset(self) -> None:
         """Counts a stream that the client ended before its answer: opening and resetting costs a client little, and the
         server much (CVE-2023-44487)."""
-        limits, now_s = self.limits, self.clock()
-        self._resets_left += (now_s - self._resets_s) * limits.resets_per_s
-        self._resets_left = min(self._resets_left, float(limits.resets_max)) - 1
-        self._resets_s = now_s
-        if self._resets_left < 0 and self._goaway_number == NUMBER_MAX:
+        limits = self.limits
+        if not self._resets.spend(self.clock()) and self._goaway_number == NUMBER_MAX:
             text = f"More than {limits.resets_max} streams were reset, and more than {limits.resets_per_s:g} a second"
             self.go_away(ENHANCE_YOUR_CALM, text)
             self.events.flooded(text)
@@ -622,18 +653,22 @@ class Http2:
             if key == SETTINGS_INITIAL_WINDOW_SIZE:
                 if value > WINDOW_MAX:
                     raise Violation(FLOW_CONTROL_ERROR, f"The initial window size is {value}")
-                self._change_first_window(value)
+                if value != self._first_window:
+                    self._change_first_window(value)
             elif key == SETTINGS_MAX_FRAME_SIZE:
                 if not SMALL_FRAME_BYTES_MAX <= value < 1 << 24:
                     raise Violation(PROTOCOL_ERROR, f"The maximal frame size is {value}")
                 self._frame_bytes_max = min(value, FRAME_BYTES_MAX)
             elif key == SETTINGS_ENABLE_PUSH and value > 1:
                 raise Violation(PROTOCOL_ERROR, f"ENABLE_PUSH is {value}")
-            # The encoder uses no table, whatever size the client allows.
+            elif key == SETTINGS_HEADER_TABLE_SIZE and value < self._table_bytes:
+                self._table_shrinks = True
         self.out.append(frame(SETTINGS, ACK, 0))
 
     def _change_first_window(self, value: int) -> None:
         change, self._first_window = value - self._first_window, value
+        if self.streams and not self._window_changes.spend(self.clock()):
+            raise Violation(ENHANCE_YOUR_CALM, "The initial window size changes too often")
         for stream in self.streams.values():
             stream.window += change
             if stream.window > WINDOW_MAX:
@@ -663,11 +698,12 @@ class Http2:
     @property
     def within_frame(self) -> bool:
         """Whether a frame or a header block has begun and isn't complete."""
-        return bool(self._rest or self._block_number or self._data_left)
+        return bool(self._rest or self._block_number or self._data_left or self._skip)
 
     def ping(self) -> None:
         """Asks the client for a sign of life, which clears `pinged`."""
         self.pinged = True
+        self.pings += 1
         self.out.append(frame(PING, 0, 0, b"liveness"))
 
     # --- 6.8 GOAWAY
@@ -711,8 +747,7 @@ class Http2:
             return
         stream = self.streams.get(number)
         if stream is None:
-            if number > self._last_number:
-                raise Violation(PROTOCOL_ERROR, f"WINDOW_UPDATE for stream {number}, which isn't open")
+            self._check_begun(number, "WINDOW_UPDATE")
             return
         stream.window += more
         if more == 0 or stream.window > WINDOW_MAX:
@@ -733,10 +768,12 @@ class Http2:
             and size <= self._window
             and not self.blocked
             and len(block) <= SMALL_FRAME_BYTES_MAX
+            and len(trailers) <= SMALL_FRAME_BYTES_MAX
+            and not self._table_shrinks
         ):
             stream.begun = stream.given = True
             self._window -= size
-            self._strikes = 0
+            self._strikes = self.pings = 0
             if size == 0 and not trailers:
                 self.out += (frame_head(len(block), HEADERS, END_HEADERS | END_STREAM, number), block)
             elif trailers:
@@ -772,6 +809,9 @@ class Http2:
     def _send_block(self, number: int, block: bytes, flags: int) -> None:
         most = SMALL_FRAME_BYTES_MAX
         kind = HEADERS
+        if self._table_shrinks:
+            self._table_shrinks, self._table_bytes = False, 0
+            block = NO_TABLE + block
         while len(block) > most:
             self.out += (frame_head(most, kind, flags, number), block[:most])
             block, kind, flags = block[most:], CONTINUATION, 0
@@ -850,11 +890,18 @@ def _request(fields: tuple[Field, ...], refusal: Refusal | None) -> tuple[Head, 
             regular.append(field)
     method, target = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
     authority = pseudo.get(b":authority")
-    if not method or (method != b"CONNECT" and (not target or b":scheme" not in pseudo)):
-        raise Malformed
-    if authority is not None and not any(name == b"host" for name, _ in regular):
+    if refusal is None:  # else some may be missing
+        if method == b"CONNECT":
+            if len(pseudo) != 2 or authority is None:
+                raise Malformed
+        elif not method or not target or b":scheme" not in pseudo:
+            raise Malformed
+    hosts = [value for name, value in regular if name == b"host"]
+    if len(hosts) > 1 or (hosts and authority is not None and hosts[0].lower() != authority.lower()):
+        raise Malformed  # two names of the server (8.3.1)
+    if not hosts and authority is not None:
         regular.append((b"host", authority))
-    head = Head(method.decode("latin-1"), target, tuple(regular), refusal)
+    head = Head(method.decode("latin-1"), target, _with_one_cookie(regular), refusal)
     announced = head.by_name.get(b"content-length")
     if announced is None:
         return head, -1
@@ -862,3 +909,11 @@ def _request(fields: tuple[Field, ...], refusal: Refusal | None) -> tuple[Head, 
     if len(lengths) != 1 or not announced.isdigit() or len(announced) > 18:
         raise Malformed
     return head, int(announced)
+
+
+def _with_one_cookie(fields: list[Field]) -> tuple[Field, ...]:
+    """Joins the cookies, which clients send apart for the sake of compression (8.2.3)."""
+    cookies = [value for name, value in fields if name == b"cookie"]
+    if len(cookies) < 2:
+        return tuple(fields)
+    return (*[field for field in fields if field[0] != b"cookie"], (b"cookie", b"; ".join(cookies)))

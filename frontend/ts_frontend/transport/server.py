@@ -215,10 +215,13 @@ class Server:
         keepalive = self.limits.keepalive
         if keepalive.time_ms is None:
             return
+        time_ms = max(keepalive.time_ms, keepalive.min_time_between_pings_ms or 0)
         timeout_ms = PING_TIMEOUT_MS if keepalive.timeout_ms is None else keepalive.timeout_ms
-        if http.pinged and silent_s * 1000 > keepalive.time_ms + timeout_ms:
+        if http.pinged and silent_s * 1000 > time_ms + timeout_ms:
             one.abort()
-        elif not http.pinged and silent_s * 1000 > keepalive.time_ms:
+        elif keepalive.max_pings_without_data and http.pings >= keepalive.max_pings_without_data:
+            return
+        elif not http.pinged and silent_s * 1000 > time_ms:
             http.ping()
             one.flush()
 

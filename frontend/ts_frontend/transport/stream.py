@@ -15,6 +15,8 @@ Fields: TypeAlias = "Sequence[Field]"
 Data: TypeAlias = "bytes | bytearray | memoryview"
 #: Smaller pieces of a body are joined as they arrive: an object for a byte would cost fifty times as much.
 SMALL_PIECE_BYTES: Final = 1024
+#: Statuses of answers that have no body.
+NO_BODY: Final = frozenset((204, 304))
 
 
 class Refusal(Exception):

@@ -30,12 +30,12 @@ def node() -> str:
     return found
 
 
-@pytest.fixture(params=["h2corn", "grpcio"])
-def ask(request: pytest.FixtureRequest, node: str, root: Path, store: Path, start: Callable[..., Any]) -> Ask:
+@pytest.fixture
+def ask(node: str, root: Path, store: Path, start: Callable[..., Any]) -> Ask:
     """Runs a scenario of client.js against a server with the example models, and returns its output."""
     for archive in (root / "model_store").glob("*.mar"):
         shutil.copy(archive, store)
-    server = start(grpc_engine=request.param)
+    server = start()
     for name in ("digits.mar", "hello_stream.mar", "text_stream.mar"):
         server.register(name)
 
