@@ -66,7 +66,6 @@ def server_template() -> Template:
         "encodings.idna",
         "encodings.utf_8_sig",
         "ts_frontend.grpc.exchange",
-        "ts_frontend.listeners.application",
         "ts_frontend.listeners.serving",
         forkservers=forkserver_template() if sys.platform == "linux" else None,
     )

@@ -13,12 +13,12 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import yaml
 
@@ -216,17 +216,20 @@ def html_forms(data: bytes) -> None:
         raise AssertionError(f"it was let through, but can't be read: {error}") from error
 
 
-def _request(target: bytes, headers: Sequence[tuple[bytes, bytes]] = ()) -> HttpRequest:
-    stream = Stream(Head("POST", target, headers), Peer(None, None, "2"))
-    return HttpRequest(stream, "id", BodyLimits(BYTES_MAX, 1.0))
+_PEER = Peer(("127.0.0.1", 1), ("127.0.0.1", 8080), "1.1")
+
+
+def _request(
+    query: bytes = b"", path: str = "/models", headers: list[tuple[bytes, bytes]] | None = None
+) -> HttpRequest:
+    target = quote(path, safe="/", encoding="latin-1").encode() + b"?" + query
+    return HttpRequest(Stream(Head("POST", target, headers or []), _PEER), "id", BodyLimits(BYTES_MAX, 1.0))
 
 
 @target(ServeError, words=(b"initial_workers=", b"batch_size=", b"%ff", b"&", b"url=", b"\xd9\xa1", b"-", b"9" * 5000))
 def register_parameters(data: bytes) -> None:
     """The query of a registration, or its body in JSON."""
-    given = (
-        _json_parameters(data) if data[:1] in (b"{", b"[") else Parameters(query_pairs(_request(b"/models?" + data)))
-    )
+    given = _json_parameters(data) if data[:1] in (b"{", b"[") else Parameters(query_pairs(_request(data)))
     page_asked(given)
     asked = management.given(REGISTER, given)
     assert asked.keys() == {row.name for row in REGISTER if row.http}
@@ -241,7 +244,7 @@ def http_heads(data: bytes) -> None:
     for one in rest.split(b"\n"):
         name, _, value = one.partition(b": ")
         headers.append((name.lower(), value))
-    request = _request(b"/" + line, headers)
+    request = _request(path="/" + line.decode("latin-1"), headers=headers)
     for hosts in (Hosts("127.0.0.1"), Hosts("0.0.0.0", allowed=("example.org", ".example.com"))):
         match = _ROUTES.find("POST", request.path)
         with contextlib.suppress(ServeError):

@@ -147,7 +147,7 @@ def _encoded(encoder: hpack.Encoder, fields: list[tuple[bytes, bytes, str]], huf
 
 
 def _text(raw: bytes) -> bytes:
-    return hpack.hpack.encode_integer(len(raw), 7) + raw
+    return bytes(hpack.hpack.encode_integer(len(raw), 7)) + raw
 
 
 @given(_BLOCKS)

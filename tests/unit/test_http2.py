@@ -124,7 +124,7 @@ class Conversation:
     def __init__(self, chance: random.Random) -> None:
         self.chance, self.calls = chance, dict[int, Call]()
         self.client = H2Connection(H2Configuration(client_side=True, header_encoding=False))
-        first = {
+        first: dict[SettingCodes | int, int] = {
             SettingCodes.INITIAL_WINDOW_SIZE: chance.choice((0, 1, 100, 65_535, 1 << 20)),
             SettingCodes.MAX_FRAME_SIZE: chance.choice((16_384, 20_000, 1 << 20)),
             SettingCodes.HEADER_TABLE_SIZE: chance.choice((0, 100, 4096, 10_000)),

@@ -35,6 +35,7 @@ from ts_frontend.http.routing import Find, Match, RouteTable
 from ts_frontend.tasks import each
 from ts_frontend.telemetry.timing import ANSWER, ASK, RequestTimes, asking
 from ts_frontend.transport.arriving import drained
+from ts_frontend.transport.http1 import CLOSE
 from ts_frontend.transport.stream import Stream
 
 logger: Final = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ NO_CACHE: Final[tuple[Header, ...]] = (
     (b"expires", b"Thu, 01 Jan 1970 00:00:00 UTC"),
 )
 CLIENT_LEFT: Final = 499
+TOO_LARGE: Final = 413
 #: The most bytes of pieces that are sent as one.
 JOINED_BYTES_MAX: Final = 64 * 1024
 VERSIONS: Final = {"2": "2.0"}
@@ -174,6 +176,8 @@ class HttpApp:
         headers = [*own, (REQUEST_ID, stream.request_id.encode()), *fixed]
         if CONTENT_TYPE not in names and body:
             headers.append(OCTETS)
+        if status == TOO_LARGE:
+            headers.append(CLOSE)  # whether the rest of the body has come or not
         whole = isinstance(body, (bytes, bytearray, memoryview))
         trails = False
         if times is not None:

@@ -29,6 +29,8 @@ HALF_CLOSED_S: Final = 0.01
 AGE_JITTER: Final = 0.1
 #: The time in which a client may read its last answers and close the connection, before the server does.
 LINGER_S_MAX: Final = 2.0
+#: What a client may still send meanwhile: the rest of a body that is refused.
+DROPPED_BYTES_MAX: Final = 1 << 20
 #: Seconds between two looks whether TLS has sent everything.
 LINGER_LOOK_S: Final = 0.01
 
@@ -37,7 +39,17 @@ class Connection:
     """One connection (an asyncio.Protocol). `heard_s`: when the client was last heard of, by the loop's clock."""
 
     __slots__ = (
-        *("_closing", "_counted", "_eof_timer", "_first", "_half_closed", "_inside", "_scheduled", "_server"),
+        *(
+            "_closing",
+            "_counted",
+            "_dropped_bytes",
+            "_eof_timer",
+            "_first",
+            "_half_closed",
+            "_inside",
+            "_scheduled",
+            "_server",
+        ),
         *("_socket", "_tls"),
         *("age_factor", "begun_s", "ends_s", "goes_s", "head_s", "heard_s", "http", "leaving", "loop", "paused"),
         *("peer", "progress_s", "reading", "taken_bytes", "transport", "written_bytes"),
@@ -53,6 +65,7 @@ class Connection:
         self._first = b""
         self._inside = self._scheduled = self._closing = self._counted = self._half_closed = False
         self._eof_timer: asyncio.TimerHandle | None = None
+        self._dropped_bytes = 0
         #: When the connection began, and the request's head that hasn't arrived (HTTP/1.1; 0: none).
         self.begun_s = self.heard_s = self.head_s = self.progress_s = 0.0
         #: Whether it was told to end; when it takes no more requests, and when it is cut.
@@ -88,6 +101,9 @@ class Connection:
             self._first = b""
             http = self._speak(http2=data.startswith(PREFACE[:4]))
         if self._closing:
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes > DROPPED_BYTES_MAX and self.transport is not None:
+                self.transport.pause_reading()
             return
         self._inside = True
         http.receive(data)

@@ -316,6 +316,8 @@ class Http1:
         self._head_done = True
         parser = self._parser
         version = parser.get_http_version()
+        if version not in self._peers:  # such as `CONNECT HTTP/1.1`, which names a target alone
+            raise Refusal(505, f"HTTP {version} isn't spoken here; use HTTP/1.1 or HTTP/2")
         method, target = parser.get_method().decode("latin-1"), b"".join(self._target)
         fields = self._fields
         names = [name for name, _ in fields]
