@@ -78,7 +78,7 @@ test-compiled: $(STAMP) ## the tests with the compiled form, in an environment o
 fuzz: $(STAMP) ## fuzz what reads from outside: minutes, with LONG=1 hours and over 10 million inputs; ARGS="..."
 	@$(BIN)/python tests/fuzz/run.py --jobs $(JOBS) $(if $(filter-out 0,$(LONG)),--runs 350000,--runs 10000) $(ARGS)
 
-soak: $(STAMP) ## mixed load with faults on both engines: minutes, with LONG=1 hours; ARGS="..."
+soak: $(STAMP) ## mixed load with faults: minutes, with LONG=1 hours; ARGS="..."
 	@$(BIN)/python tests/soak/run.py $(if $(filter-out 0,$(LONG)),--requests 1000000,--seconds 120) $(ARGS)
 
 soak-measures: $(STAMP) ## how soon handlers are told, overload, memory: minutes, with LONG=1 an hour

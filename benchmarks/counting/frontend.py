@@ -1,5 +1,5 @@
-"""The frontend without a network: requests go into the application of a listener as h2corn hands them over, and come
-back from a stand-in for the worker at the other end of its socket.
+"""The frontend without a network: requests go into the connections of a listener as the event loop hands them over, and
+come back from a stand-in for the worker at the other end of its socket.
 
 Usage: python benchmarks/counting/frontend.py LIBRARY FOLDER
 
@@ -17,12 +17,14 @@ import pickle
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import hpack
 import uvloop
 from measuring.h2load import grpc_body
 from measuring.open_inference import INFER, MODEL, MODELS, NAMED, VALUES
@@ -33,16 +35,17 @@ from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import PREDICT, Chunk, Item, Load, Message, Pairs, Pieces, Predict, Ready, encode_bytes
 from ts_frontend.config.load import Option, load_config
-from ts_frontend.http import departures
-from ts_frontend.http.request import Event, Scope
 from ts_frontend.http.routing import HTTP_INFERENCE
-from ts_frontend.listeners.application import Application, application
 from ts_frontend.listeners.listeners import INFERENCE
+from ts_frontend.listeners.serving import ServedListener
 from ts_frontend.models.startup import load_at_startup
 from ts_frontend.scheduling import queues
 from ts_frontend.server import Parts
 from ts_frontend.telemetry.logging.logs import setup_logs
 from ts_frontend.telemetry.metrics.registry import open_metrics
+from ts_frontend.transport import http2
+from ts_frontend.transport.connection import Connection
+from ts_frontend.transport.server import Server
 from ts_frontend.workers.devices import Inventory
 from ts_frontend.workers.process import Channels, ExitStatus, LineSink, ProcessSpec, WorkerProcess
 from ts_frontend.workers.spawning import worker_env
@@ -55,7 +58,8 @@ TOGETHER = 20
 ASKED = "asked"
 #: The number of messages of each kind that are recorded.
 NOTED = 16
-WATCH_AFTER_S = 3600.0
+#: In place of the socket that a connection's transport owns: it is used only with TLS.
+NO_SOCKET = socket.socket()
 #: The names of models in archives.
 WORKLOADS = (NOOP, PIECES_STREAM, YIELDS)
 SETTINGS = {
@@ -163,80 +167,142 @@ class StandInLauncher:
         """Nothing was started."""
 
 
-class Client:
-    """Sends one kind of request to an application, CLIENTS at a time. `wanted`: the body of the answer."""
+class Wire(asyncio.Transport):
+    """The client's end of a connection in place of a socket. `wrote` gets what the server sends."""
 
-    def __init__(self, app: Application, scope: Scope, body: bytes, wanted: bytes) -> None:
-        self._app, self._scope = app, scope
-        self._event: Event = {"type": "http.request", "body": body, "more_body": False}
+    def __init__(self, wrote: Callable[[bytes], None]) -> None:
+        super().__init__({"peername": ("127.0.0.1", 50000), "sockname": ("127.0.0.1", 8080)})
+        self._wrote = wrote
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._wrote(bytes(data))
+
+    def writelines(self, parts: Iterable[bytes | bytearray | memoryview]) -> None:
+        self._wrote(b"".join(parts))
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Everything is taken at once."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class Client:
+    """A client with a connection, and one request at a time."""
+
+    def __init__(self, server: Server) -> None:
+        self.body = bytearray()
+        self._answered = asyncio.Event()
+        self._connection = Connection(server, NO_SOCKET, tls=False)
+        self._connection.connection_made(Wire(self._read))
+
+    async def ask(self, requests: int) -> None:
+        for _ in range(requests):
+            self._answered.clear()
+            self._connection.data_received(self._request())
+            await self._answered.wait()
+
+    def _request(self) -> bytes:
+        """The bytes of the next request."""
+        raise NotImplementedError
+
+    def _read(self, data: bytes) -> None:
+        """Reads whole frames, or chunks."""
+        raise NotImplementedError
+
+
+class GrpcClient(Client):
+    """One whose calls have h2load's headers, all in the table of HPACK after the first call."""
+
+    def __init__(self, server: Server, workload: Workload) -> None:
+        super().__init__(server)
+        body = grpc_body(workload.request)
+        head = [
+            *((":method", "POST"), (":scheme", "http"), (":authority", "127.0.0.1:8080"), (":path", workload.path)),
+            *(("user-agent", "h2load nghttp2/1.52.0"), ("content-type", "application/grpc"), ("te", "trailers")),
+            ("content-length", str(len(body))),
+        ]
+        encoder = hpack.Encoder()
+        self._block, self._indexed = encoder.encode(head), encoder.encode(head)
+        self._data, self._number = body, -1
+        settings = b"\0\x04" + http2.WINDOW_MAX.to_bytes(4, "big")
+        window = (http2.WINDOW_MAX - http2.FIRST_WINDOW_BYTES).to_bytes(4, "big")
+        opening = http2.frame(http2.SETTINGS, 0, 0, settings) + http2.frame(http2.WINDOW_UPDATE, 0, 0, window)
+        self._connection.data_received(http2.PREFACE + opening)
+
+    def _request(self) -> bytes:
+        self._number += 2
+        block, self._block = self._block, self._indexed
+        head = http2.frame(http2.HEADERS, http2.END_HEADERS, self._number, block)
+        return head + http2.frame(http2.DATA, http2.END_STREAM, self._number, self._data)
+
+    def _read(self, data: bytes) -> None:
+        at, end = 0, len(data)
+        while at < end:
+            begin = at + http2.FRAME_HEAD_BYTES
+            kind, flags = data[at + 3], data[at + 4]
+            at = begin + int.from_bytes(data[at : at + 3], "big")
+            if kind == http2.DATA:
+                self.body += data[begin:at]
+            if kind <= http2.HEADERS and flags & http2.END_STREAM:
+                self._answered.set()
+
+
+class HttpClient(Client):
+    """One of HTTP/1.1."""
+
+    def __init__(self, server: Server, workload: Workload) -> None:
+        super().__init__(server)
+        body = workload.http_body
+        lines = [
+            *(f"POST {workload.http_path} HTTP/1.1", "host: 127.0.0.1:8080", "user-agent: h2load nghttp2/1.52.0"),
+            *(f"content-type: {workload.http_type}", f"content-length: {len(body)}", "", ""),
+        ]
+        self._bytes = "\r\n".join(lines).encode() + body
+        self._in_body = False
+
+    def _request(self) -> bytes:
+        return self._bytes
+
+    def _read(self, data: bytes) -> None:
+        at = 0
+        if not self._in_body:
+            at = data.index(b"\r\n\r\n") + 4
+            if b"\r\ncontent-length:" in data[:at]:
+                self.body += data[at:]
+                self._answered.set()
+                return
+            self._in_body = True
+        while at < len(data):
+            begin = data.index(b"\r\n", at) + 2
+            size = int(data[at : begin - 2], 16)
+            self.body += data[begin : begin + size]
+            at = begin + size + 2
+            if not size:
+                self._in_body = False
+                self._answered.set()
+
+
+class Clients:
+    """CLIENTS clients with one kind of request. `wanted`: the body of the answer."""
+
+    def __init__(self, kind: type[GrpcClient | HttpClient], server: Server, workload: Workload, wanted: bytes) -> None:
+        self._make = partial(kind, server, workload)
         self._wanted = wanted
-        self._body = bytearray()
+        self._clients: list[Client] = []
 
     async def run(self, requests: int, counted: AbstractContextManager[None]) -> None:
         """Raises AssertionError for wrong answers."""
-        self._body.clear()
+        if not self._clients:
+            self._clients = [self._make() for _ in range(CLIENTS)]
+            await asyncio.gather(*(client.ask(1) for client in self._clients))
+        for client in self._clients:
+            client.body.clear()
         share, rest = divmod(requests, CLIENTS)
         with counted:
-            await asyncio.gather(*(self._ask(share + (number < rest)) for number in range(CLIENTS)))
-        assert self._body == self._wanted * requests, self._body[:200]
-
-    async def _ask(self, requests: int) -> None:
-        loop = asyncio.get_running_loop()
-        for _ in range(requests):
-            scope = {**self._scope, "headers": list(self._scope["headers"])}
-            await loop.create_task(self._app(scope, self._received().__anext__, self._send))
-
-    async def _received(self) -> AsyncIterator[Event]:
-        """The request, with nothing after it: the client waits for the answer."""
-        yield self._event
-        await asyncio.get_running_loop().create_future()
-
-    async def _send(self, event: Event) -> None:
-        if event["type"] == "http.response.body":
-            self._body += event["body"]
-
-
-def _scope(version: str, path: str, headers: Sequence[tuple[bytes, bytes]], **more: object) -> Scope:
-    """The request's scope, as h2corn makes it."""
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.5"},
-        "http_version": version,
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": headers,
-        "client": ("127.0.0.1", 50000),
-        "server": ("127.0.0.1", 8080),
-        "extensions": {},
-        **more,
-    }
-
-
-def grpc_client(app: Application, workload: Workload, answer: bytes) -> Client:
-    """A client whose calls have h2load's headers."""
-    body = grpc_body(workload.request)
-    headers = [
-        (b"user-agent", b"h2load nghttp2/1.52.0"),
-        (b"content-type", b"application/grpc"),
-        (b"te", b"trailers"),
-        (b"content-length", b"%d" % len(body)),
-    ]
-    return Client(app, _scope("2", workload.path, headers), body, answer)
-
-
-def http_client(app: Application, workload: Workload, answer: bytes) -> Client:
-    body = workload.http_body
-    headers = [
-        (b"host", b"127.0.0.1:8080"),
-        (b"user-agent", b"h2load nghttp2/1.52.0"),
-        (b"content-type", workload.http_type.encode()),
-        (b"content-length", b"%d" % len(body)),
-    ]
-    return Client(app, _scope("1.1", workload.http_path, headers), body, answer)
+            await asyncio.gather(*(one.ask(share + (at < rest)) for at, one in enumerate(self._clients)))
+        body = b"".join([client.body for client in self._clients])
+        assert body == self._wanted * requests, body[:200]
 
 
 def infer_answer() -> bytes:
@@ -253,39 +319,40 @@ class Row(NamedTuple):
 
     name: str
     model: str
-    client: Client
+    clients: Clients
     data: bytes
     headers: Pairs = ()
     pieces: int = 1
 
 
-def rows(over_grpc: Application, over_http: Application) -> list[Row]:
+def rows(over_grpc: Server, over_http: Server) -> list[Row]:
     tensor, json = infer_answer(), INFER.http_body
     pieces = grpc_body(PIECES_STREAM.answer[0]) * PIECES
+    by_grpc, by_http = partial(Clients, GrpcClient, over_grpc), partial(Clients, HttpClient, over_http)
     return [
-        Row("gRPC no-op", NOOP.name, grpc_client(over_grpc, NOOP, grpc_body(NOOP.answer[0])), b"ok"),
-        Row("HTTP no-op", NOOP.name, http_client(over_http, NOOP, b"ok"), b"ok"),
-        Row("ModelInfer gRPC", MODEL, grpc_client(over_grpc, INFER, grpc_body(tensor)), tensor),
-        Row("ModelInfer JSON", MODEL, http_client(over_http, INFER, json), json),
-        Row("ModelInfer named", MODEL, grpc_client(over_grpc, NAMED, grpc_body(tensor)), tensor),
-        Row("stream piece", PIECES_STREAM.name, grpc_client(over_grpc, PIECES_STREAM, pieces), b"ok", (), PIECES),
+        Row("gRPC no-op", NOOP.name, by_grpc(NOOP, grpc_body(NOOP.answer[0])), b"ok"),
+        Row("HTTP no-op", NOOP.name, by_http(NOOP, b"ok"), b"ok"),
+        Row("ModelInfer gRPC", MODEL, by_grpc(INFER, grpc_body(tensor)), tensor),
+        Row("ModelInfer JSON", MODEL, by_http(INFER, json), json),
+        Row("ModelInfer named", MODEL, by_grpc(NAMED, grpc_body(tensor)), tensor),
+        Row("stream piece", PIECES_STREAM.name, by_grpc(PIECES_STREAM, pieces), b"ok", (), PIECES),
         Row(
             "stream piece, HTTP",
             PIECES_STREAM.name,
-            http_client(over_http, PIECES_STREAM, b"ok" * PIECES),
+            by_http(PIECES_STREAM, b"ok" * PIECES),
             b"ok",
             (),
             PIECES,
         ),
-        Row("yielded piece", YIELDS.name, grpc_client(over_grpc, YIELDS, pieces), b"ok", (), PIECES),
+        Row("yielded piece", YIELDS.name, by_grpc(YIELDS, pieces), b"ok", (), PIECES),
     ]
 
 
 async def count(counter: Counter, parts: Parts, part: Part) -> dict[str, tuple[str, list[Item], int]]:
     """Measures everything. Returns for each row the model, the messages to its worker, and the pieces of an answer."""
-    apps = {listener.name: application(listener) for listener in parts.listeners.served}
+    servers = {one.name: Server(one.name, one.limits, ServedListener(one).serve) for one in parts.listeners.served}
     asked = {}
-    for row in rows(apps[INFERENCE], apps[HTTP_INFERENCE]):
+    for row in rows(servers[INFERENCE], servers[HTTP_INFERENCE]):
         part.answer, part.times = encode_bytes(Chunk(0, row.data, headers=row.headers)), 0
         if row.pieces > 1:
             together = [row.data] * TOGETHER
@@ -293,7 +360,7 @@ async def count(counter: Counter, parts: Parts, part: Part) -> dict[str, tuple[s
             part.times = row.pieces // TOGETHER - 1
         part.requests.clear()
         few, many = (2, 10) if row.pieces > 1 else (5 * CLIENTS, 15 * CLIENTS)
-        await counter.measure(row.name, row.client.run, few, many, row.pieces)
+        await counter.measure(row.name, row.clients.run, few, many, row.pieces)
         items = [item for predict in part.requests for item in predict.items]
         asked[row.name] = row.model, items, row.pieces
     return asked
@@ -340,7 +407,6 @@ async def main(library: Path, folder: Path) -> None:
 if __name__ == "__main__":
     # Without time limits: under callgrind, on a busy machine, each would be exceeded now and then.
     queues.SOLE_AHEAD_S = queues.AHEAD_S = math.inf
-    departures.WATCH_AFTER_S = WATCH_AFTER_S
     uvloop.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
     sys.stdout.flush()
     os._exit(0)

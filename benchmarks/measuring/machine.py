@@ -63,7 +63,7 @@ def python_build() -> str:
 def versions(targets: Sequence[str]) -> dict[str, str]:
     """The versions of everything that takes part."""
     found = {"torchrelay": ts.version.__version__, "python": python_build(), "h2load": h2load.version()}
-    for package in ("h2corn", "uvloop", "grpcio", "torch"):
+    for package in ("httptools", "uvloop", "grpcio", "torch"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -101,7 +101,6 @@ class Place(Folder):
 
 def start_ours(
     place: Place,
-    engine: str = "auto",
     more: Sequence[str] = (),
     quiet: bool = True,
     http: bool = False,
@@ -115,9 +114,8 @@ def start_ours(
     installation's command.
     """
     models = models or _archive_words(place)
-    running = run_ours(place, [*models, *more], {"grpc_engine": engine}, quiet, command=command)
-    title = title or ("ours" if engine == "auto" else f"ours-{engine}")
-    title += ("-http" if http else "") + ("" if quiet else "-logging")
+    running = run_ours(place, [*models, *more], {}, quiet, command=command)
+    title = (title or "ours") + ("-http" if http else "") + ("" if quiet else "-logging")
     if http:
         answer = HTTP_ANSWER if place.workload.answer else ()
         return Served(title, running.http_port, running.management_port, running.process, answer, 3, HTTP)
@@ -163,17 +161,16 @@ def _archive_words(place: Place) -> list[str]:
     return ["--model-store", str(place.store), "--models", f"{name}={name}.mar"]
 
 
-def start_bare(place: Place, engine: str = "h2corn", http: bool = False) -> Served:
+def start_bare(place: Place, http: bool = False) -> Served:
     """Our ingress alone, in a process of its own: it echoes the request."""
     (port,) = free_ports(1)
     pieces = len(place.workload.answer)
-    words = [sys.executable, str(BARE_INGRESS), str(port), "--engine", engine, "--pieces", str(pieces)]
+    words = [sys.executable, str(BARE_INGRESS), str(port), "--pieces", str(pieces)]
     process = place.run([*words, "--http"] if http else words)
     if http:
         return Served("bare-http", port, 0, process, [HTTP_BODY], warm_up_s=2, client=HTTP)
-    title = "bare" if engine == "h2corn" else f"bare-{engine}"
     answer = [place.workload.request] if pieces == 1 else place.workload.answer
-    return Served(title, port, 0, process, answer, warm_up_s=2)
+    return Served("bare", port, 0, process, answer, warm_up_s=2)
 
 
 def start_torchserve(place: Place, quiet: bool = True, http: bool = False) -> Served:

@@ -20,8 +20,6 @@ STARTS: Mapping[str, Callable[[Place], Served]] = {
     "ours-http-logging": lambda place: start_ours(place, http=True, quiet=False),
     "bare-http": lambda place: start_bare(place, http=True),
     "torchserve-http": lambda place: start_torchserve(place, http=True),
-    "ours-grpcio": lambda place: start_ours(place, "grpcio"),
-    "bare-grpcio": lambda place: start_bare(place, "grpcio"),
     "torchserve-logging": lambda place: start_torchserve(place, quiet=False),
 }
 #: The targets of the Open Inference Protocol.
@@ -41,13 +39,11 @@ NOTES: Mapping[str, str] = {
     "ours-logging": "the same with its access and metric logs, as by default",
     "ours-http": "ours, asked over HTTP/1.1 with a body of the same 16 bytes",
     "ours-http-logging": "the same with its access and metric logs, as by default",
-    "bare-http": "our ingress on h2corn with an HTTP application that echoes, no worker",
+    "bare-http": "our ingress with an HTTP service that echoes, no worker",
     "torchserve-http": "torchserve, asked over HTTP/1.1",
-    "bare": "our ingress on h2corn with a method that echoes, no worker",
+    "bare": "our ingress with a method that echoes, no worker",
     "torchserve": "TorchServe with one worker; --log-config (level warn: no access and metric log) and "
     "disable_system_metrics=true; tokens off, model API on",
-    "ours-grpcio": "ours with grpc_engine=grpcio",
-    "bare-grpcio": "our ingress on grpcio with a method that echoes, no worker",
     "torchserve-logging": "TorchServe with one worker and its default logging; tokens off, model API on",
     "ours-triton": "ours, logs off, with a Triton model repository: one Python model, one instance, dynamic batching",
     "triton": "the Triton in nvidia-pytriton, with the same repository; metrics and info log off",

@@ -1,6 +1,6 @@
 """The memory that stays in the server's main process after very many requests that end in every way.
 
-Usage: python tests/soak/memory.py [--engine NAME …] [--requests N] [--streams N] [--registrations N] [--warm-up N]
+Usage: python tests/soak/memory.py [--requests N] [--streams N] [--registrations N] [--warm-up N]
 
 Unary requests over gRPC, of which every tenth fails; streams that their clients give up after the first piece, over
 gRPC and HTTP/1.1 in turns; models that are registered and unregistered. A warm-up of all three comes first. The main
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import raw
 from soak.run import DESCRIPTORS_MORE_MAX, MEMORY_GROWTH_BYTES_MAX, TASKS, TASKS_MORE_MAX, state_of
-from soak.table import ENGINES, Row, difference, finish, options, running
+from soak.table import Row, difference, finish, options, running
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 
 CLIENTS, CHANNELS = 16, 4
@@ -109,7 +109,7 @@ class Load:
             await call.read()
             call.cancel()
             self.ends["stream given up"] += 1
-        except grpc.aio.AioRpcError as error:  # h2corn closes connections with many cancels
+        except grpc.aio.AioRpcError as error:  # a connection with many cancels takes no more calls
             self.ends[f"stream {error.code().name}"] += 1
 
     async def _http_stream(self) -> None:
@@ -154,10 +154,9 @@ async def loaded(server: Any, directory: Path, given: argparse.Namespace) -> lis
     ]
 
 
-def measure(engine: str, given: argparse.Namespace) -> list[Row]:
-    with running(engine, models, metrics_mode="prometheus", env=environment) as server:
-        rows = asyncio.run(loaded(server, server.directory, given))
-    return [row._replace(measure=f"{engine}: {row.measure}") for row in rows]
+def measure(given: argparse.Namespace) -> list[Row]:
+    with running(models, metrics_mode="prometheus", env=environment) as server:
+        return asyncio.run(loaded(server, server.directory, given))
 
 
 def main() -> None:
@@ -167,7 +166,7 @@ def main() -> None:
     parser.add_argument("--registrations", type=int, default=10, help="(10)")
     parser.add_argument("--warm-up", type=int, default=10_000, help="requests before the first look (10 000)")
     given = parser.parse_args()
-    finish([row for engine in given.engine or ENGINES for row in measure(engine, given)])
+    finish(measure(given))
 
 
 if __name__ == "__main__":

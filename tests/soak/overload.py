@@ -1,7 +1,7 @@
 """Ten times more requests than a model can answer: the answered share, the time until the others are refused, and the
 effect on another model's callers.
 
-Usage: python tests/soak/overload.py [--engine NAME …] [--seconds S]
+Usage: python tests/soak/overload.py [--seconds S]
 
 The model `busy` takes 20 ms a request on its one worker and has room for 10 in its queue; `other` answers at once. Ten
 times its rate is little for clients on the same machine, so that the clients themselves are not the limit. First
@@ -25,7 +25,7 @@ import grpc.aio
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import raw
-from soak.table import ENGINES, Row, finish, milliseconds, options, percentile, running
+from soak.table import Row, finish, milliseconds, options, percentile, running
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 
 WORK_S, QUEUE, FACTOR = 0.02, 10, 10
@@ -157,20 +157,19 @@ async def measured(address: str, seconds: float) -> list[Row]:
     ]
 
 
-def measure(engine: str, seconds: float) -> list[Row]:
+def measure(seconds: float) -> list[Row]:
     def models(directory: Path) -> dict[str, tuple[str, str]]:
         return MODELS
 
-    with running(engine, models) as server:
-        rows = asyncio.run(measured(server.inference, seconds))
-    return [row._replace(measure=f"{engine}: {row.measure}") for row in rows]
+    with running(models) as server:
+        return asyncio.run(measured(server.inference, seconds))
 
 
 def main() -> None:
     parser = options("Overload of one model, beside another.")
     parser.add_argument("--seconds", type=float, default=20.0, help="of the peak, and of the overload (20)")
     given: Any = parser.parse_args()
-    finish([row for engine in given.engine or ENGINES for row in measure(engine, given.seconds)])
+    finish(measure(given.seconds))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Mixed load with faults on a real server, from clients that have nothing of ours: grpcio, h2 and plain sockets.
 
-Usage: python tests/soak/run.py [--engine NAME …] [--seconds S] [--requests N] [--rate R] [--kill-every-s S]
+Usage: python tests/soak/run.py [--seconds S] [--requests N] [--rate R] [--kill-every-s S]
 
-For each engine a server is started, warmed up for a while and examined; then come calls of every kind, R a second,
+A server is started, warmed up for a while and examined; then come calls of every kind, R a second,
 until both S seconds have passed and N requests have ended, while workers are killed, models scaled and registered anew.
 Each request carries bytes of its own, and its answer their digest. Afterwards the server is examined again; a table
 shows each count with its goal. The exit status is 1 if a goal is missed.
@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from e2e.conftest import Serving, write_model
 from soak import notes
-from soak.table import ENGINES, Row, difference, finish, options
+from soak.table import Row, difference, finish, options
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 
 GUARD_S = 60.0
@@ -540,7 +540,7 @@ async def load(
 RAISED = ("never retrieved", "Task exception", "could not be settled")
 
 
-async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[Row]:
+async def soak(given: argparse.Namespace, directory: Path) -> list[Row]:
     store, python = directory / "store", directory / "python"
     for folder in (store, python):
         folder.mkdir()
@@ -553,7 +553,7 @@ async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[
     write_model(store, "moving", handler)
     write_model(store, "stream", STREAM.format(pieces=PIECES))
     env = {"PYTHONPATH": str(python), "SOAK_TASKS": str(directory)}
-    settings: dict[str, object] = {"metrics_mode": "prometheus", "grpc_engine": engine, "env": env}
+    settings: dict[str, object] = {"metrics_mode": "prometheus", "env": env}
     server = Serving(directory, store, settings, ["--ncs"])
     try:
         server.wait_started()
@@ -568,21 +568,21 @@ async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[
     finally:
         server.terminate()
         shutil.rmtree(begun)
-    print(f"{engine}: {json.dumps(dict(sorted(tally.outcomes.items())), indent=1)}")
+    print(json.dumps(dict(sorted(tally.outcomes.items())), indent=1))
     for line in tally.wrong[:20]:
-        print(f"{engine}: WRONG {line}")
+        print(f"WRONG {line}")
     deaths = notes.deaths_in(server.lines)
     verdicts = {name: notes.verdict(name, deaths, tally.kills) for name in tally.failed if name not in began}
     for name, found in list(verdicts.items())[:20]:
         word = "NOT NOTED" if found.explained else "NOT BEGUN"
-        print(f"{engine}: {word} {tally.failed[name]}: {found.text}")
+        print(f"{word} {tally.failed[name]}: {found.text}")
     ends = Counter(found.where for found in verdicts.values())
     lost = sum(not found.explained for found in verdicts.values())
     for slow in sorted(tally.slowest, reverse=True):
-        print(f"{engine}: SLOW {slow.told(tally.faults)}")
+        print(f"SLOW {slow.told(tally.faults)}")
     done = Counter(fault.name for fault in tally.faults)
     raised = [line for line in server.lines if any(sign in line for sign in RAISED)]
-    rows = [
+    return [
         Row("requests", f"{given.requests} or more", f"{tally.accepted} in {took_s:.0f} s", True),
         Row("faults", "", ", ".join(f"{name} {count}" for name, count in sorted(done.items())), True),
         Row("wrong payloads, second answers, statuses", "0", str(len(tally.wrong)), not tally.wrong),
@@ -601,7 +601,6 @@ async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[
         Row("errors nobody took", "0", str(len(raised)), not raised),
         Row("exit status", "0", str(status), status == 0),
     ]
-    return [row._replace(measure=f"{engine}: {row.measure}") for row in rows]
 
 
 def _counts(tally: Tally) -> str:
@@ -611,16 +610,14 @@ def _counts(tally: Tally) -> str:
 
 def main() -> None:
     parser = options("Mixed load with faults.")
-    parser.add_argument("--seconds", type=float, default=0.0, help="at least, for each engine")
-    parser.add_argument("--requests", type=int, default=0, help="at least, for each engine")
+    parser.add_argument("--seconds", type=float, default=0.0, help="at least")
+    parser.add_argument("--requests", type=int, default=0, help="at least")
     parser.add_argument("--rate", type=float, default=400.0, help="requests a second, at most (400)")
     parser.add_argument("--kill-every-s", type=float, default=2.0, help="seconds between kills of a worker (2)")
     parser.add_argument("--warm-up-s", type=float, default=15.0)
     given = parser.parse_args()
-    rows: list[Row] = []
-    for engine in given.engine or ENGINES:
-        with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-            rows += asyncio.run(soak(engine, given, Path(directory)))
+    with tempfile.TemporaryDirectory(prefix="soak-") as directory:
+        rows = asyncio.run(soak(given, Path(directory)))
     finish(rows)
 
 

@@ -17,8 +17,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from e2e.conftest import Serving, write_model
 from left_behind import end_with_this_process
 
-ENGINES = ("h2corn", "grpcio")
-
 
 class Row(NamedTuple):
     """One measure: its goal and its value, as text, and whether the value is good enough."""
@@ -69,17 +67,13 @@ def latency_row(measure: str, values_s: Sequence[float], goal_ms: float) -> Row:
 
 
 def options(description: str) -> argparse.ArgumentParser:
-    """The options of all measurements. From now on, processes that this one starts end with it."""
+    """The options of a measurement. From now on, processes that this one starts end with it."""
     end_with_this_process()
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--engine", action="append", choices=ENGINES, help="both, if none is named")
-    return parser
+    return argparse.ArgumentParser(description=description)
 
 
 @contextmanager
-def running(
-    engine: str, models: Callable[[Path], Mapping[str, tuple[str, str]]], **settings: object
-) -> Iterator[Serving]:
+def running(models: Callable[[Path], Mapping[str, tuple[str, str]]], **settings: object) -> Iterator[Serving]:
     """A server on free ports. `models(directory)`: the handler's text and the configuration of each model; a setting
     may be a function of the directory, too."""
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
@@ -90,7 +84,7 @@ def running(
         for model, (handler, config) in found.items():
             write_model(store, model, handler, config=config)
         given = {name: value(directory) if callable(value) else value for name, value in settings.items()}
-        server = Serving(directory, store, {"grpc_engine": engine, **given}, ["--ncs"])
+        server = Serving(directory, store, given, ["--ncs"])
         try:
             server.wait_started()
             for model in found:

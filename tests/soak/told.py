@@ -1,6 +1,6 @@
 """How long it takes until a handler knows that nobody waits for it any more, and until a dead worker gets nothing.
 
-Usage: python tests/soak/told.py [--engine NAME …] [--count N]
+Usage: python tests/soak/told.py [--count N]
 
 A handler says by a datagram when it has begun and when it was told, with the system's monotonic clock. In between the
 client leaves, or its deadline passes: each of N times (200) for each kind of handler, and each way to call. Workers are
@@ -25,7 +25,7 @@ import grpc
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import raw
-from soak.table import ENGINES, Row, finish, latency_row, options, running
+from soak.table import Row, finish, latency_row, options, running
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 
 TOLD_GOAL_MS, ROUTED_GOAL_MS, READY_GOAL_MS = 20.0, 50.0, 100.0
@@ -269,7 +269,7 @@ def not_ready(server: Any, count: int) -> list[float]:
     return seconds
 
 
-def measure(engine: str, count: int) -> list[Row]:
+def measure(count: int) -> list[Row]:
     listening: list[Listening] = []
 
     def models(directory: Path) -> dict[str, tuple[str, str]]:
@@ -278,7 +278,7 @@ def measure(engine: str, count: int) -> list[Row]:
         of_kinds = {kind: (say + text, "minWorkers: 1\n") for kind, text in KINDS.items()}
         return {**of_kinds, "pair": (QUICK, "minWorkers: 2\n"), "single": (QUICK, "minWorkers: 1\n")}
 
-    with running(engine, models) as server:
+    with running(models) as server:
         server.scale("pair", 2)
         rows = told(server, listening[0], count)
         deaths = max(2, count // 4)
@@ -287,14 +287,14 @@ def measure(engine: str, count: int) -> list[Row]:
         rows.append(Row("requests that fail after a worker's death", "0", f"{failed} of {asked}", not failed))
         rows.append(latency_row("last worker dead, until not ready", not_ready(server, deaths), READY_GOAL_MS))
     listening[0].close()
-    return [row._replace(measure=f"{engine}: {row.measure}") for row in rows]
+    return rows
 
 
 def main() -> None:
     parser = options("How soon handlers and routing know.")
     parser.add_argument("--count", type=int, default=200, help="of each kind (200)")
     given = parser.parse_args()
-    finish([row for engine in given.engine or ENGINES for row in measure(engine, given.count)])
+    finish(measure(given.count))
 
 
 if __name__ == "__main__":

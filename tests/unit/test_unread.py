@@ -1,192 +1,235 @@
-"""All answers that wait for clients share a limit: the connection that holds most makes room. A connection that takes
-nothing loses its answers."""
+"""All answers that wait for clients share a limit: the connection that holds most makes room. A client that takes
+nothing of an answer loses it. The connections are real ones, on pairs of sockets."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from functools import wraps
 from typing import Any
 
+import h2.connection
+import h2.events
 import pytest
-import ts_frontend.http.arriving
-from ts_frontend.http.arriving import REQUEST_BYTES, Arriving
-from ts_frontend.http.unread import FIRST_BYTES, HELD, PIECE_BYTES, WHOLE_BYTES_MAX, AnswersUnread, SlowReader, Unread
+from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
 
+import ts_frontend.transport.arriving
 from support import until_async
-from ts_frontend.errors import ClientGone, Code, ServeError
+from ts_frontend.transport.arriving import RETURNED_BYTES_MIN, Arriving, drained
+from ts_frontend.transport.connection import Connection
+from ts_frontend.transport.limits import ListenerLimits
+from ts_frontend.transport.server import Server
+from ts_frontend.transport.stream import Stream
+from ts_frontend.transport.unread import Unread
 
-SIZE = 100_000
-COUNTED = SIZE + REQUEST_BYTES
+BODY = bytes(range(256)) * 400
+SIZE = len(BODY)
+HEAD = [(":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path", "/")]
+#: More than the socket of a client of HTTP/1.1 takes.
+LARGE_BYTES = 2 * RETURNED_BYTES_MIN
+OPEN_WINDOW = 1 << 30
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @functools.wraps(test)
+    @wraps(test)
     def run(*arguments: Any, **more: Any) -> None:
         asyncio.run(test(*arguments, **more))
 
     return run
 
 
-class Ready:
-    """What h2corn returns for an event that it takes at once."""
-
-    def __await__(self) -> Generator[None]:
-        return
-        yield
-
-
 class Client:
-    """A connection of h2corn: it takes nothing until `read`."""
+    """A client of HTTP/2 that takes only what it asks for. `bodies` and `resets` are by stream."""
 
-    def __init__(self, unread: Unread, name: str, *, reads: bool = False) -> None:
-        self.name, self.unread, self.reads = name, unread, reads
-        self.events: list[dict[str, Any]] = []
-        self._futures: list[asyncio.Future[None]] = []
+    def __init__(self, sock: socket.socket, window: int) -> None:
+        self.sock = sock
+        self.bodies: dict[int, bytes] = {}
+        self.ended: set[int] = set()
+        self.resets: dict[int, int] = {}
+        self._http = h2.connection.H2Connection()
+        self._http.initiate_connection()
+        self._http.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: window})
+        self._http.increment_flow_control_window(OPEN_WINDOW)
+        self._listening = asyncio.create_task(self._listen())
 
-    def _send(self, event: dict[str, Any]) -> Awaitable[None]:
-        self.events.append(event)
-        if self.reads:
-            return Ready()
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._futures.append(future)
-        return future
+    def ask(self) -> int:
+        """Returns the number of the request's stream."""
+        number = self._http.get_next_available_stream_id()
+        self.bodies[number] = b""
+        self._http.send_headers(number, HEAD, end_stream=True)
+        self._send()
+        return number
 
-    def answer(self, body: bytes = bytes(SIZE), version: str = "2", held: int = 0) -> asyncio.Task[None]:
-        send = self.unread.sending(self.name, self._send, version)
-        event = {"type": "http.response.body", "body": body, "more_body": False, HELD: held}
+    def take(self, number: int, size: int = OPEN_WINDOW) -> None:
+        """Takes so many bytes more of an answer."""
+        self._http.increment_flow_control_window(size, number)
+        self._send()
 
-        async def run() -> None:
-            await send(event)
+    def _send(self) -> None:
+        self.sock.sendall(self._http.data_to_send())
 
-        return asyncio.create_task(run())
+    async def _listen(self) -> None:
+        while data := await asyncio.get_running_loop().sock_recv(self.sock, 1 << 16):
+            for event in self._http.receive_data(data):
+                if isinstance(event, h2.events.DataReceived) and event.stream_id is not None:
+                    self.bodies[event.stream_id] += event.data or b""
+                elif isinstance(event, h2.events.StreamEnded) and event.stream_id is not None:
+                    self.ended.add(event.stream_id)
+                elif isinstance(event, h2.events.StreamReset) and event.stream_id is not None:
+                    self.resets[event.stream_id] = int(event.error_code or 0)
 
-    def read(self) -> None:
-        """Takes all that waits, and what comes from now on."""
-        self.reads = True
-        for future in self._futures:
-            if not future.done():
-                future.set_result(None)
+    async def whole(self, number: int) -> None:
+        """An answer arrives to its end."""
+        await until_async(lambda: number in self.ended)
+        assert self.bodies[number] == BODY
+
+    async def close(self) -> None:
+        self._listening.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._listening
+        self.sock.close()
 
 
-async def until_waiting(unread: Unread, count: int) -> None:
-    await until_async(lambda: len(unread) == count)
+class Place:
+    """A server whose answers have this body, without listening sockets."""
+
+    def __init__(self, unread: Unread, body: bytes) -> None:
+        self._body = body
+        self.server = Server("test", ListenerLimits(unread=unread), self._answer)
+        self.clients: list[Client] = []
+        self.socks: list[socket.socket] = []
+
+    async def _answer(self, stream: Stream) -> None:
+        stream.respond(200, (), self._body)
+        if stream.queued:
+            await drained(stream)
+
+    async def connection(self) -> socket.socket:
+        """The client's end."""
+        ours, theirs = socket.socketpair()
+        self.socks.append(theirs)
+        theirs.setblocking(False)
+        make: Callable[[], Any] = lambda: Connection(self.server, ours, tls=False)  # noqa: E731
+        await asyncio.get_running_loop().connect_accepted_socket(make, ours)
+        return theirs
+
+    async def client(self, window: int = 0) -> Client:
+        self.clients.append(Client(await self.connection(), window))
+        return self.clients[-1]
 
 
-async def gone(answer: asyncio.Task[None]) -> ServeError:
-    """Why an answer was given up."""
-    with pytest.raises(ClientGone) as ended:
-        await answer
-    assert isinstance(ended.value.__cause__, ServeError)
-    return ended.value.__cause__
+@asynccontextmanager
+async def serving(unread: Unread, body: bytes = BODY) -> AsyncIterator[Place]:
+    place = Place(unread, body)
+    try:
+        yield place
+    finally:
+        for client in place.clients:
+            await client.close()
+        for sock in place.socks:
+            sock.close()
+        await until_async(lambda: not place.server.connections)
+    assert (unread.bytes, len(unread)) == (0, 0)
+
+
+async def until_waiting(unread: Unread, size: int) -> None:
+    await until_async(lambda: unread.bytes == size, lambda: unread.bytes)
 
 
 @in_loop
 async def test_the_connection_that_holds_most_loses_its_oldest_answer() -> None:
-    unread = Unread(4 * COUNTED)
-    greedy, modest = Client(unread, "greedy"), Client(unread, "modest")
-    first = greedy.answer()
-    await until_waiting(unread, 1)
-    small = modest.answer()
-    later = [greedy.answer() for _ in range(2)]
-    await until_waiting(unread, 4)
-    assert unread.bytes == 4 * COUNTED
-    last = modest.answer()
-    error = await gone(first)
-    assert isinstance(error, AnswersUnread) and error.code is Code.RESOURCE_EXHAUSTED
-    assert "unread_bytes_max" in error.message
-    assert unread.given_up == {"bytes": 1, "time": 0}
-    for client in (greedy, modest):
-        client.read()
-    await asyncio.gather(small, last, *later)
-    assert (unread.bytes, len(unread)) == (0, 0)
+    unread = Unread(4 * SIZE)
+    async with serving(unread) as place:
+        greedy, modest = await place.client(), await place.client()
+        first, second, third = greedy.ask(), greedy.ask(), greedy.ask()
+        await until_waiting(unread, 3 * SIZE)
+        small = modest.ask()
+        await until_waiting(unread, 4 * SIZE)
+        last = modest.ask()
+        await until_async(lambda: greedy.resets)
+        assert greedy.resets == {first: ErrorCodes.ENHANCE_YOUR_CALM}
+        assert (unread.bytes, len(unread), unread.given_up) == (4 * SIZE, 2, {"bytes": 1, "time": 0})
+        for client, numbers in ((greedy, (second, third)), (modest, (small, last))):
+            for number in numbers:
+                client.take(number)
+                await client.whole(number)
+        assert (unread.bytes, len(unread)) == (0, 0)
 
 
 @in_loop
 async def test_an_answer_that_is_alone_is_never_given_up_for_its_size() -> None:
     unread = Unread(10)
-    client = Client(unread, "one")
-    answer = client.answer()
-    await until_waiting(unread, 1)
-    client.read()
-    await answer
+    async with serving(unread) as place:
+        client = await place.client()
+        number = client.ask()
+        await until_waiting(unread, SIZE)
+        client.take(number)
+        await client.whole(number)
     assert unread.given_up == {"bytes": 0, "time": 0}
 
 
 @in_loop
-async def test_a_client_that_takes_nothing_loses_its_answers_and_the_others_keep_theirs() -> None:
+async def test_answers_that_clients_take_at_once_are_not_counted() -> None:
+    unread = Unread(0)
+    async with serving(unread) as place:
+        clients = [await place.client(SIZE) for _ in range(2)]
+        for _ in range(5):
+            numbers = [client.ask() for client in clients]
+            for client, number in zip(clients, numbers, strict=True):
+                await client.whole(number)
+    assert unread.given_up == {"bytes": 0, "time": 0}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@in_loop
+async def test_answers_of_which_nothing_is_taken_are_given_up_and_others_wait_on(shared: bool) -> None:
+    """Those of a dead client; `shared`: those of a client that takes only of another answer."""
     unread = Unread(stall_s=0.4)
-    dead, slow = Client(unread, "dead"), Client(unread, "slow")
-    waiting = dead.answer(), dead.answer()
-    moving = asyncio.create_task(keep_taking(unread, slow))
-    for answer in waiting:
-        assert isinstance(await gone(answer), SlowReader)
-    assert unread.given_up == {"bytes": 0, "time": 2}
-    patient = slow.answer()
-    await until_waiting(unread, 2)
-    slow.read()
-    await patient
-    moving.cancel()
+    async with serving(unread) as place:
+        dead, slow = await place.client(), await place.client()
+        dead = slow if shared else dead
+        stalled, moving = {dead.ask(), dead.ask()}, slow.ask()
 
+        def gone() -> bool:
+            slow.take(moving, 1)
+            return dead.resets.keys() == stalled
 
-async def keep_taking(unread: Unread, client: Client) -> None:
-    """A client of which something is taken all the time, while other answers wait."""
-    while True:
-        following: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_later(0.02, following.set_result, None)
-        await unread.wait(client.name, following, 1)
+        await until_async(gone)
+        assert unread.given_up == {"bytes": 0, "time": 2} and moving not in slow.resets
+        slow.take(moving)
+        await slow.whole(moving)
 
 
 @in_loop
-async def test_a_stream_of_grpcio_is_apart_from_the_rest_of_its_connection() -> None:
-    unread = Unread(stall_s=0.4)
-    moving = asyncio.create_task(keep_taking(unread, Client(unread, "same")))
-    with pytest.raises(SlowReader, match="write_timeout_s") as ended:
-        await unread.wait("same", asyncio.get_running_loop().create_future(), 1, apart=True)
-    assert ended.value.code is Code.DEADLINE_EXCEEDED
-    moving.cancel()
-
-
-@in_loop
-async def test_without_a_time_limit_answers_wait() -> None:
+async def test_without_a_time_limit_answers_wait_until_the_client_leaves() -> None:
     unread = Unread(math.inf, 0)
-    client = Client(unread, "one")
-    answer = client.answer()
-    await until_waiting(unread, 1)
-    answer.cancel()  # its client left
-    with pytest.raises(asyncio.CancelledError):
-        await answer
-    assert (unread.bytes, len(unread)) == (0, 0) and unread.given_up == {"bytes": 0, "time": 0}
+    async with serving(unread) as place:
+        client = await place.client()
+        client.ask()
+        await until_waiting(unread, SIZE)
+        await client.close()
+        await until_waiting(unread, 0)
+    assert unread.given_up == {"bytes": 0, "time": 0}
 
 
-@pytest.mark.parametrize("version", ["1.1", "2"])
+@pytest.mark.parametrize("reason", ["bytes", "time"])
 @in_loop
-async def test_large_answers_go_to_the_engine_in_pieces(version: str) -> None:
-    """What the engine hasn't taken waits here, where it counts; nothing is lost or added."""
-    unread = Unread()
-    body = bytes(range(256)) * (WHOLE_BYTES_MAX // 128)
-    client = Client(unread, "one")
-    answer = client.answer(body, version)
-    await until_waiting(unread, 1)
-    assert unread.bytes == len(body) + REQUEST_BYTES and len(client.events[0]["body"]) == FIRST_BYTES
-    client.read()
-    await answer
-    assert b"".join(event["body"] for event in client.events) == body
-    assert max(len(event["body"]) for event in client.events) == PIECE_BYTES[version[0]]
-    assert [event["more_body"] for event in client.events] == [True] * (len(client.events) - 1) + [False]
-
-
-@in_loop
-async def test_usual_answers_are_passed_whole_and_not_counted() -> None:
-    unread = Unread()
-    client = Client(unread, "one", reads=True)
-    await client.answer(bytes(WHOLE_BYTES_MAX))
-    assert len(client.events) == 1 and not len(unread)
-    stream = Client(unread, "one").answer(b"prefix", held=SIZE)
-    await until_waiting(unread, 1)
-    assert unread.bytes == SIZE + len(b"prefix") + REQUEST_BYTES, "with what its sender holds"
-    stream.cancel()
+async def test_a_client_of_http1_that_does_not_read_loses_its_connection(reason: str) -> None:
+    """What its socket doesn't take counts, too."""
+    limits = {"bytes": (LARGE_BYTES, 0.0), "time": (math.inf, 0.4)}
+    unread = Unread(*limits[reason])
+    async with serving(unread, bytes(LARGE_BYTES)) as place:
+        socks = [await place.connection() for _ in range(2)]
+        for sock in socks:
+            sock.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            await until_async(lambda: unread.bytes > 0)
+        lost = 1 if reason == "bytes" else 2
+        await until_async(lambda: len(place.server.connections) == 2 - lost)
+        assert unread.given_up == {"bytes": 0, "time": 0} | {reason: lost}
 
 
 @pytest.mark.parametrize("kind", ["unread", "arriving", "given up"])
@@ -194,24 +237,26 @@ async def test_usual_answers_are_passed_whole_and_not_counted() -> None:
 async def test_freed_memory_is_returned(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """The C library's function itself is part of the operating system: e2e/test_unread_answers.py sees its effect."""
     returned: list[int] = []
-    monkeypatch.setattr(ts_frontend.http.arriving, "_trim", lambda: returned.append)
-    monkeypatch.setattr(ts_frontend.http.arriving, "RETURN_S", 0.01)
-    size = 80 * 1024 * 1024
+    monkeypatch.setattr(ts_frontend.transport.arriving, "_trim", lambda: returned.append)
+    monkeypatch.setattr(ts_frontend.transport.arriving, "RETURN_S", 0.01)
     if kind == "arriving":
-        arriving = Arriving()
-        body = arriving.body()
-        body.hold(size)
+        body = Arriving().body()
+        body.hold(LARGE_BYTES)
         body.end()
-    else:
-        unread = Unread(size + SIZE if kind == "given up" else math.inf)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = [asyncio.create_task(unread.wait(number, future, size)) for number in range(2)]
-        await asyncio.sleep(0)
+        await until_async(lambda: returned[:1] == [0])
+        return
+    size = RETURNED_BYTES_MIN // 2 if kind == "given up" else RETURNED_BYTES_MIN
+    unread = Unread(size if kind == "given up" else math.inf)
+    async with serving(unread, bytes(size)) as place:
+        client = await place.client()
+        client.ask()
+        await until_waiting(unread, size)
+        assert not returned
         if kind == "unread":
-            future.set_result(None)
-            await asyncio.gather(*waiting)
-        await until_async(lambda: bool(returned))
-        for one in waiting:
-            one.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-    await until_async(lambda: returned[:1] == [0])
+            await client.close()
+        else:
+            for count in (1, 2):  # as much waits as before
+                client.ask()
+                await until_async(lambda: unread.given_up["bytes"] == count)  # noqa: B023 - it is awaited here
+                await until_waiting(unread, size)
+        await until_async(lambda: returned[:1] == [0])
