@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import h11
 import hpack
 
-from ts_frontend.transport.hpack import BadBlock, Decoder, FieldsTooLarge, encode
+from ts_frontend.transport.hpack import BadBlock, FieldsTooLarge, HeaderDecoder, encode
 from ts_frontend.transport.http1 import Http1
 from ts_frontend.transport.http2 import ACK, CONTINUATION, HEADERS, PREFACE, SETTINGS, Http2, Http2Limits, frame
 from ts_frontend.transport.stream import Peer, Stream
@@ -30,7 +30,7 @@ ANSWER_BYTES = 64
 )
 def hpack_blocks(data: bytes) -> None:
     """Blocks, each behind its length: what another implementation reads, too, it reads the same."""
-    decoder, other = Decoder(FIELDS_BYTES_MAX), hpack.Decoder(1 << 24)
+    decoder, other = HeaderDecoder(FIELDS_BYTES_MAX), hpack.Decoder(1 << 24)
     at = 0
     while at < len(data):
         block = data[at + 1 : at + 1 + data[at]]

@@ -15,7 +15,7 @@ from ts_frontend.transport.hpack import (
     STATIC,
     TABLE_BYTES_MAX,
     BadBlock,
-    Decoder,
+    HeaderDecoder,
     Field,
     FieldsTooLarge,
     encode,
@@ -93,21 +93,21 @@ SERIES = {
 
 @pytest.mark.parametrize("name", SERIES)
 def test_examples_of_the_standard(name: str) -> None:
-    decoder = Decoder(FIELDS_BYTES_MAX)
+    decoder = HeaderDecoder(FIELDS_BYTES_MAX)
     for block, fields in SERIES[name]:
         assert decoder.decode(bytes.fromhex(block)) == tuple(fields)
 
 
 def test_integers_of_the_standard() -> None:
     """C.1: 10 within five bits, 1337 within five, 42 within eight. The sizes of tables and texts are such integers."""
-    decoder = Decoder(FIELDS_BYTES_MAX)
+    decoder = HeaderDecoder(FIELDS_BYTES_MAX)
     assert decoder.decode(bytes.fromhex("2a")) == () and decoder._size_max == 10
     assert decoder.decode(bytes.fromhex("3f9a0a")) == () and decoder._size_max == 1337
     assert decoder.decode(b"\0\1a\x2a" + b"x" * 42) == ((b"a", b"x" * 42),)
 
 
 def test_a_table_that_shrinks_forgets() -> None:
-    decoder = Decoder(FIELDS_BYTES_MAX)
+    decoder = HeaderDecoder(FIELDS_BYTES_MAX)
     assert decoder.decode(b"\x40\1a\1b\x40\1c\1d\xbe\xbf") == ((b"a", b"b"), (b"c", b"d"), (b"c", b"d"), (b"a", b"b"))
     one = 34 - 31
     assert decoder.decode(bytes((0x3F, one, 0xBE))) == ((b"c", b"d"),)
@@ -152,7 +152,7 @@ def _text(raw: bytes) -> bytes:
 
 @given(_BLOCKS)
 def test_blocks_of_another_encoder(blocks: list[tuple[list[tuple[bytes, bytes, str]], bool, list[int]]]) -> None:
-    encoder, decoder = hpack.Encoder(), Decoder(FIELDS_BYTES_MAX)
+    encoder, decoder = hpack.Encoder(), HeaderDecoder(FIELDS_BYTES_MAX)
     other = hpack.Decoder(FIELDS_BYTES_MAX)
     for fields, huffman, sizes in blocks:
         for size in sizes:
@@ -167,7 +167,7 @@ def test_blocks_of_another_encoder(blocks: list[tuple[list[tuple[bytes, bytes, s
 def test_too_large_blocks_change_the_table_as_any(
     blocks: list[tuple[list[tuple[bytes, bytes, str]], bool, list[int]]], most: int
 ) -> None:
-    encoder, decoder = hpack.Encoder(), Decoder(most)
+    encoder, decoder = hpack.Encoder(), HeaderDecoder(most)
     for fields, huffman, sizes in blocks:
         for size in sizes:
             encoder.header_table_size = size
@@ -230,18 +230,18 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_blocks(name: str) -> None:
     with pytest.raises(BadBlock):
-        Decoder(FIELDS_BYTES_MAX).decode(bytes.fromhex(BAD[name]))
+        HeaderDecoder(FIELDS_BYTES_MAX).decode(bytes.fromhex(BAD[name]))
 
 
 def test_a_size_after_a_field_that_is_too_large() -> None:
     with pytest.raises(BadBlock):
-        Decoder(10).decode(bytes.fromhex("8220"))
+        HeaderDecoder(10).decode(bytes.fromhex("8220"))
 
 
 @given(st.lists(st.binary(max_size=40), max_size=4))
 def test_any_bytes_are_a_block_or_a_bad_one(blocks: list[bytes]) -> None:
     """What both implementations read, they read the same."""
-    decoder, other = Decoder(FIELDS_BYTES_MAX), hpack.Decoder(FIELDS_BYTES_MAX)
+    decoder, other = HeaderDecoder(FIELDS_BYTES_MAX), hpack.Decoder(FIELDS_BYTES_MAX)
     for block in blocks:
         try:
             ours = decoder.decode(block)
@@ -256,7 +256,7 @@ def test_any_bytes_are_a_block_or_a_bad_one(blocks: list[bytes]) -> None:
 
 def test_a_bomb_takes_no_memory() -> None:
     """A byte that stands for 4 KB, a hundred thousand times."""
-    decoder = Decoder(64 * 1024)
+    decoder = HeaderDecoder(64 * 1024)
     value = b"x" * (TABLE_BYTES_MAX - ENTRY_BYTES - 1)
     decoder.decode(b"\x40\1a" + _text(value))
     bomb = b"\xbe" * 100_000
@@ -271,7 +271,7 @@ def test_a_bomb_takes_no_memory() -> None:
 
 def test_a_bomb_takes_the_time_of_its_own_bytes() -> None:
     def took_s(byte: bytes) -> float:
-        decoder = Decoder(64 * 1024)
+        decoder = HeaderDecoder(64 * 1024)
         decoder.decode(b"\x40\1a" + _text(b"x" * 4000))
         begun_s = time.process_time()
         with pytest.raises(FieldsTooLarge):
@@ -282,7 +282,7 @@ def test_a_bomb_takes_the_time_of_its_own_bytes() -> None:
 
 
 def test_equal_blocks_are_kept_within_a_limit() -> None:
-    decoder = Decoder(FIELDS_BYTES_MAX)
+    decoder = HeaderDecoder(FIELDS_BYTES_MAX)
     block = encode([(b":method", b"GET"), (b"a", b"b")])
     assert decoder.decode(block) is decoder.decode(block)
     for number in range(1000):

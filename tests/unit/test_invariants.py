@@ -337,8 +337,10 @@ def test_worker_processes_are_kept_apart_from_protos() -> None:
     assert not breaking(inner, ("ts_frontend.protos", "google", "grpc"))
 
 
-def test_only_the_listeners_know_an_engine() -> None:
-    assert not breaking(frontend(), ("h2corn", "uvicorn", "grpc.aio"), ("frontend/ts_frontend/listeners/",))
+def test_only_the_transport_speaks_http() -> None:
+    """The frontend calls other servers over gRPC (the command's client), but serves nothing with it."""
+    parsers = ("httptools", "h2", "hpack", "h11", "uvicorn", "grpc.aio")
+    assert not breaking(frontend(), parsers, ("frontend/ts_frontend/transport/", "frontend/torchrelay_client/"))
 
 
 def test_signals_have_one_owner() -> None:

@@ -87,8 +87,8 @@ def test_what_is_compiled_is_there_and_not_run_by_its_name(setup: configparser.C
 
 #: What tests and benchmarks replace, in modules that can be compiled.
 REPLACED = {
-    *("AHEAD_S", "SOLE_AHEAD_S", "QUICK_CALL_S", "HOLD_BACK_S_MAX", "UNREAD_S_MAX", "HELD_S_MAX", "WATCH_AFTER_S"),
-    *("DESCRIPTORS", "LINGER_S", "LOOK_EVERY_S", "STAND_IN_WAIT_MS", "STOP_S_MAX", "EXIT_STATUS_S_MAX"),
+    *("AHEAD_S", "SOLE_AHEAD_S", "QUICK_CALL_S", "HOLD_BACK_S_MAX", "UNREAD_S_MAX", "HELD_S_MAX"),
+    *("STAND_IN_WAIT_MS", "STOP_S_MAX", "EXIT_STATUS_S_MAX"),
 }
 
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from ts_frontend.errors import ClientGone, Code, Draining
 from ts_frontend.grpc.exchange import Exchange
@@ -22,7 +23,16 @@ from ts_frontend.transport.http2 import Http2Stream
 from ts_frontend.transport.server import Server
 from ts_frontend.transport.stream import Stream
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
+
+#: The types of errors for requests that a connection could not read.
+REFUSALS: Final = {
+    414: "UriTooLongException",
+    417: "ExpectationFailedException",
+    431: "RequestHeaderFieldsTooLargeException",
+    501: "NotImplementedException",
+    505: "HttpVersionNotSupportedException",
+}
 
 
 class Serving:
@@ -185,13 +195,3 @@ class ServedListener:
             stream.respond(200, (GRPC, *status_headers(Code.RESOURCE_EXHAUSTED, message)))
         else:
             answer_error(stream, status, REFUSALS.get(status, "BadRequestException"), message)
-
-
-#: The types of errors for requests that a connection could not read.
-REFUSALS = {
-    414: "UriTooLongException",
-    417: "ExpectationFailedException",
-    431: "RequestHeaderFieldsTooLargeException",
-    501: "NotImplementedException",
-    505: "HttpVersionNotSupportedException",
-}

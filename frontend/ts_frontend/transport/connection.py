@@ -10,6 +10,7 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, Final
 
+from ts_frontend.tasks import owned
 from ts_frontend.transport.http1 import Http1
 from ts_frontend.transport.http2 import PREFACE, Http2
 from ts_frontend.transport.stream import Data, Peer, Stream
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from ts_frontend.transport.server import Server
 
 #: Bytes that the socket holds before an answer waits, and at which it goes on.
-WRITE_BYTES_MAX, WRITE_BYTES_MIN = 256 * 1024, 64 * 1024
+WRITE_BYTES_MAX: Final = 256 * 1024
+WRITE_BYTES_MIN: Final = 64 * 1024
 #: Larger parts of answers are passed to the socket as they are; smaller ones are joined first.
 JOIN_BYTES_MAX: Final = 64 * 1024
 #: The parts that wait for a client that doesn't read, above which nothing more of its requests is read.
@@ -157,7 +159,7 @@ class Connection:
     # --- from HTTP
 
     def opened(self, stream: Stream) -> None:
-        stream.task = self.loop.create_task(self._server.serve(stream))
+        stream.task = owned(self._server.serve(stream))  # which handles its own failures
 
     def left(self, stream: Stream) -> None:
         """Ends the work for a client that has given up its request, or has left."""

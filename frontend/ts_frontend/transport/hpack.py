@@ -39,8 +39,10 @@ _NAMES: Final = [
     "server", "set-cookie", "strict-transport-security", "transfer-encoding", "user-agent", "vary", "via",
     "www-authenticate",
 ]  # fmt: skip
-_VALUES: Final = {2: "GET", 3: "POST", 4: "/", 5: "/index.html", 6: "http", 7: "https", 16: "gzip, deflate"}
-_VALUES.update({8 + index: str(status) for index, status in enumerate((200, 204, 206, 304, 400, 404, 500))})
+_VALUES: Final = {
+    2: "GET", 3: "POST", 4: "/", 5: "/index.html", 6: "http", 7: "https", 8: "200", 9: "204", 10: "206", 11: "304",
+    12: "400", 13: "404", 14: "500", 16: "gzip, deflate",
+}  # fmt: skip
 STATIC: Final[list[Field]] = [
     (b"", b""),
     *((name.encode(), _VALUES.get(index, "").encode()) for index, name in enumerate(_NAMES, 1)),
@@ -151,7 +153,7 @@ def _text(block: bytes, at: int) -> tuple[bytes, int]:
     return (huffman_decoded(raw) if coded else raw), end
 
 
-class Decoder:
+class HeaderDecoder:
     """Decodes a connection's blocks, in their order. `fields_bytes_max`: the largest size of a block's fields, of which
     each counts ENTRY_BYTES besides its name and its value (RFC 9113, 6.5.2)."""
 
