@@ -2,7 +2,7 @@
 
 Usage: python benchmarks/instructions.py [--record] [--tolerance 0.02] [--keep FOLDER]
 
-Needs valgrind and gcc (apt-get install valgrind gcc). docs/performance.md explains the figures.
+Needs valgrind and gcc (apt-get install valgrind gcc). benchmarks/README.md explains the figures.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Usage: python benchmarks/run.py [--help] [--quick] [--streams] [--rounds N] [--seconds S] [--clients 1,64] ...
 
-docs/performance.md explains the figures, and the fairness of the comparison.
+benchmarks/README.md explains the figures.
 """
 
 from __future__ import annotations

@@ -13,18 +13,40 @@ from peers.systems import SYSTEMS
 INTRODUCTION = """\
 # Benchmarks
 
-This server beside others on one machine, with one worker for each model. `make bench-peers` measures and
-writes this page; [performance.md](performance.md#fairness) describes the method.
-
 ![Requests a second of a handler that returns at once](images/comparison.svg)
 
-*ours / the other's*, taken within each round: the median, with the minimum and the maximum in brackets. Higher is
-better for requests, lower for the other figures. This server has the same model files as the other: archives, a Triton
-repository, MLServer's runtimes or a KServe program. Bare is its network layer alone, or the network in a loop.
+*Ours / the other's* on one machine, with one worker for each model and the same model files: the median of the rounds,
+with the minimum and the maximum in brackets. Higher is better for requests, lower for the other figures. Bare is our
+network layer alone, or the network in a loop.
 """
-CAVEAT = """\
-The load generator runs on the same cores, so ratios say more than absolute figures. The run prints a table of every
-scenario, and writes all figures as JSON; `python benchmarks/compare.py --render FILE` prints the tables of that file.
+RUN = """\
+## Run
+
+```
+{command}
+make bench-peers LONG=1 ARGS="--write docs/benchmarks.md"   # every size and number of clients: about an hour
+make bench-peers ARGS="--list"    # scenarios, servers, and the scenarios that each server can't run
+make bench-peers ARGS="--only lone,mlp-http --systems ours,mosec --rounds 5 --seconds 2"
+```
+
+It needs h2load (`apt-get install nghttp2-client`), and Java 17 for TorchServe. The other servers are installed on first
+use, about 1 GB each; the compiled form takes part once `python ts_scripts/compiled_environment.py` has made it. A run
+prints a table of every scenario and writes all figures as JSON, whose tables `python benchmarks/compare.py --render
+FILE` prints.
+"""
+METHOD = """\
+## Method
+
+- **One compiled load generator**, h2load, for all servers: over HTTP/2 for gRPC and over HTTP/1.1. Each client has one
+  connection with one request at a time. The load of `open` and `overload` comes from a Python client instead, because
+  h2load waits for answers.
+- **Answers are verified**: a real client checks them before and after each measurement, and the size of all answers
+  together must be the right one.
+- **Interleaved rounds**: each loads all servers in turn, in an order that rotates. Ratios are taken within a round.
+- **Warm-up**: at most 20 s for each protocol of TorchServe, 2 s for the others, and half a second before each scenario.
+- **CPU time** is that of the server's whole process tree. The load generator runs on the same cores, so ratios say
+  more than absolute figures; those of two runs on a shared machine differ by up to a quarter.
+- The models have the same weights and one thread everywhere.
 """
 COLUMNS: Mapping[str, Sequence[str]] = {
     "TorchServe": ("torchserve",),
@@ -137,11 +159,12 @@ def page(results: Results, about: Mapping[str, str], command: str) -> str:
         failed = [f"`{name}` in `{place}` ({one_line(why)})" for (place, name), why in results.skipped.items() if place]
         if failed:
             yield f"Failed: {'; '.join(failed)}."
+        yield RUN.format(command=command)
+        yield METHOD
+        yield "## Machine"
+        yield markdown([["machine", ""], *([name, one_line(value)] for name, value in about.items())])
         if results.of(DRAWN):
             yield drawn(results)
-        yield f"## Run\n\n```\n{command}\n```"
-        yield markdown([["machine", ""], *([name, one_line(value)] for name, value in about.items())])
-        yield CAVEAT
         yield f"## Servers\n\n{servers(results)}"
 
     return "\n\n".join(part.strip() for part in parts()) + "\n"

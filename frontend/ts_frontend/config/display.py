@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ts_frontend.config.foreign.aliases import aliases_table
+from ts_frontend.config.kinds import grouped
 from ts_frontend.config.table import EFFECTS, NO_EFFECT, SETTINGS, ServerConfig, Setting
 
 
@@ -67,7 +68,7 @@ def settings_table() -> str:
         "\n### Keys that are accepted and do nothing\n",
         "| key | why |",
         "|---|---|",
-        *(f"| `{key}` | it {why} |" for key, why in NO_EFFECT.items()),
+        *(f"| {keys} | it {why} |" for why, keys in grouped(NO_EFFECT.items()).items()),
         "\n### Options of other servers\n",
         *aliases_table(),
     ]

@@ -10,12 +10,12 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ts_frontend.config.addresses import parse_address, parse_host, parse_name
 from ts_frontend.config.keys import BadKeys, key_of
@@ -24,12 +24,21 @@ from ts_frontend.errors import InvalidArgument
 #: Settings of models by name, version and TorchServe's key: {"m": {"1.0": {"minWorkers": 1}}}.
 ModelEntries: TypeAlias = "Mapping[str, Mapping[str, Mapping[str, Any]]]"
 
+_Key = TypeVar("_Key", bound=Hashable)
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def no_effect(what: str, where: str, why: str) -> str:
     """The log message about an option without effect, `what`, given in the source `where`."""
     return f"{what} ({where}) has no effect: {why}"
+
+
+def grouped(rows: Iterable[tuple[str, _Key]]) -> Mapping[_Key, str]:
+    """For tables of the documentation: the names that have the same key, in backquotes, as one text."""
+    names: dict[_Key, list[str]] = {}
+    for name, key in rows:
+        names.setdefault(key, []).append(f"`{name}`")
+    return {key: ", ".join(these) for key, these in names.items()}
 
 
 class ConfigError(InvalidArgument):

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import TypeAlias
 
-from ts_frontend.config.kinds import SWITCH
+from ts_frontend.config.kinds import SWITCH, grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +340,9 @@ def aliases_table() -> Iterator[str]:
     """The table of the documentation, line by line."""
     yield "| option | of | here | environment |"
     yield "|---|---|---|---|"
-    for row in ALIASES.values():
-        name = f"`{row.flag}`" if not row.name.startswith(("dynamo_", "kserve_")) else f"`{row.name}`"
-        env = ", ".join(f"`{one}`" for one in row.env)
-        yield f"| {name} | {row.whose} | {row.doc} | {env} |"
+    rows = [
+        (row.name if row.name.startswith(("dynamo_", "kserve_")) else row.flag, (row.whose, row.doc, row.env))
+        for row in ALIASES.values()
+    ]
+    for (whose, doc, env), names in grouped(rows).items():
+        yield f"| {names} | {whose} | {doc} | {', '.join(f'`{one}`' for one in env)} |"

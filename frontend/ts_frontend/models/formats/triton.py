@@ -19,7 +19,7 @@ from ts.protocol.datatypes import OF_NUMBER
 from ts.protocol.model_config_pb2 import ModelConfig
 from ts.protocol.pool import POOL
 from ts_frontend.config.files import read_text
-from ts_frontend.config.kinds import no_effect
+from ts_frontend.config.kinds import grouped, no_effect
 from ts_frontend.config.parameters import WORKERS_MAX
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.archive import Archive
@@ -508,5 +508,5 @@ def without_effect_table() -> Iterator[str]:
     """The table of those fields for the documentation, line by line."""
     yield "| field | why |"
     yield "|---|---|"
-    for path, why in WITHOUT_EFFECT.items():
-        yield f"| `{path}` | {why} |"
+    for why, paths in grouped(WITHOUT_EFFECT.items()).items():
+        yield f"| {paths} | {why} |"
