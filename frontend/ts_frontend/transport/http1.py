@@ -27,6 +27,8 @@ _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 #: What a status line allows in a phrase (RFC 9112, 4).
 _NO_PHRASE: Final = re.compile(r"[^\t\x20-\x7e]")
 LENGTH_DIGITS_MAX: Final = 18
+#: Bytes of a chunked body that are parsed at once. Among them is some of the body, or they count as what is beside it.
+CHUNKED_BYTES: Final = 32 * 1024
 #: What ends the host of a target in the absolute form.
 _AUTHORITY: Final = re.compile(rb"[/?#]")
 _SPOKEN: Final = frozenset((b" HTTP/1.1", b" HTTP/1.0"))
@@ -294,7 +296,7 @@ class Http1:
             self._open(Head("", b"", (), refusal), "1.1", keeps=False).ended = True
 
     def _open(self, head: Head, version: str, *, keeps: bool) -> Http1Stream:
-        self.stream = stream = Http1Stream(self, head, self._peers[version], keeps=keeps)
+        self.stream = stream = Http1Stream(self, head, self._peers[version], keeps=keeps and head.refusal is None)
         self.events.opened(stream)
         return stream
 
@@ -360,10 +362,11 @@ class Http1:
 
     def _read_body(self, data: bytes, at: int) -> int:
         """Reads the body's next bytes, and returns the position after them."""
-        end = len(data)
         if self._left >= 0:
-            end = min(end, at + self._left)
+            end = min(len(data), at + self._left)
             self._left -= end - at
+        else:
+            end = min(len(data), at + CHUNKED_BYTES)
         part = data[at:end] if at or end < len(data) else data
         stream = self.stream
         self._beside += len(part)
