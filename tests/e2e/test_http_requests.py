@@ -322,7 +322,10 @@ def test_malformed_chunks(server: Any, size: bytes) -> None:
 def test_a_body_of_very_many_chunks(server: Any) -> None:
     """Triton took some memory of its stack for each (CVE-2025-23310)."""
     count = 100_000
-    answer = exchange(server, POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * count + b"0\r\n\r\n")
+    answer = exchange(
+        server,
+        POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * count + b"0\r\n\r\n",
+    )
     assert status(answer) == 200 and b"x" * count in answer
 
 
@@ -457,10 +460,14 @@ def test_unknown_versions(server: Any, version: str) -> None:
         assert "does not exist for model" in message and message.endswith("probe. Versions of probe: 1.0.")
 
 
-@pytest.mark.parametrize("method", ["PATCH", "POST", "TRACE", "WHATEVER"])
-def test_unknown_methods(server: Any, method: str) -> None:
+@pytest.mark.parametrize("method", ["PATCH", "POST", "TRACE"])
+def test_methods_without_a_route(server: Any, method: str) -> None:
     assert refused(manage(server, method, "/models/probe"))[:2] == (405, "MethodNotAllowedException")
     assert refused(ask(server, method, "/"))[:2] == (405, "MethodNotAllowedException")
+
+
+def test_a_method_that_nobody_knows(server: Any) -> None:
+    assert refused(ask(server, "WHATEVER", "/ping"))[:2] == (501, "NotImplementedException")
 
 
 @pytest.mark.parametrize(
@@ -714,7 +721,7 @@ def test_http_2_gives_up_a_body_that_does_not_come(server: Any) -> None:
         [*GET2[:3], (b":path", b"/predictions/\xff")],
         [*GET2[:3], (b":path", b"/predictions/%zz")],
         [*GET2[:3], (b":path", b"")],
-        [*GET2, *[(b"x-%d" % number, b"a") for number in range(200)]],
+        [*GET2, *[(b"x-%d" % number, b"a") for number in range(2000)]],
         [*GET2, *[(b"x-%d" % number, b"a" * 16_000) for number in range(10)]],
     ],
 )
@@ -737,7 +744,7 @@ def test_an_endless_http_2_head_ends(server: Any) -> None:
     with connected(server) as one:
         preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0" + frame(1, b"\x82")
         push(one, preface, frame(9, b"\x00\x01x\x7f\x00" + b"a" * 127) * 100)
-        assert b"exceeds" in until_closed(one)
+        assert b"A header block is larger than" in until_closed(one)
     assert memory_bytes(server) - before < MEMORY_BYTES_MAX
 
 

@@ -73,8 +73,7 @@ class Http1Stream(Stream):
             self.http.events.wrote()
 
     def took(self, size: int) -> None:
-        if self.http.full:
-            self.http.events.wrote()
+        self.http.events.wrote()  # which reads on, if it stopped
 
     def respond(self, status: int, fields: Fields, body: Data = b"", phrase: str = "") -> None:
         if not any(name == b"content-length" for name, _ in fields) and status not in NO_BODY:
@@ -269,6 +268,9 @@ class Http1:
                 self.stream.keeps = False
             else:
                 raise
+            return False
+        except httptools.HttpParserInvalidMethodError:
+            self._refuse(Refusal(501, "The method isn't one of HTTP"))
             return False
         except httptools.HttpParserError as error:
             self._refuse(Refusal(400, f"The request isn't HTTP: {error}"))

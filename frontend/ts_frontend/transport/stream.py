@@ -48,7 +48,15 @@ class Head:
         if refusal is None and not _PATH.fullmatch(path) and method != "CONNECT":
             self.refusal = Refusal(400, f"The path {path[:80].decode('latin-1')!r} isn't one of a URL")
         text = path.decode("latin-1")
-        self.path = unquote(text) if "%" in text else text
+        self.path = _unquoted(text) if "%" in text else text
+
+
+def _unquoted(path: str) -> str:
+    """The decoded path; the same if it isn't UTF-8."""
+    try:
+        return unquote(path, errors="strict")
+    except UnicodeDecodeError:
+        return path
 
 
 _FORGOTTEN: Final = Head("", b"", ())
