@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ts_frontend.transport.hpack import NO_TABLE, TABLE_BYTES_MAX, BadBlock, Decoder, Field, FieldsTooLarge, encode
-from ts_frontend.transport.stream import NO_BODY, Data, Fields, Head, Peer, Refusal, Stream
+from ts_frontend.transport.stream import NO_BODY, Data, Fields, Head, Peer, Refusal, Stream, without_length
 
 # --- 3. Starting
 
@@ -859,6 +859,8 @@ class Http2:
 
 def _answer_block(status: int, fields: Fields) -> bytes:
     """The header block of an answer, without what HTTP/2 doesn't have."""
+    if status in NO_BODY:
+        fields = without_length(fields)
     return encode([(b":status", b"%d" % status), *[field for field in fields if field[0] not in _CONNECTION_NAMES]])
 
 
