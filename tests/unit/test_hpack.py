@@ -15,9 +15,9 @@ from ts_frontend.transport.hpack import (
     STATIC,
     TABLE_BYTES_MAX,
     BadBlock,
-    HeaderDecoder,
     Field,
     FieldsTooLarge,
+    HeaderDecoder,
     encode,
     huffman_decoded,
 )

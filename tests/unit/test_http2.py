@@ -827,11 +827,14 @@ def test_answers_without_a_body(method: bytes, status: int) -> None:
     for number in (1, 3):
         http.receive(headers(number, WHOLE, [(b":method", method), *HEAD[1:]]))
     whole, pieces = events.streams
-    whole.respond(status, [], b"body")
+    whole.respond(status, [(b"content-length", b"4")], b"body")
     pieces.begin(status, [])
     pieces.write(b"body")
     pieces.finish()
-    assert b"".join(payload for kind, _, _, payload in sent(http) if kind == DATA) == b"" and http.streams == {}
+    frames = sent(http)
+    length = [(b"content-length", b"4")] if status == 200 else []
+    assert frames[0] == (HEADERS, WHOLE, 1, encode([(b":status", b"%d" % status), *length]))
+    assert all(payload == b"" for kind, _, _, payload in frames if kind == DATA) and http.streams == {}
 
 
 def test_headers_of_http_1_are_left_out() -> None:

@@ -14,7 +14,7 @@ import httptools
 
 from ts_frontend.transport.hpack import Field
 from ts_frontend.transport.http2 import TURN_BYTES, Events
-from ts_frontend.transport.stream import NO_BODY, Data, Fields, Head, Peer, Refusal, Stream
+from ts_frontend.transport.stream import NO_BODY, Data, Fields, Head, Peer, Refusal, Stream, without_length
 
 #: Bytes of a body that aren't taken, or of requests behind the present one, above which nothing more is read.
 UNREAD_BYTES_MAX: Final = 1 << 20
@@ -22,6 +22,7 @@ CLOSE: Final[Field] = (b"connection", b"close")
 _KEEP: Final[Field] = (b"connection", b"keep-alive")
 _CHUNKED: Final[Field] = (b"transfer-encoding", b"chunked")
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_BLANK: Final = re.compile(rb"[\r\n]+")
 _HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 #: What a status line allows in a phrase (RFC 9112, 4).
@@ -91,6 +92,7 @@ class Http1Stream(Stream):
         more: list[Field] = []
         if status in NO_BODY:
             self.no_body = True
+            fields = without_length(fields)
         elif b"content-length" not in names:
             self.chunked = self.peer.version == "1.1"
             if self.chunked:
@@ -229,7 +231,8 @@ class Http1:
     def _read_head(self, data: bytes, at: int) -> int:
         """Reads a request's head, and returns the position after it, or `at` if it isn't complete."""
         if data[at] in b"\r\n":  # empty lines before the request (2.2)
-            return at + 1
+            blank = _BLANK.match(data, at)
+            return at if blank is None else blank.end()
         found = _HEAD_END.search(data, at + max(0, self._searched - 3))
         size = (found.end() if found else len(data)) - at
         if size > self._head_bytes_max:

@@ -22,7 +22,7 @@ from ts_frontend.transport.hpack import (
     HeaderDecoder,
     encode,
 )
-from ts_frontend.transport.stream import NO_BODY, Data, Fields, Head, Peer, Refusal, Stream
+from ts_frontend.transport.stream import NO_BODY, Data, Fields, Head, Peer, Refusal, Stream, without_length
 
 # --- 3. Starting
 
@@ -868,6 +868,8 @@ class Http2:
 
 def _answer_block(status: int, fields: Fields) -> bytes:
     """The header block of an answer, without what HTTP/2 doesn't have."""
+    if status in NO_BODY:
+        fields = without_length(fields)
     return encode([(b":status", b"%d" % status), *[field for field in fields if field[0] not in _CONNECTION_NAMES]])
 
 

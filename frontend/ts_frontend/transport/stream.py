@@ -20,6 +20,11 @@ SMALL_PIECE_BYTES: Final = 1024
 NO_BODY: Final = frozenset((204, 304))
 
 
+def without_length(fields: Fields) -> Fields:
+    """The headers of an answer whose status has no body, so that no client waits for one."""
+    return [field for field in fields if field[0] != b"content-length"]
+
+
 class Refusal(Exception):
     """A request that is answered with a status without being served, and why."""
 
