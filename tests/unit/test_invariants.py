@@ -337,8 +337,9 @@ def test_worker_processes_are_kept_apart_from_protos() -> None:
     assert not breaking(inner, ("ts_frontend.protos", "google", "grpc"))
 
 
-def test_only_the_listeners_know_an_engine() -> None:
-    assert not breaking(frontend(), ("h2corn", "uvicorn", "grpc.aio"), ("frontend/ts_frontend/listeners/",))
+def test_only_the_transport_knows_http_libraries() -> None:
+    transport = "frontend/ts_frontend/transport/"
+    assert not breaking(frontend(), ("httptools", "h2corn", "uvicorn", "grpc.aio"), (f"{transport}http1.py",))
 
 
 def test_signals_have_one_owner() -> None:

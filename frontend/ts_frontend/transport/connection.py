@@ -10,6 +10,7 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, Final
 
+from ts_frontend.tasks import owned
 from ts_frontend.transport.http1 import Http1
 from ts_frontend.transport.http2 import PREFACE, Http2
 from ts_frontend.transport.stream import Data, Peer, Stream
@@ -157,7 +158,7 @@ class Connection:
     # --- from HTTP
 
     def opened(self, stream: Stream) -> None:
-        stream.task = self.loop.create_task(self._server.serve(stream))
+        stream.task = owned(self._server.serve(stream))  # which logs its failures
 
     def left(self, stream: Stream) -> None:
         """Ends the work for a client that has given up its request, or has left."""

@@ -39,8 +39,10 @@ _NAMES: Final = [
     "server", "set-cookie", "strict-transport-security", "transfer-encoding", "user-agent", "vary", "via",
     "www-authenticate",
 ]  # fmt: skip
-_VALUES: Final = {2: "GET", 3: "POST", 4: "/", 5: "/index.html", 6: "http", 7: "https", 16: "gzip, deflate"}
-_VALUES.update({8 + index: str(status) for index, status in enumerate((200, 204, 206, 304, 400, 404, 500))})
+_VALUES: Final = {
+    2: "GET", 3: "POST", 4: "/", 5: "/index.html", 6: "http", 7: "https", 16: "gzip, deflate",
+    **{8 + index: str(status) for index, status in enumerate((200, 204, 206, 304, 400, 404, 500))},
+}
 STATIC: Final[list[Field]] = [
     (b"", b""),
     *((name.encode(), _VALUES.get(index, "").encode()) for index, name in enumerate(_NAMES, 1)),

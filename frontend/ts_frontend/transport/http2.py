@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from ts_frontend.transport.hpack import NO_TABLE, TABLE_BYTES_MAX, BadBlock, Decoder, Field, FieldsTooLarge, encode
+from ts_frontend.transport import hpack
+from ts_frontend.transport.hpack import NO_TABLE, TABLE_BYTES_MAX, BadBlock, Field, FieldsTooLarge, encode
 from ts_frontend.transport.stream import NO_BODY, Data, Fields, Head, Peer, Refusal, Stream
 
 # --- 3. Starting
@@ -222,7 +223,7 @@ class Http2:
         self.pings, self.pinged = 0, False
         self._greeted = False
         self._rest = b""
-        self._decoder = Decoder(limits.fields_bytes_max)
+        self._decoder = hpack.Decoder(limits.fields_bytes_max)
         self._last_number = 0
         #: Frames of closed streams up to this number may be on their way: these were reset here.
         self._reset_number = 0
