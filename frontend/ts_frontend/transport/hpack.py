@@ -40,7 +40,13 @@ _NAMES: Final = [
     "www-authenticate",
 ]  # fmt: skip
 _VALUES: Final = {
-    2: "GET", 3: "POST", 4: "/", 5: "/index.html", 6: "http", 7: "https", 16: "gzip, deflate",
+    2: "GET",
+    3: "POST",
+    4: "/",
+    5: "/index.html",
+    6: "http",
+    7: "https",
+    16: "gzip, deflate",
     **{8 + index: str(status) for index, status in enumerate((200, 204, 206, 304, 400, 404, 500))},
 }
 STATIC: Final[list[Field]] = [
