@@ -15,6 +15,7 @@ from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
     DataReceived,
+    Event,
     PingAckReceived,
     ResponseReceived,
     SettingsAcknowledged,
@@ -340,7 +341,7 @@ class Conversation:
         data = b"".join(self.http.out)
         self.http.out = []
         # Frame by frame: within one call, this client doesn't heed its own new settings.
-        for event in [event for one in frames_of(data) for event in self.client.receive_data(one)]:
+        for event in [event for one in frames_of(data) for event in self.received(one)]:
             assert not isinstance(event, ConnectionTerminated), event
             if isinstance(event, PingAckReceived):
                 self.pings -= 1
@@ -362,6 +363,16 @@ class Conversation:
             elif isinstance(event, StreamReset) and not call.left:
                 call.reset = int(event.error_code)
         self.collect()
+
+    def received(self, one: bytes) -> list[Event]:
+        """A frame for the client. It takes none for a window below 0, not even an empty one that ends the stream, which
+        is allowed (6.9.1)."""
+        call = self.calls.get(int.from_bytes(one[5:9], "big"))
+        if one[3] == DATA and call is not None and not call.left and len(one) == FRAME_HEAD_BYTES:
+            room = self.client.remote_flow_control_window(call.number)
+            if room < 0:
+                self.client.increment_flow_control_window(-room, call.number)
+        return self.client.receive_data(one)
 
     # The end
 
@@ -453,8 +464,8 @@ def small_windows() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=60)
-@given(st.randoms(use_true_random=True), st.integers(0, 400), st.booleans())
+@settings(max_examples=15)
+@given(st.randoms(use_true_random=True), st.integers(0, 250), st.booleans())
 def test_conversations(chance: random.Random, count: int, small: bool) -> None:
     if small:
         with small_windows():
