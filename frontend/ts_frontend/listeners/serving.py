@@ -149,7 +149,7 @@ class ServedListener:
             pass
         except asyncio.CancelledError:
             if stream.done or not self._aborted:
-                raise
+                return  # a task that ends cancelled keeps the exception, whose frames refer to the task
             uncancel()
             if exchange is not None:
                 await exchange.refuse_draining()
@@ -160,6 +160,7 @@ class ServedListener:
         finally:
             self._running.discard(task)
             stream.task = None
+            del task
             if not stream.given and not stream.done:
                 stream.abort()  # an answer that has begun ends where it is
 

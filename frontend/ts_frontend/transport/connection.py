@@ -45,7 +45,7 @@ class Connection:
             "_closing",
             "_counted",
             "_dropped_bytes",
-            "_eof_timer",
+            "_end_timer",
             "_first",
             "_half_closed",
             "_inside",
@@ -66,7 +66,7 @@ class Connection:
         self.paused, self.reading = False, True
         self._first = b""
         self._inside = self._scheduled = self._closing = self._counted = self._half_closed = False
-        self._eof_timer: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
         self._dropped_bytes = 0
         #: When the connection began, and the request's head that hasn't arrived (HTTP/1.1; 0: none).
         self.begun_s = self.heard_s = self.head_s = self.progress_s = 0.0
@@ -133,15 +133,16 @@ class Connection:
             return False
         self._half_closed = http.closing = True
         http.stream.keeps = False
-        self._eof_timer = self.loop.call_later(HALF_CLOSED_S, self.abort)
+        self._end_timer = self.loop.call_later(HALF_CLOSED_S, self.abort)
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
-        if self._eof_timer is not None:
-            self._eof_timer.cancel()
-        if self.http is not None:
-            self.http.lose()
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+        http, self.http = self.http, None  # which refers to this connection
+        if http is not None:
+            http.lose()
         self._server.unread.forget(self)
         self._server.lost(self)
 
@@ -163,7 +164,7 @@ class Connection:
 
     def left(self, stream: Stream) -> None:
         """Ends the work for a client that has given up its request, or has left."""
-        task = stream.task
+        task, stream.task = stream.task, None
         if isinstance(task, asyncio.Future):
             task.cancel()
 
@@ -231,7 +232,7 @@ class Connection:
         if self._half_closed:
             transport.close()
             return
-        self.loop.call_later(LINGER_S_MAX, self.abort)
+        self._end_timer = self.loop.call_later(LINGER_S_MAX, self.abort)
         if transport.can_write_eof():
             transport.write_eof()
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import httptools
 
@@ -190,7 +190,7 @@ class Http1:
         self._receiving = False  # the body of `stream`
         self._left = -1  # bytes of the body still to come; -1: it is chunked
         self._beside = 0  # bytes of a chunked body since its last data
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: Any = httptools.HttpRequestParser(self)
         self._target: list[bytes] = []
         self._fields: list[Field] = []
         self._head_done = False
@@ -419,6 +419,7 @@ class Http1:
     def lose(self) -> None:
         """The connection has ended: its stream, too."""
         self.ended = True
+        self._parser = None  # which refers to this object
         stream = self.stream
         if stream is not None:
             self.forget(stream)
