@@ -1,1 +1,1 @@
-"""Listening addresses, the engines behind them, and the services on each."""
+"""Listening addresses: their sockets, certificates and services."""
