@@ -45,7 +45,7 @@ TESTS_FAILED = 1
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 #: The interpreter of the compiled form's environment.
 COMPILED = BIN.parent / "compiled" / "bin" / "python"
-#: The tests of the compiled modules: protocol, runtime, streams on both engines, the promises to handlers.
+#: The tests of the compiled modules: protocol, runtime, the transport, the promises to handlers.
 COMPILED_PART = (
     "tests/e2e/ingress/test_ingress_services.py",
     "tests/e2e/open_inference/test_grpc_inference.py",

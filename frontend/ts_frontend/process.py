@@ -64,7 +64,7 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
     forget_secrets()
     raise_open_files()
     short = few_open_files()
-    if os.getpid() == 1:  # the engine's signals count only when they are handled
+    if os.getpid() == 1:  # the kernel passes signals to the first process only if they are handled
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     try:
         logs = setup_logs(config)
@@ -86,8 +86,8 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
 
 
 def _run_loop(work: Coroutine[Any, Any, int]) -> int:
-    """Runs `work` in an event loop, which is closed afterwards unless a task outlives its cancellation, such as an
-    engine that waits for clients."""
+    """Runs `work` in an event loop, which is closed afterwards unless a task outlives its cancellation, such as
+    one that waits for clients."""
     if sys.platform == "win32":
         return asyncio.run(work)
     import uvloop

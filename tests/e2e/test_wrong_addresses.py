@@ -110,7 +110,7 @@ MISTAKES: tuple[tuple[str, Callable[[Desk], str], tuple[str, ...]], ...] = (
     (
         "http:// at an address of https://",
         lambda desk: desk.torchserve("top", "--once", "--url", "http://127.0.0.1:{tls_http_management}"),
-        ("it speaks TLS: write https:// instead of http://",),
+        ("if it speaks TLS, write https:// instead of http://",),
     ),
     (
         "a certificate that nobody has signed",

@@ -78,7 +78,7 @@ def requests(data: bytes, size: int = 1 << 20) -> tuple[list[tuple[str, bytes, b
 # --- conversations
 
 _METHODS = st.sampled_from(["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
-_TARGETS = st.from_regex(rb"/[a-z0-9%./_-]{0,20}(\?[a-z=&%]{0,9})?", fullmatch=True)
+_TARGETS = st.from_regex(rb"/([a-z0-9./_-]|%[0-9a-f]{2}){0,20}(\?[a-z=&%]{0,9})?", fullmatch=True)
 _FIELDS = st.lists(
     st.tuples(
         st.from_regex(rb"x-[a-z0-9_!#$%&'*+.^`|~-]{0,9}", fullmatch=True),
@@ -223,7 +223,7 @@ def test_which_connections_go_on(version: bytes, asked: bytes, keeps: bool) -> N
 def test_reasons_of_the_server_to_end_a_connection() -> None:
     for reason in ("header", "draining", "unread"):
         http, events = served()
-        http.receive(HEAD + b"Content-Length: 1\r\n\r\n" if reason == "unread" else GET)
+        http.receive(HEAD + b"Content-Length: 2000000\r\n\r\n" if reason == "unread" else GET)
         http.closing = reason == "draining"
         _, fields, _ = answered(http, events, (CLOSE,) if reason == "header" else ())
         assert fields[b"connection"] == b"close" and http.ended
@@ -278,8 +278,8 @@ BAD = {
     "2.3 a version in lower case": (b"GET / http/1.1\r\nHost: a\r\n\r\n", 400),
     "3 a target with a blank": (b"GET /a b HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     "3 a blank behind the version": (b"GET / HTTP/1.1 \r\nHost: a\r\n\r\n", 400),
-    "3.1 an unknown method": (b"FETCH / HTTP/1.1\r\nHost: a\r\n\r\n", 400),
-    "3.1 a method in lower case": (b"get / HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    "3.1 an unknown method": (b"FETCH / HTTP/1.1\r\nHost: a\r\n\r\n", 501),
+    "3.1 a method in lower case": (b"get / HTTP/1.1\r\nHost: a\r\n\r\n", 501),
     "3.2 a target that is none": (b"GET a HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     "3.2 a target with a control byte": (b"GET /\x01 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     "3.2 no Host": (b"GET / HTTP/1.1\r\n\r\n", 400),
@@ -329,7 +329,6 @@ BAD = {
     "7.1.1 CRLF in a quoted extension": (CHUNKED + b'1;a="\r\n"\r\na\r\n0\r\n\r\n', 400),
     "7.1.2 a trailer that is none": (CHUNKED + b"0\r\na b\r\n\r\n", 400),
     "7.1.2 a length as a trailer": (CHUNKED + b"0\r\nContent-Length: 5\r\n\r\n", 400),
-    "an expectation": (HEAD + b"Expect: more\r\n\r\n", 417),
     "a target that is too long": (b"GET /" + b"a" * 1000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 414),
     "a head that is too large": (b"GET / HTTP/1.1\r\nHost: a\r\nB: " + b"a" * 1000 + b"\r\n\r\n", 431),
     "too many headers": (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"a: b\r\n" * 200 + b"\r\n", 431),

@@ -122,6 +122,8 @@ def why_unanswered(error: OSError | http.client.HTTPException) -> str:
     """The reason why an HTTP request got no answer, for people."""
     if isinstance(error, http.client.BadStatusLine) and str(error).startswith(_TLS_ALERT):
         return "it speaks TLS: write https:// instead of http://"
+    if isinstance(error, http.client.RemoteDisconnected):
+        return "it closed the connection without an answer; if it speaks TLS, write https:// instead of http://"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate isn't trusted: {error.verify_message}; name its authority's with --ca-file"
     if isinstance(error, ssl.SSLError) and error.reason and any(word in error.reason for word in _NO_TLS):

@@ -510,7 +510,7 @@ class ServerConfig:
         restored=False,
     )
     request_head_timeout_s: float = _own(
-        number(0), 10.0, "longest pause in seconds while an HTTP client sends the request line and headers"
+        number(0), 10.0, "seconds in which an HTTP/1.1 client must send a request's line and headers"
     )
     allowed_hosts: tuple[str, ...] = _own(
         HOSTS,
@@ -538,8 +538,8 @@ class ServerConfig:
     request_body_timeout_s: float = _own(
         number(0),
         120.0,
-        "seconds in which an HTTP client must send a request's body, with pauses of at most 60 s, and a gRPC client "
-        "the message of its call, or one of its stream that it has begun",
+        "seconds in which an HTTP client must send a request's body, and a gRPC client the message of its call, or one "
+        "of its stream that it has begun",
     )
     arriving_bytes_max: int = _own(
         whole(1),

@@ -169,7 +169,7 @@ class HttpApp:
 
     async def _send(self, stream: Stream, answer: HttpAnswer, times: RequestTimes | None) -> None:
         """Sends an answer. A client that asked for its `times` gets those known at the first piece in the header
-        Server-Timing; of a stream over HTTP/2 all of them in the trailer of that name, if it takes trailers."""
+        Server-Timing; of a stream all of them in the trailer of that name, if it takes trailers."""
         status, own, body = answer
         names = [name for name, _ in own]
         fixed = self._document if POLICY in names else self._no_document
@@ -182,7 +182,8 @@ class HttpApp:
         trails = False
         if times is not None:
             headers.append((_ANSWER, times.text().encode()))
-            trails = not whole and stream.peer.version == "2" and stream.head.by_name.get(b"te") == b"trailers"
+            takes = b"trailers" in stream.head.by_name.get(b"te", b"").lower()
+            trails = not whole and takes and stream.peer.version != "1.0"
         if isinstance(body, (bytes, bytearray, memoryview)):
             headers.append((b"content-length", b"%d" % len(body)))
             stream.respond(status, headers, body)

@@ -1,1 +1,1 @@
-"""Listening addresses, their certificates, and the services on each."""
+"""Listening addresses: their sockets, certificates and services."""

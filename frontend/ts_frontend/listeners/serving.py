@@ -28,7 +28,6 @@ logger: Final = logging.getLogger(__name__)
 #: The types of errors for requests that a connection could not read.
 REFUSALS: Final = {
     414: "UriTooLongException",
-    417: "ExpectationFailedException",
     431: "RequestHeaderFieldsTooLargeException",
     501: "NotImplementedException",
     505: "HttpVersionNotSupportedException",

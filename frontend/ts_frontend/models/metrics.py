@@ -228,8 +228,8 @@ def shared_snapshot_family(troubles: int, host: str) -> Family:
 
 
 def flooded_connections(counts: Mapping[str, int], host: str) -> Family:
-    """Connections that the HTTP/2 engine closed, by API, because their clients cancelled too many calls."""
-    sentence = "Connections closed because too many of their calls were cancelled"
+    """Connections that take no more requests because their clients cancelled too many, by API."""
+    sentence = "Connections that take no more requests because too many were cancelled"
     return _by_api("ts_flooded_connections_total", sentence, counts, host)
 
 

@@ -57,7 +57,7 @@ class _Body:
 class Http1Stream(Stream):
     """A request and its answer, one after the other on a connection. `keeps`: another one may follow."""
 
-    __slots__ = ("chunked", "expects", "http", "keeps", "last", "no_body", "queue")
+    __slots__ = ("chunked", "expects", "http", "keeps", "last", "no_body", "queue", "trailers")
 
     def __init__(self, http: Http1, head: Head, peer: Peer, *, keeps: bool) -> None:
         super().__init__(head, peer)
@@ -65,6 +65,7 @@ class Http1Stream(Stream):
         self.chunked = self.last = False
         self.no_body = head.method == "HEAD"
         self.expects = False
+        self.trailers = b""
         self.queue: deque[Data] = deque()
 
     def wanted(self) -> None:
@@ -154,6 +155,7 @@ class Http1Stream(Stream):
     def finish(self, trailers: Fields = ()) -> None:
         if self.done:
             return
+        self.trailers = b"".join([b"%s: %s\r\n" % field for field in trailers])
         self.last = self.given = True
         if not self.queue:
             self._complete()
@@ -161,7 +163,7 @@ class Http1Stream(Stream):
 
     def _complete(self) -> None:
         if self.chunked and not self.no_body:
-            self.http.out.append(b"0\r\n\r\n")
+            self.http.out.append(b"0\r\n" + self.trailers + b"\r\n")
         self.http.answered(self)
 
     def abort(self, *, overloaded: bool = False) -> None:
@@ -344,13 +346,12 @@ class Http1:
                 raise Refusal(501, f"The transfer coding {text} isn't supported; use chunked with HTTP/1.1")
         if len(length) > LENGTH_DIGITS_MAX or not length.isdigit():
             raise Refusal(400, f"The Content-Length {length.decode('latin-1')!r} isn't a length")
-        expect = named.get(b"expect")
-        if expect is not None and expect.lower() != b"100-continue":
-            raise Refusal(417, f"The expectation {expect.decode('latin-1')!r} can't be met; leave it out")
+        # Another expectation is ignored (RFC 9110, 10.1.1): clients send texts of their own.
+        expects = named.get(b"expect", b"").lower() == b"100-continue" and version == "1.1"
         self._left = -1 if coding is not None else int(length)
         self._receiving, self._beside = self._left != 0, 0
         stream = self._open(head, version, keeps=bool(parser.should_keep_alive()))
-        stream.expects = expect is not None and version == "1.1"
+        stream.expects = expects
 
     def on_body(self, piece: bytes) -> None:
         self._beside = 0
