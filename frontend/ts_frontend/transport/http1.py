@@ -54,6 +54,16 @@ class _Body:
         self._begun = True
 
 
+class _Request:
+    """What a head says. `left`: the bytes of the body, -1 if it is chunked."""
+
+    __slots__ = ("expects", "head", "keeps", "left", "raw", "version")
+
+    def __init__(self, raw: bytes, head: Head, version: str, left: int, *, keeps: bool, expects: bool) -> None:
+        self.raw, self.head, self.version, self.left = raw, head, version, left
+        self.keeps, self.expects = keeps, expects
+
+
 class Http1Stream(Stream):
     """A request and its answer, one after the other on a connection. `keeps`: another one may follow."""
 
@@ -192,7 +202,9 @@ class Http1:
         self._receiving = False  # the body of `stream`
         self._left = -1  # bytes of the body still to come; -1: it is chunked
         self._beside = 0  # bytes of a chunked body since its last data
-        self._parser: Any = httptools.HttpRequestParser(self)
+        self._parser: Any = None  # of the head, and of a chunked body
+        self._raw = b""
+        self._known: _Request | None = None  # the last one: most clients repeat their heads
         self._target: list[bytes] = []
         self._fields: list[Field] = []
         self._head_done = False
@@ -246,14 +258,20 @@ class Http1:
             return at
         self._searched = 0
         end = found.end()
+        raw, known = data[at:end], self._known
+        if known is not None and known.raw == raw:
+            self._begin(known)
+            return end
         line_end = data.find(b"\n", at) - 1
         spoken = data[max(at, line_end - 9) : line_end]
         if spoken not in _SPOKEN:
             status = 505 if _VERSION.fullmatch(spoken) else 400
             text = f"The request line ends with {spoken.decode('latin-1')!r}, not HTTP/1.1"
             self._refuse(Refusal(status, text))
-        elif self._feed(data[at:end]) and self.stream is None and not self.ended:
-            self._refuse(Refusal(400, "The request's head is malformed"))
+        else:
+            self._parser, self._raw = httptools.HttpRequestParser(self), raw
+            if self._feed(raw) and self.stream is None and not self.ended:
+                self._refuse(Refusal(400, "The request's head is malformed"))
         return end
 
     def _feed(self, data: bytes) -> bool:
@@ -261,9 +279,10 @@ class Http1:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:  # answered as any other request, after which the connection ends
+            self._known = None
             if self.stream is not None:
                 self.stream.keeps = False
-                if self._left and self.stream.head.method != "CONNECT":
+                if self._left < 0 and self.stream.head.method != "CONNECT":
                     self._read_on(self.stream)
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
@@ -283,10 +302,9 @@ class Http1:
         return True
 
     def _read_on(self, stream: Http1Stream) -> None:
-        """Reads the body of a request for an upgrade, which the parser takes for the other protocol."""
+        """Reads the chunked body of a request for an upgrade, which the parser takes for the other protocol."""
         self._parser = httptools.HttpRequestParser(_Body(self))
-        framing = b"Content-Length: %d" % self._left if self._left > 0 else b"Transfer-Encoding: chunked"
-        self._parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n\r\n" % framing)
+        self._parser.feed_data(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
         self._receiving, stream.ended = True, False
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -348,10 +366,16 @@ class Http1:
             raise Refusal(400, f"The Content-Length {length.decode('latin-1')!r} isn't a length")
         # Another expectation is ignored (RFC 9110, 10.1.1): clients send texts of their own.
         expects = named.get(b"expect", b"").lower() == b"100-continue" and version == "1.1"
-        self._left = -1 if coding is not None else int(length)
+        left = 0 if method == "CONNECT" else -1 if coding is not None else int(length)
+        request = _Request(self._raw, head, version, left, keeps=bool(parser.should_keep_alive()), expects=expects)
+        self._known = request if left >= 0 else None
+        self._begin(request)
+
+    def _begin(self, request: _Request) -> None:
+        self._left = request.left
         self._receiving, self._beside = self._left != 0, 0
-        stream = self._open(head, version, keeps=bool(parser.should_keep_alive()))
-        stream.expects = expects
+        stream = self._open(request.head, request.version, keeps=request.keeps)
+        stream.expects, stream.ended = request.expects, not self._receiving
 
     def on_body(self, piece: bytes) -> None:
         self._beside = 0
@@ -360,6 +384,8 @@ class Http1:
             self.stream.add(piece)
 
     def on_message_complete(self) -> None:
+        if self._left > 0:
+            return  # it is one without a body to the parser, which reads the head alone
         self._receiving = False
         if self.stream is not None:
             self.stream.ended = True
@@ -368,16 +394,18 @@ class Http1:
 
     def _read_body(self, data: bytes, at: int) -> int:
         """Reads the body's next bytes, and returns the position after them."""
+        stream = self.stream
         if self._left >= 0:
             end = min(len(data), at + self._left)
             self._left -= end - at
+            self.on_body(data[at:end] if at or end < len(data) else data)
+            if not self._left:
+                self.on_message_complete()
         else:
             end = min(len(data), at + CHUNKED_BYTES)
-        part = data[at:end] if at or end < len(data) else data
-        stream = self.stream
-        self._beside += len(part)
-        if self._feed(part) and self._receiving and self._beside > self._head_bytes_max:
-            self._refuse(Refusal(431, f"The body has more than {self._head_bytes_max} bytes beside its data"))
+            self._beside += end - at
+            if self._feed(data[at:end]) and self._receiving and self._beside > self._head_bytes_max:
+                self._refuse(Refusal(431, f"The body has more than {self._head_bytes_max} bytes beside its data"))
         if stream is not None and not stream.done:
             stream.wake_reader()
         return end
