@@ -386,7 +386,7 @@ def test_a_start_without_open_files_says_what_it_needs_and_has(
 ) -> None:
     """Before it fails, in the log, and with the failure."""
     command = [sys.executable, "-m", "ts.model_server", "--foreground", "--model-store", str(store), "--ncs"]
-    limited = ["sh", "-c", 'ulimit -n 20; exec "$@"', "sh", *command]
+    limited = ["sh", "-c", 'ulimit -n 26; exec "$@"', "sh", *command]
     done = subprocess.run(
         limited,
         cwd=tmp_path,
@@ -396,7 +396,7 @@ def test_a_start_without_open_files_says_what_it_needs_and_has(
         timeout=GUARD_S,
     )
     assert done.returncode == 1
-    said = "20 open files are allowed: the server itself needs 64"
+    said = "26 open files are allowed: the server itself needs 64"
     assert "Too many open files" in done.stderr and said in done.stderr
     log = (tmp_path / "logs" / "ts_log.log").read_text()
     assert said in log.splitlines()[0]
