@@ -550,7 +550,7 @@ class ServerConfig:
     )
     unread_bytes_max: int = _own(
         whole(1),
-        1 << 29,
+        1 << 28,
         "bytes of all answers together that wait because their clients don't read; above it, the connection that holds "
         "most of them loses its oldest answer",
     )

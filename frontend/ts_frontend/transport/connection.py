@@ -68,7 +68,7 @@ class Connection:
         self._inside = self._scheduled = self._closing = self._counted = self._half_closed = False
         self._end_timer: asyncio.TimerHandle | None = None
         self._dropped_bytes = 0
-        #: When the connection began, and the request's head that hasn't arrived (HTTP/1.1; 0: none).
+        #: When the connection began, and the request's head that hasn't arrived (0: none).
         self.begun_s = self.heard_s = self.head_s = self.progress_s = 0.0
         #: Whether it was told to end; when it takes no more requests, and when it is cut.
         self.leaving = False
@@ -112,10 +112,10 @@ class Connection:
         self._inside = False
         if http.out or http.ended or http.queued:
             self.flush()
-        if isinstance(http, Http1):
+        if self.head_s or http.within_head:
             self.head_s = (self.head_s or self.heard_s) if http.within_head else 0.0
-            if http.full:
-                self._read_if_room(http)
+        if isinstance(http, Http1) and http.full:
+            self._read_if_room(http)
 
     def _speak(self, *, http2: bool) -> Http2 | Http1:
         if http2:

@@ -704,6 +704,11 @@ class Http2:
         self.out.append(frame(PING, ACK, 0, payload))
 
     @property
+    def within_head(self) -> bool:
+        """Whether a header block has begun in one frame and goes on in the next."""
+        return self._block_number > 0
+
+    @property
     def within_frame(self) -> bool:
         """Whether a frame or a header block has begun and isn't complete."""
         return bool(self._rest or self._block_number or self._data_left or self._skip)

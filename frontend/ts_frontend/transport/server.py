@@ -191,7 +191,8 @@ class Server:
             one.goes_s = math.inf
             one.go_away(soon=False)
         elif isinstance(http, Http2):
-            if http.within_frame and silent_s > limits.head_s_max:
+            late = one.head_s and now_s - one.head_s > limits.head_s_max
+            if late or (http.within_frame and silent_s > limits.head_s_max):
                 one.abort()
             elif not http.streams and silent_s > limits.idle_s_max:
                 one.go_away(soon=False)
