@@ -404,7 +404,7 @@ class Listeners:
         limits = ListenerLimits(
             config.max_request_size,
             config.max_response_size,
-            head_s_max=config.request_head_timeout_s,
+            head_s_max=config.request_head_timeout_s or math.inf,
             idle_s_max=HTTP_IDLE_S_MAX,
             resets_max=config.http2_resets_max,
             resets_per_s=config.http2_resets_per_second,

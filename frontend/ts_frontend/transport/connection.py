@@ -133,7 +133,8 @@ class Connection:
             return False
         self._half_closed = http.closing = True
         http.stream.keeps = False
-        self._end_timer = self.loop.call_later(HALF_CLOSED_S, self.abort)
+        soon = self.loop.call_soon  # twice: an answer that only needs its turn is given, however late the timer is
+        self._end_timer = self.loop.call_later(HALF_CLOSED_S, soon, soon, self.abort)
         return True
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -37,6 +37,8 @@ DRAIN_LOOK_S: Final = 0.02
 SETTLE_S: Final = 1.0
 #: The time limit of a TLS handshake.
 HANDSHAKE_S_MAX: Final = 10.0
+#: The longest silence of an HTTP/1.1 connection, also where HTTP/2 may be silent for ever.
+HTTP1_IDLE_S_MAX: Final = 120.0
 PING_TIMEOUT_MS: Final = 20_000
 
 
@@ -201,7 +203,7 @@ class Server:
         elif http is not None and http.stream is None:
             if one.head_s and now_s - one.head_s > limits.head_s_max:
                 one.abort()
-            elif silent_s > limits.idle_s_max:
+            elif silent_s > min(limits.idle_s_max, HTTP1_IDLE_S_MAX):
                 one.go_away(soon=False)
         if not one.leaving and now_s - one.begun_s > limits.connection_age_s_max * one.age_factor:
             self._retire(one, now_s)
