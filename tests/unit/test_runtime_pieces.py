@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import GUARD_S, until
-from ts.context import Context, RequestCancelled
-from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Input, Item, PackedPairs, Predict, Stop, packed
+from ts.context import Context
+from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Input, Item, PackedPairs, Predict, packed
 from ts.protocol.otf_message_handler import create_predict_response
 from ts.protocol.otf_message_handler import send_intermediate_predict_response as old_send
 from ts.runtime import handlers, running
@@ -151,23 +151,7 @@ def test_expired_requests_are_dropped_from_their_batch():
     assert [(one.job_id, one.code) for one in pushed(ledger)] == [(1, 504)]
 
 
-def test_stop_is_noted():
-    ledger = Ledger(1, 1)
-    ledger.receive(Stop())
-    assert ledger.stopping
-
-
 # --- results
-
-
-def test_numbers_of_numpy_cannot_be_sent(capsys):
-    numpy = pytest.importorskip("numpy")
-    assert running.outcome(numpy.float32(1))[:3] == running.UNSUPPORTED[:3]
-    assert "float32" in capsys.readouterr().out
-
-
-def test_numbers_that_json_lacks_are_written_as_in_torchserve():
-    assert running.outcome({"x": [float("nan"), float("-inf")]}) == b'{\n  "x": [\n    NaN,\n    -Infinity\n  ]\n}'
 
 
 def test_views_of_other_shapes_are_flattened():
@@ -217,18 +201,6 @@ def test_a_failure_inside_a_library_is_told_with_the_handlers_own_line():
         cause = running.failure_of(error).cause
     assert cause.startswith("json.decoder.JSONDecodeError: Expecting property name")
     assert "(test_runtime_pieces.py, line " in cause
-
-
-def test_an_exception_without_a_text_is_told_by_its_type():
-    class Mute(Exception):
-        def __str__(self):
-            raise RuntimeError
-
-    assert running.failure_of(Mute()).cause.endswith("Mute: <exception str() failed>")
-
-
-def test_a_long_exception_is_cut():
-    assert len(running.failure_of(ValueError("x" * 5000)).cause) < 500
 
 
 class Ends(Exception):
@@ -358,28 +330,6 @@ def test_json_that_is_text_only_by_name(capsys):
     assert "application/json" in capsys.readouterr().out
 
 
-# --- kinds
-
-
-def test_kinds_of_handlers():
-    def blocking(data, context): ...
-
-    def generator(data, context):
-        yield
-
-    async def coroutine(data, context): ...
-
-    async def async_generator(data, context):
-        yield
-
-    class Object:
-        def __call__(self, data, context):
-            yield
-
-    found = [handlers.kind_of(one) for one in (blocking, generator, coroutine, async_generator, Object(), max)]
-    assert found == ["blocking", "generator", "async", "async", "generator", "blocking"]
-
-
 # --- context
 
 
@@ -478,10 +428,6 @@ def test_frames_of_the_old_wire_call():
     assert isinstance(piece, Chunk)
     assert (piece.job_id, bytes(piece.data), piece.last) == (0, b'{\n  "a": 1\n}', False)
     assert decode_bytes(create_predict_response([None], {0: "id"}, "bad", 503)) == [Failed(0, 503, "bad")]
-
-
-def test_cancelled_passes_a_handlers_except_exception():
-    assert not issubclass(RequestCancelled, Exception)
 
 
 # --- when a model can't be loaded
