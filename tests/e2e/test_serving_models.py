@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import io
 import json
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -166,53 +165,6 @@ def test_a_request_without_a_worker_or_model_or_version_is_refused_at_once(start
         assert refused.value.code() is code
 
 
-def test_a_full_queue_refuses_and_says_how_large_it_is(start, write, probe_handler, tmp_path):
-    write("small", probe_handler, config="jobQueueSize: 1\nminWorkers: 1\n")
-    server = start()
-    server.register("small")
-    begun, release = tmp_path / "begun", tmp_path / "release"
-    hold = request_for({"op": "hold", "begun": str(begun), "release": str(release)}, "small")
-    with grpc.insecure_channel(server.inference) as channel:
-        stub = InferenceAPIsServiceStub(channel)
-        held = stub.Predictions.future(hold)
-        until(begun.exists)
-        ended = threading.Semaphore(0)
-        calls = [stub.Predictions.future(request_for({"op": "echo"}, "small")) for _ in range(4)]
-        for call in calls:
-            call.add_done_callback(lambda _: ended.release())
-        for _ in range(3):
-            assert ended.acquire(timeout=GUARD_S)
-        refused = [call.exception() for call in calls if call.done()]
-        assert [error.code() for error in refused] == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 3
-        assert "takes 1 (job_queue_size)" in refused[0].details()
-        release.touch()
-        (waiting,) = [call for call in calls if not call.done()]
-        assert (held.result(GUARD_S).prediction, waiting.result(GUARD_S).prediction) == (b"held", b"ok")
-
-
-def test_requests_that_wait_together_run_as_one_batch(start, write, probe_handler, tmp_path):
-    write("batched", probe_handler, config="batchSize: 4\nminWorkers: 1\n")
-    server = start()
-    server.register("batched")
-    begun, release = tmp_path / "begun", tmp_path / "release"
-    with grpc.insecure_channel(server.inference) as channel:
-        stub = InferenceAPIsServiceStub(channel)
-        held = stub.Predictions.future(
-            request_for({"op": "hold", "begun": str(begun), "release": str(release)}, "batched")
-        )
-        until(begun.exists)
-        sizes = [stub.Predictions.future(request_for({"op": "batch"}, "batched")) for _ in range(6)]
-        server_sees(server, "batched", 6)
-        release.touch()
-        held.result(GUARD_S)
-        assert sorted(size.result(GUARD_S).prediction for size in sizes) == [b"2", b"2", b"4", b"4", b"4", b"4"]
-
-
-def server_sees(server: Any, model: str, count: int) -> None:
-    """Returns when so many requests wait."""
-    until(lambda: server.describe(model)["jobQueueStatus"]["pendingRequests"] >= count)
-
-
 def test_streams_and_unary_requests_share_a_generator(start, write, probe_handler):
     server = start()
     server.register("generating", batch_size=4)
@@ -241,24 +193,6 @@ def test_async_handlers_run_side_by_side_on_one_worker(start):
         stub = InferenceAPIsServiceStub(channel)
         calls = [stub.Predictions.future(request_for({"together": 8}, "waiting")) for _ in range(8)]
         assert {call.result(GUARD_S).prediction for call in calls} == {b"8"}
-
-
-def test_forked_workers_compute_and_draw_different_numbers(start, write):
-    write("computing", COMPUTING)
-    server = start(preload_torch="true")
-    server.register("computing", initial_workers=2)
-    server.register("probe", initial_workers=2)
-    draws: dict[bytes, Any] = {}
-    with grpc.insecure_channel(server.inference) as channel:
-        stub = InferenceAPIsServiceStub(channel)
-        pids = {stub.Predictions(request_for({"op": "pid"}), timeout=GUARD_S).prediction for _ in range(10)}
-        assert len(pids) == 2
-        for _ in range(10):
-            drawn = json.loads(stub.Predictions(request_for({"op": "random"}), timeout=GUARD_S).prediction)
-            draws[json.dumps(drawn).encode()] = drawn
-        right = [stub.Predictions(request_for({}, "computing"), timeout=GUARD_S).prediction for _ in range(6)]
-    assert len({value for drawn in draws.values() for value in drawn}) == 3 * len(draws) and len(draws) == 10
-    assert right == [b"true"] * 6
 
 
 @pytest.mark.slow
