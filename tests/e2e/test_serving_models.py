@@ -344,7 +344,7 @@ def test_a_killed_surplus_worker_gives_its_request_back(start, tmp_path):
 
 @pytest.mark.parametrize("engine", ["h2corn", "grpcio"])
 @pytest.mark.long
-def test_stalled_readers_do_not_slow_a_healthy_stream(start, engine):
+async def test_stalled_readers_do_not_slow_a_healthy_stream(start, engine):
     """64 clients that stop reading occupy neither the worker of a generator, nor the server: another one, whose pieces
     are more than any credit, is read to its end meanwhile."""
     server = start(grpc_engine=engine)
@@ -357,27 +357,23 @@ def test_stalled_readers_do_not_slow_a_healthy_stream(start, engine):
 
     #: Channels of one process share a connection, and with it HTTP/2's window, unless they are told not to.
     own_connection = [("grpc.use_local_subchannel_pool", 1)]
+    async with contextlib.AsyncExitStack() as stack:
 
-    async def scenario() -> None:
-        async with contextlib.AsyncExitStack() as stack:
+        async def client() -> Any:
+            channel = grpc.aio.insecure_channel(server.inference, own_connection)
+            return InferenceAPIsServiceStub(await stack.enter_async_context(channel))
 
-            async def client() -> Any:
-                channel = grpc.aio.insecure_channel(server.inference, own_connection)
-                return InferenceAPIsServiceStub(await stack.enter_async_context(channel))
-
-            healthy = await client()
+        healthy = await client()
+        await read_whole(healthy)
+        stalled = []
+        for _ in range(64):
+            request = request_for({"count": 10_000_000, "size": 32_768}, "generating")
+            stalled.append((await client()).StreamPredictions(request))
+            await stalled[-1].read()
+        for _ in range(3):
             await read_whole(healthy)
-            stalled = []
-            for _ in range(64):
-                request = request_for({"count": 10_000_000, "size": 32_768}, "generating")
-                stalled.append((await client()).StreamPredictions(request))
-                await stalled[-1].read()
-            for _ in range(3):
-                await read_whole(healthy)
-            for call in stalled:
-                call.cancel()
-
-    asyncio.run(scenario())
+        for call in stalled:
+            call.cancel()
 
 
 #: The first worker that starts is the last to be ready.

@@ -565,7 +565,7 @@ def test_an_outline_refuses_a_configuration_that_is_too_large(tmp_path: Path) ->
         packed(path, tmp_path / "work")
 
 
-def test_callers_that_need_the_files_share_one_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_callers_that_need_the_files_share_one_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that leaves doesn't end it for the others; a failure is tried again by the next."""
     path = weighty(tmp_path / "probe.mar")
     content = path.read_bytes()
@@ -581,21 +581,17 @@ def test_callers_that_need_the_files_share_one_unpacking(tmp_path: Path, monkeyp
         return unpack_to(*words, **more)
 
     monkeypatch.setattr("ts_frontend.models.archive.unpack_to", counted)
-
-    async def scenario() -> None:
-        failures = await asyncio.gather(files.needed(), files.needed(), return_exceptions=True)
-        assert [type(one) for one in failures] == [InvalidArchive] * 2 and len(calls) == 1
-        path.write_bytes(content)
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        leaving, staying = asyncio.create_task(files.needed()), asyncio.create_task(files.needed())
-        await asyncio.sleep(0)
-        leaving.cancel()
-        await staying
-        assert isinstance((await asyncio.gather(leaving, return_exceptions=True))[0], asyncio.CancelledError)
-        await files.needed()
-        assert len(calls) == 2
-
-    asyncio.run(scenario())
+    failures = await asyncio.gather(files.needed(), files.needed(), return_exceptions=True)
+    assert [type(one) for one in failures] == [InvalidArchive] * 2 and len(calls) == 1
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    leaving, staying = asyncio.create_task(files.needed()), asyncio.create_task(files.needed())
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await staying
+    assert isinstance((await asyncio.gather(leaving, return_exceptions=True))[0], asyncio.CancelledError)
+    await files.needed()
+    assert len(calls) == 2
     assert (archive.dir / "model.pt").stat().st_size == WEIGHTS_BYTES
 
 

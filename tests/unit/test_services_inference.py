@@ -211,31 +211,23 @@ def test_stream_of_a_handler_that_does_not_stream() -> None:
     assert [answer.prediction for answer in answers] == [b"x"]
 
 
-def test_leaving_a_stream_cancels_the_job() -> None:
+async def test_leaving_a_stream_cancels_the_job() -> None:
     model = PlayedModel(lambda job: job.deliver(Chunk(job.id, b"first", last=False)))
-
-    async def leave_early() -> None:
-        stream = over(Models(m=model), {}).stream_predictions(Call("/p"), request())
-        async for _ in stream:
-            break
-        await stream.aclose()  # type: ignore[attr-defined]
-
-    asyncio.run(leave_early())
+    stream = over(Models(m=model), {}).stream_predictions(Call("/p"), request())
+    async for _ in stream:
+        break
+    await stream.aclose()  # type: ignore[attr-defined]
     assert model.jobs[0].state is JobState.CANCELLED
 
 
-def test_cancelled_call_cancels_the_job() -> None:
+async def test_cancelled_call_cancels_the_job() -> None:
     model = PlayedModel(lambda job: None)
-
-    async def cancel() -> None:
-        submitted = asyncio.Event()
-        model.play = lambda job: submitted.set()
-        running = asyncio.create_task(predictions(over(Models(m=model), {}))(Call("/p"), request()))
-        await submitted.wait()
-        running.cancel()
-        await asyncio.wait({running})
-
-    asyncio.run(cancel())
+    submitted = asyncio.Event()
+    model.play = lambda job: submitted.set()
+    running = asyncio.create_task(predictions(over(Models(m=model), {}))(Call("/p"), request()))
+    await submitted.wait()
+    running.cancel()
+    await asyncio.wait({running})
     assert model.jobs[0].state is JobState.CANCELLED
 
 

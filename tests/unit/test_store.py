@@ -431,7 +431,7 @@ def test_a_caller_who_leaves_ends_the_download(root: Path, site: Site) -> None:
     assert sorted(os.listdir(root)) == ["dirmodel", "m.mar"]
 
 
-def test_what_came_too_late_is_deleted_beside_the_loop(root: Path) -> None:
+async def test_what_came_too_late_is_deleted_beside_the_loop(root: Path) -> None:
     """A download that its caller no longer waits for succeeds: a large folder takes long to delete."""
     late, asked, deleted_by = threading.Event(), threading.Event(), list[str]()
 
@@ -445,16 +445,13 @@ def test_what_came_too_late_is_deleted_beside_the_loop(root: Path) -> None:
             super().discard(fetched)
             deleted_by.append(threading.current_thread().name)
 
-    async def leave() -> None:
-        task = asyncio.create_task(Late(root).fetch("https://x/dirmodel"))
-        await asyncio.to_thread(asked.wait, GUARD_S)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        late.set()
-        await until_async(lambda: deleted_by)
-
-    asyncio.run(leave())
+    task = asyncio.create_task(Late(root).fetch("https://x/dirmodel"))
+    await asyncio.to_thread(asked.wait, GUARD_S)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    late.set()
+    await until_async(lambda: deleted_by)
     assert not (root / "dirmodel").exists()
     assert deleted_by != [threading.main_thread().name], "the loop's own thread"
 

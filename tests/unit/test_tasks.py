@@ -52,59 +52,47 @@ class Source:
             self.closed = True
 
 
-def test_sources_are_merged_as_they_give() -> None:
-    async def scenario() -> None:
-        for texts, turns in ((("ab",), (0, 0)), (("ab", "cde", ""), (1, 0, 1, 0, 1))):
-            sources = [Source(text) for text in texts]
-            values, found = merged([source.values() for source in sources]), ""
-            for turn in turns:
-                sources[turn].turn.release()
-                found += await anext(values)
-            assert found == ("ab" if len(texts) == 1 else "cadbe")
-            assert await anext(values, "end") == "end" and all(source.closed for source in sources)
-
-    ended(scenario)
+async def test_sources_are_merged_as_they_give() -> None:
+    for texts, turns in ((("ab",), (0, 0)), (("ab", "cde", ""), (1, 0, 1, 0, 1))):
+        sources = [Source(text) for text in texts]
+        values, found = merged([source.values() for source in sources]), ""
+        for turn in turns:
+            sources[turn].turn.release()
+            found += await anext(values)
+        assert found == ("ab" if len(texts) == 1 else "cadbe")
+        assert await anext(values, "end") == "end" and all(source.closed for source in sources)
 
 
 @pytest.mark.parametrize("texts", [("a!",), ("a!", "bc")])
-def test_merged_sources_are_closed_by_a_failure_and_by_who_leaves(texts: tuple[str, ...]) -> None:
-    async def scenario() -> None:
-        before = asyncio.all_tasks()
-        for leaves in (False, True):
-            sources = [Source(text) for text in texts]
-            values = merged([source.values() for source in sources])
+async def test_merged_sources_are_closed_by_a_failure_and_by_who_leaves(texts: tuple[str, ...]) -> None:
+    before = asyncio.all_tasks()
+    for leaves in (False, True):
+        sources = [Source(text) for text in texts]
+        values = merged([source.values() for source in sources])
+        sources[0].turn.release()
+        assert await anext(values) == "a"
+        if leaves:
+            await values.aclose()
+        else:
             sources[0].turn.release()
-            assert await anext(values) == "a"
-            if leaves:
-                await values.aclose()
-            else:
-                sources[0].turn.release()
-                with pytest.raises(RuntimeError, match="a mistake"):
-                    await anext(values)
-            assert sources[0].closed and asyncio.all_tasks() == before
-
-    ended(scenario)
+            with pytest.raises(RuntimeError, match="a mistake"):
+                await anext(values)
+        assert sources[0].closed and asyncio.all_tasks() == before
 
 
-def test_a_task_that_nobody_waits_for_says_that_it_failed(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        await asyncio.wait({watched(broken(), "The look at a thing")})
-
-    ended(scenario)
+async def test_a_task_that_nobody_waits_for_says_that_it_failed(caplog: pytest.LogCaptureFixture) -> None:
+    await asyncio.wait({watched(broken(), "The look at a thing")})
     assert caplog.messages == ["The look at a thing failed"]
     assert "RuntimeError: a mistake" in caplog.text and "in broken" in caplog.text
 
 
-def test_the_starter_of_a_task_sees_its_failure_and_the_log_does_not(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        with pytest.raises(RuntimeError, match="a mistake"):
-            await owned(broken())
-
-    ended(scenario)
+async def test_the_starter_of_a_task_sees_its_failure_and_the_log_does_not(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(RuntimeError, match="a mistake"):
+        await owned(broken())
     assert not caplog.messages
 
 
-def test_a_loop_that_fails_runs_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_loop_that_fails_runs_again(caplog: pytest.LogCaptureFixture) -> None:
     runs = 0
 
     async def loop() -> None:
@@ -113,30 +101,24 @@ def test_a_loop_that_fails_runs_again(caplog: pytest.LogCaptureFixture) -> None:
         if runs < 4:
             await broken()
 
-    async def scenario() -> None:
-        await kept(loop, "A watch", 0.001)
-
-    ended(scenario)
+    await kept(loop, "A watch", 0.001)
     assert runs == 4
     assert caplog.messages == [f"A watch failed and goes on in 0.00{after} s" for after in (1, 2, 4)]
     assert caplog.text.count("RuntimeError: a mistake") == 3
 
 
-def test_a_loop_that_is_cancelled_ends() -> None:
-    async def scenario() -> None:
-        begun = asyncio.Event()
+async def test_a_loop_that_is_cancelled_ends() -> None:
+    begun = asyncio.Event()
 
-        async def loop() -> None:
-            begun.set()
-            await asyncio.get_running_loop().create_future()
+    async def loop() -> None:
+        begun.set()
+        await asyncio.get_running_loop().create_future()
 
-        task = kept(loop, "A watch")
-        await begun.wait()
-        task.cancel()
-        await asyncio.wait({task})
-        assert task.cancelled()
-
-    ended(scenario)
+    task = kept(loop, "A watch")
+    await begun.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
 
 
 # --- who has such tasks
@@ -187,7 +169,7 @@ class ModelManagerOfNothing:
     registry = ()
 
 
-def test_a_snapshot_that_cannot_be_made_takes_nothing_down(
+async def test_a_snapshot_that_cannot_be_made_takes_nothing_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     states: list[Any] = [{}]
@@ -198,17 +180,13 @@ def test_a_snapshot_that_cannot_be_made_takes_nothing_down(
         return states[0]
 
     monkeypatch.setattr(persistence, "states_of", states_of)
-
-    async def scenario() -> None:
-        recorder = SnapshotRecorder(SnapshotFiles(tmp_path, kept_max=9), {})
-        recorder.attach(object())  # type: ignore[arg-type]
-        good = states.pop()
-        recorder.changed()
-        await recorder.write(SnapshotKind.STARTUP)
-        states.append(good)
-        await recorder.close()
-
-    ended(scenario)
+    recorder = SnapshotRecorder(SnapshotFiles(tmp_path, kept_max=9), {})
+    recorder.attach(object())  # type: ignore[arg-type]
+    good = states.pop()
+    recorder.changed()
+    await recorder.write(SnapshotKind.STARTUP)
+    states.append(good)
+    await recorder.close()
     assert "RuntimeError: a mistake" in caplog.text
     assert [name.rpartition("-")[2] for name in SnapshotFiles(tmp_path).names()][-1] == "shutdown.cfg"
 
@@ -234,7 +212,7 @@ def test_a_snapshot_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: 
 
 
 @pytest.mark.parametrize("first", ["the start's", "a change's"])
-def test_a_snapshot_that_could_not_be_written_is_written_when_it_can(tmp_path: Path, first: str) -> None:
+async def test_a_snapshot_that_could_not_be_written_is_written_when_it_can(tmp_path: Path, first: str) -> None:
     """No further change is needed: a server that is killed meanwhile would come back without its models."""
     in_the_way = tmp_path / "config"
     in_the_way.touch()
@@ -243,33 +221,26 @@ def test_a_snapshot_that_could_not_be_written_is_written_when_it_can(tmp_path: P
         async def pause(self, seconds: float, hurry: asyncio.Event) -> None:
             in_the_way.unlink(missing_ok=True)
 
-    async def scenario() -> None:
-        files = SnapshotFiles(in_the_way)
-        recorder = SnapshotRecorder(files, {}, Waited())
-        recorder.attach(ModelManagerOfNothing())  # type: ignore[arg-type]
-        if first == "the start's":
-            await recorder.write(SnapshotKind.STARTUP)
-        else:
-            recorder.changed()
-        await until_async(lambda: in_the_way.is_dir() and files.names())
-        await recorder.close()
-        assert len(files.names()) == 2
-
-    ended(scenario)
-
-
-def test_a_close_waits_for_no_further_try(tmp_path: Path) -> None:
-    (tmp_path / "config").touch()
-
-    async def scenario() -> None:
-        clock = Skipping(held=0)
-        recorder = SnapshotRecorder(SnapshotFiles(tmp_path / "config"), {}, clock)
-        recorder.attach(ModelManagerOfNothing())  # type: ignore[arg-type]
+    files = SnapshotFiles(in_the_way)
+    recorder = SnapshotRecorder(files, {}, Waited())
+    recorder.attach(ModelManagerOfNothing())  # type: ignore[arg-type]
+    if first == "the start's":
+        await recorder.write(SnapshotKind.STARTUP)
+    else:
         recorder.changed()
-        await clock.holding.wait()
-        await asyncio.wait_for(recorder.close(), GUARD_S)
+    await until_async(lambda: in_the_way.is_dir() and files.names())
+    await recorder.close()
+    assert len(files.names()) == 2
 
-    ended(scenario)
+
+async def test_a_close_waits_for_no_further_try(tmp_path: Path) -> None:
+    (tmp_path / "config").touch()
+    clock = Skipping(held=0)
+    recorder = SnapshotRecorder(SnapshotFiles(tmp_path / "config"), {}, clock)
+    recorder.attach(ModelManagerOfNothing())  # type: ignore[arg-type]
+    recorder.changed()
+    await clock.holding.wait()
+    await asyncio.wait_for(recorder.close(), GUARD_S)
 
 
 def test_the_thread_that_writes_the_logs_outlives_what_it_cannot_write(capsys: pytest.CaptureFixture[str]) -> None:
@@ -315,44 +286,40 @@ def test_the_thread_that_writes_the_logs_outlives_what_it_cannot_write(capsys: p
 
 
 @pytest.mark.parametrize("grpc_too", [True, False])
-def test_what_is_running_is_known_and_ended(grpc_too: bool) -> None:
+async def test_what_is_running_is_known_and_ended(grpc_too: bool) -> None:
     """Calls that wait for something, however deep, are answered; one whose answer is complete is no call any more."""
     sent: list[dict[str, Any]] = []
+    begun = asyncio.Event()
 
-    async def scenario() -> None:
-        begun = asyncio.Event()
+    async def waits(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/quick":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            return
+        begun.set()
+        await asyncio.get_running_loop().create_future()
 
-        async def waits(scope: Any, receive: Any, send: Any) -> None:
-            if scope["path"] == "/quick":
-                await send({"type": "http.response.start", "status": 200, "headers": []})
-                return
-            begun.set()
-            await asyncio.get_running_loop().create_future()
+    async def send(event: Any) -> None:
+        sent.append(event)
 
-        async def send(event: Any) -> None:
-            sent.append(event)
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
 
-        async def receive() -> Any:
-            return {"type": "http.request", "body": b"", "more_body": False}
+    async def method(call: Any, data: bytes) -> bytes:
+        return b""
 
-        async def method(call: Any, data: bytes) -> bytes:
-            return b""
+    routes = {"/m": Method("/m", Shape.UNARY, method)} if grpc_too else {}
+    app = application(Listener("test", "127.0.0.1", 0, routes, ListenerLimits(1000, 1000), http_app=waits))
 
-        routes = {"/m": Method("/m", Shape.UNARY, method)} if grpc_too else {}
-        app = application(Listener("test", "127.0.0.1", 0, routes, ListenerLimits(1000, 1000), http_app=waits))
+    async def wrapped(path: str) -> None:
+        """As a server may call it: from a coroutine of its own."""
+        scope = {"type": "http", "method": "GET", "path": path, "http_version": "1.1", "headers": []}
+        await app(scope, receive, send)
 
-        async def wrapped(path: str) -> None:
-            """As a server may call it: from a coroutine of its own."""
-            scope = {"type": "http", "method": "GET", "path": path, "http_version": "1.1", "headers": []}
-            await app(scope, receive, send)
-
-        app.drain()
-        quick = owned(wrapped("/quick"))
-        slow = owned(wrapped("/slow"))
-        await begun.wait()
-        assert app.abort() == 1
-        await asyncio.gather(quick, slow)
-        assert app.abort() == 0
-
-    ended(scenario)
+    app.drain()
+    quick = owned(wrapped("/quick"))
+    slow = owned(wrapped("/slow"))
+    await begun.wait()
+    assert app.abort() == 1
+    await asyncio.gather(quick, slow)
+    assert app.abort() == 0
     assert [event["status"] for event in sent if event["type"] == "http.response.start"] == [200, 503]

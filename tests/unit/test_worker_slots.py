@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from stage import SYNTAX_ERROR, Actor, Skipping, Stage, pool_of, run, waiting
-from support import GUARD_S, until_async
+from stage import SYNTAX_ERROR, Actor, Skipping, Stage, pool_of, waiting
+from support import GUARD_S, run, until_async
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Cancel, Input, Load, LoadFailed, Ready, encode_bytes
 from ts.runtime.handlers import NETWORK_HINT
@@ -38,80 +38,65 @@ def unhearing_actors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ts_frontend.workers.worker.STOP_S_MAX", 0.01)
 
 
-def test_requests_that_wait_learn_why_the_model_cannot_be_loaded() -> None:
-    async def scenario() -> None:
-        stage, clock = Stage("fails", "hangs"), Skipping(0)
-        pool = pool_of(stage, clock)
-        scaling = asyncio.create_task(pool.scale(1))
-        job = waiting(pool)
-        with pytest.raises(ModelNotLoaded, match=r"could not be loaded: SyntaxError: .*line 1") as told:
-            await job.result()
-        assert told.value.retry_after_s is not None and 1 <= told.value.retry_after_s <= 30
-        with pytest.raises(StartFailed, match="SyntaxError"):
-            await scaling
-        await until_async(lambda: stage.launched >= 2)
-        assert pool.load_failure is not None, "it loads again; until it is ready nothing has changed"
-        await until_async(lambda: len(stage.actors) == 2)
-        stage.actors[1].theirs.sendall(encode_bytes(Ready({"handler_kind": "blocking"})))
-        await pool.scale(1)
-        assert pool.load_failure is None and pool.ready_count == 1
-        await pool.close(0)
-
-    run(scenario())
+async def test_requests_that_wait_learn_why_the_model_cannot_be_loaded() -> None:
+    stage, clock = Stage("fails", "hangs"), Skipping(0)
+    pool = pool_of(stage, clock)
+    scaling = asyncio.create_task(pool.scale(1))
+    job = waiting(pool)
+    with pytest.raises(ModelNotLoaded, match=r"could not be loaded: SyntaxError: .*line 1") as told:
+        await job.result()
+    assert told.value.retry_after_s is not None and 1 <= told.value.retry_after_s <= 30
+    with pytest.raises(StartFailed, match="SyntaxError"):
+        await scaling
+    await until_async(lambda: stage.launched >= 2)
+    assert pool.load_failure is not None, "it loads again; until it is ready nothing has changed"
+    await until_async(lambda: len(stage.actors) == 2)
+    stage.actors[1].theirs.sendall(encode_bytes(Ready({"handler_kind": "blocking"})))
+    await pool.scale(1)
+    assert pool.load_failure is None and pool.ready_count == 1
+    await pool.close(0)
 
 
-def test_code_to_write_is_whole_in_the_answer() -> None:
-    async def scenario() -> None:
-        pool = pool_of(Stage(), Skipping(0))
-        hint = NETWORK_HINT.format(file="a_network_with_a_long_name.py", name="NetworkWithALongName")
-        pool.load_failure = StartFailed("", cause=hint)
-        assert pool.not_loaded().message.endswith(f"{hint}\n\nIt is tried again.")
-        await pool.close(0)
-
-    run(scenario())
+async def test_code_to_write_is_whole_in_the_answer() -> None:
+    pool = pool_of(Stage(), Skipping(0))
+    hint = NETWORK_HINT.format(file="a_network_with_a_long_name.py", name="NetworkWithALongName")
+    pool.load_failure = StartFailed("", cause=hint)
+    assert pool.not_loaded().message.endswith(f"{hint}\n\nIt is tried again.")
+    await pool.close(0)
 
 
-def test_callers_who_may_not_see_exceptions_are_sent_to_the_log() -> None:
-    async def scenario() -> None:
-        pool = pool_of(Stage(), Skipping(0))
-        pool.plan = replace(pool.plan, load={**pool.plan.load, "debug_errors": False})
-        pool.load_failure = StartFailed("", cause="ValueError: secret")
-        pool.last_failure = Failure(0, 9000, "ValueError: secret", 1, [])
-        told = f"Model {pool.name} could not be loaded: the model's log says why. It is tried again."
-        assert pool.not_loaded().message == told
-        assert pool.refusal() == " The model's log says why."
-        await pool.close(0)
-
-    run(scenario())
+async def test_callers_who_may_not_see_exceptions_are_sent_to_the_log() -> None:
+    pool = pool_of(Stage(), Skipping(0))
+    pool.plan = replace(pool.plan, load={**pool.plan.load, "debug_errors": False})
+    pool.load_failure = StartFailed("", cause="ValueError: secret")
+    pool.last_failure = Failure(0, 9000, "ValueError: secret", 1, [])
+    told = f"Model {pool.name} could not be loaded: the model's log says why. It is tried again."
+    assert pool.not_loaded().message == told
+    assert pool.refusal() == " The model's log says why."
+    await pool.close(0)
 
 
-def test_one_worker_that_still_loads_is_waited_for() -> None:
-    async def scenario() -> None:
-        stage, clock = Stage("fails", "hangs", "hangs"), Skipping()
-        pool = pool_of(stage, clock)
-        scaling = asyncio.create_task(pool.scale(2))
-        job = waiting(pool)
-        await until_async(lambda: stage.launched >= 3)
-        assert pool.load_failure is None and not job.done
-        stage.actors[1].theirs.sendall(encode_bytes(LoadFailed(SYNTAX_ERROR)))
-        with pytest.raises(ModelNotLoaded):
-            await job.result()
-        with pytest.raises(StartFailed):
-            await scaling
-        await pool.close(0)
-
-    run(scenario())
+async def test_one_worker_that_still_loads_is_waited_for() -> None:
+    stage, clock = Stage("fails", "hangs", "hangs"), Skipping()
+    pool = pool_of(stage, clock)
+    scaling = asyncio.create_task(pool.scale(2))
+    job = waiting(pool)
+    await until_async(lambda: stage.launched >= 3)
+    assert pool.load_failure is None and not job.done
+    stage.actors[1].theirs.sendall(encode_bytes(LoadFailed(SYNTAX_ERROR)))
+    with pytest.raises(ModelNotLoaded):
+        await job.result()
+    with pytest.raises(StartFailed):
+        await scaling
+    await pool.close(0)
 
 
-def test_a_worker_that_is_killed_while_it_loads_gets_a_second_try() -> None:
-    async def scenario() -> None:
-        stage = Stage("dies", "ready")
-        pool = pool_of(stage, Skipping())
-        await pool.scale(1)
-        assert (stage.launched, pool.ready_count) == (2, 1)
-        await pool.close(0)
-
-    run(scenario())
+async def test_a_worker_that_is_killed_while_it_loads_gets_a_second_try() -> None:
+    stage = Stage("dies", "ready")
+    pool = pool_of(stage, Skipping())
+    await pool.scale(1)
+    assert (stage.launched, pool.ready_count) == (2, 1)
+    await pool.close(0)
 
 
 @pytest.mark.parametrize(
@@ -124,56 +109,46 @@ def test_a_worker_that_is_killed_while_it_loads_gets_a_second_try() -> None:
         ((LaunchFailed("no memory"), "fails"), "no memory"),
     ],
 )
-def test_what_fails_a_start(scenes: tuple[Any, ...], words: str) -> None:
+async def test_what_fails_a_start(scenes: tuple[Any, ...], words: str) -> None:
     """The second death in a row, but the first exception of a handler."""
-
-    async def scenario() -> None:
-        stage = Stage(*scenes)
-        pool = pool_of(stage, Skipping(0))
-        with pytest.raises(StartFailed, match=words):
-            await pool.scale(1)
-        assert stage.launched <= 2
-        await pool.close(0)
-
-    run(scenario())
-
-
-def test_scaling_a_crash_loop_tries_at_once_and_says_why_it_failed() -> None:
-    async def scenario() -> None:
-        stage, clock = Stage(*["fails"] * 5), Skipping(1)
-        pool = pool_of(stage, clock)
-        with pytest.raises(StartFailed, match="SyntaxError"):
-            await pool.scale(1)
-        await clock.holding.wait()
-        before = stage.launched
-        with pytest.raises(StartFailed, match="SyntaxError"):
-            await pool.scale(1)
-        assert stage.launched == before + 1
-        stage.scenes.clear()
+    stage = Stage(*scenes)
+    pool = pool_of(stage, Skipping(0))
+    with pytest.raises(StartFailed, match=words):
         await pool.scale(1)
-        assert pool.ready_count == 1
-        await pool.close(0)
-
-    run(scenario())
+    assert stage.launched <= 2
+    await pool.close(0)
 
 
-def test_a_worker_that_dies_whenever_it_is_ready_is_not_scaled() -> None:
-    async def scenario() -> None:
-        stage, clock = Stage(), Skipping(1)
-        pool = pool_of(stage, clock)
+async def test_scaling_a_crash_loop_tries_at_once_and_says_why_it_failed() -> None:
+    stage, clock = Stage(*["fails"] * 5), Skipping(1)
+    pool = pool_of(stage, clock)
+    with pytest.raises(StartFailed, match="SyntaxError"):
         await pool.scale(1)
-        while not clock.holding.is_set():
-            if pool.ready_count:
-                stage.actors[-1].end(-signal.SIGSEGV)
-            await asyncio.sleep(0)
-        scaling = asyncio.create_task(pool.scale(1))
-        await until_async(lambda: pool.ready_count)
-        stage.actors[-1].end(-signal.SIGSEGV)
-        with pytest.raises(StartFailed, match="soon after it was ready: .*SIGSEGV"):
-            await scaling
-        await pool.close(0)
+    await clock.holding.wait()
+    before = stage.launched
+    with pytest.raises(StartFailed, match="SyntaxError"):
+        await pool.scale(1)
+    assert stage.launched == before + 1
+    stage.scenes.clear()
+    await pool.scale(1)
+    assert pool.ready_count == 1
+    await pool.close(0)
 
-    run(scenario())
+
+async def test_a_worker_that_dies_whenever_it_is_ready_is_not_scaled() -> None:
+    stage, clock = Stage(), Skipping(1)
+    pool = pool_of(stage, clock)
+    await pool.scale(1)
+    while not clock.holding.is_set():
+        if pool.ready_count:
+            stage.actors[-1].end(-signal.SIGSEGV)
+        await asyncio.sleep(0)
+    scaling = asyncio.create_task(pool.scale(1))
+    await until_async(lambda: pool.ready_count)
+    stage.actors[-1].end(-signal.SIGSEGV)
+    with pytest.raises(StartFailed, match="soon after it was ready: .*SIGSEGV"):
+        await scaling
+    await pool.close(0)
 
 
 def test_the_same_traceback_is_logged_once_and_then_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -192,26 +167,23 @@ def test_the_same_traceback_is_logged_once_and_then_counted(caplog: pytest.LogCa
     assert "same traceback as before, 4 times now" in caplog.text
 
 
-def test_a_pool_closes_while_a_launch_ends_whose_cancellation_is_lost() -> None:
-    async def scenario() -> None:
-        launching = asyncio.Event()
+async def test_a_pool_closes_while_a_launch_ends_whose_cancellation_is_lost() -> None:
+    launching = asyncio.Event()
 
-        async def launched() -> str:
-            launching.set()
-            with contextlib.suppress(asyncio.CancelledError):  # as wait_for does up to Python 3.11, if it is over then
-                await asyncio.Event().wait()
-            return "hangs"
+    async def launched() -> str:
+        launching.set()
+        with contextlib.suppress(asyncio.CancelledError):  # as wait_for does up to Python 3.11, if it is over then
+            await asyncio.Event().wait()
+        return "hangs"
 
-        stage = Stage(launched)
-        pool = pool_of(stage, Skipping())
-        scaling = asyncio.create_task(pool.scale(1))
-        await launching.wait()
-        await asyncio.wait_for(pool.close(0), GUARD_S / 4)
-        with pytest.raises(StartFailed, match="stopped"):
-            await scaling
-        assert [actor.exited.done() for actor in stage.actors] == [True]
-
-    run(scenario())
+    stage = Stage(launched)
+    pool = pool_of(stage, Skipping())
+    scaling = asyncio.create_task(pool.scale(1))
+    await launching.wait()
+    await asyncio.wait_for(pool.close(0), GUARD_S / 4)
+    with pytest.raises(StartFailed, match="stopped"):
+        await scaling
+    assert [actor.exited.done() for actor in stage.actors] == [True]
 
 
 # --- TorchServe's lines
@@ -359,60 +331,53 @@ def test_a_mistake_anywhere_is_logged_and_the_worker_started_again(
         assert raised and "Traceback" in caplog.text
 
 
-def test_notes_are_read_after_the_end_of_a_process_that_lived_on_without_its_socket(
+async def test_notes_are_read_after_the_end_of_a_process_that_lived_on_without_its_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It has read batches ahead, and may begin one before the kill works: that batch must not run twice."""
     monkeypatch.setattr("ts_frontend.workers.worker.EXIT_STATUS_S_MAX", 0.02)
+    stage = Stage()
+    pool = pool_of(stage, Skipping())
+    await pool.scale(1)
+    job, actor = waiting(pool), stage.actors[0]
+    batch = await actor.batch(begins=False)
 
-    async def scenario() -> None:
-        stage = Stage()
-        pool = pool_of(stage, Skipping())
-        await pool.scale(1)
-        job, actor = waiting(pool), stage.actors[0]
-        batch = await actor.batch(begins=False)
+    def kill(killed: Actor) -> None:
+        def end() -> None:
+            killed.note(batch)
+            killed.ended(ExitStatus(-signal.SIGKILL))
 
-        def kill(killed: Actor) -> None:
-            def end() -> None:
-                killed.note(batch)
-                killed.ended(ExitStatus(-signal.SIGKILL))
+        asyncio.get_running_loop().call_soon(end)
 
-            asyncio.get_running_loop().call_soon(end)
-
-        with monkeypatch.context() as slow:
-            slow.setattr(Actor, "kill", kill)
-            actor.theirs.close()
-            with pytest.raises(WorkerDied, match="killed by SIGKILL"):
-                await job.result()
-        await until_async(lambda: stage.launched == 2 and pool.ready_count == 1)
-        await pool.close(0)
-
-    run(scenario())
+    with monkeypatch.context() as slow:
+        slow.setattr(Actor, "kill", kill)
+        actor.theirs.close()
+        with pytest.raises(WorkerDied, match="killed by SIGKILL"):
+            await job.result()
+    await until_async(lambda: stage.launched == 2 and pool.ready_count == 1)
+    await pool.close(0)
 
 
 @pytest.mark.parametrize("turns", range(14))
 @pytest.mark.parametrize("scene", ["ready", "fails", "dies", "hangs", "late"])
-def test_retiring_at_any_step_of_a_start_leaves_nothing(scene: str, turns: int) -> None:
+async def test_retiring_at_any_step_of_a_start_leaves_nothing(scene: str, turns: int) -> None:
     """The pool is closed after so many turns of the loop."""
 
     async def late() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
 
-    async def scenario() -> None:
-        stage = Stage(*[late if scene == "late" else scene] * 20)
-        pool = pool_of(stage, Skipping())
-        scaling = asyncio.create_task(pool.scale(1))
-        for _ in range(turns + 1):
-            await asyncio.sleep(0)
-        await pool.close(0)
-        await asyncio.wait({scaling})
-        assert not scaling.cancelled()
-        assert scaling.exception() is None or isinstance(scaling.exception(), StartFailed)
-        assert all(actor.exited.done() and actor.sock.fileno() < 0 for actor in stage.actors)
-        assert all(actor.progress.closed for actor in stage.actors)
-
-    run(scenario())
+    stage = Stage(*[late if scene == "late" else scene] * 20)
+    pool = pool_of(stage, Skipping())
+    scaling = asyncio.create_task(pool.scale(1))
+    for _ in range(turns + 1):
+        await asyncio.sleep(0)
+    await pool.close(0)
+    await asyncio.wait({scaling})
+    assert not scaling.cancelled()
+    assert scaling.exception() is None or isinstance(scaling.exception(), StartFailed)
+    assert all(actor.exited.done() and actor.sock.fileno() < 0 for actor in stage.actors)
+    assert all(actor.progress.closed for actor in stage.actors)
 
 
 def test_a_slot_whose_task_is_lost_is_given_up_and_everybody_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -437,17 +402,14 @@ def test_a_slot_whose_task_is_lost_is_given_up_and_everybody_is_told(caplog: pyt
     assert "is not started again" in caplog.text
 
 
-def test_a_start_that_has_failed_for_too_long_is_given_up() -> None:
-    async def scenario() -> None:
-        stage, clock = Stage(*["fails"] * 50), Skipping()
-        pool = pool_of(stage, clock, give_up_s=20)
-        with pytest.raises(StartFailed):
-            await pool.scale(1)
-        await until_async(lambda: pool.unavailable)
-        assert 20 <= sum(clock.pauses) <= 60
-        await pool.close(0)
-
-    run(scenario())
+async def test_a_start_that_has_failed_for_too_long_is_given_up() -> None:
+    stage, clock = Stage(*["fails"] * 50), Skipping()
+    pool = pool_of(stage, clock, give_up_s=20)
+    with pytest.raises(StartFailed):
+        await pool.scale(1)
+    await until_async(lambda: pool.unavailable)
+    assert 20 <= sum(clock.pauses) <= 60
+    await pool.close(0)
 
 
 def test_orphans_are_looked_for_again_after_a_look_that_failed(
@@ -494,77 +456,64 @@ async def ended(job: Job) -> JobState:
     return job.state
 
 
-def test_what_runs_ends_at_its_deadline_and_the_handler_is_told() -> None:
-    async def scenario() -> None:
-        stage = Stage()
-        pool = pool_of(stage, Skipping())
-        await pool.scale(1)
-        first, second, later = limited(pool, 0.05), limited(pool, 0.05), limited(pool, 3600)
-        (actor,) = stage.actors
-        assert [await ended(first), await ended(second)] == [JobState.EXPIRED] * 2
-        decoder = Decoder(1 << 20)
-        told: list[Cancel] = []
-        while not told:
-            await asyncio.sleep(0)
-            with contextlib.suppress(BlockingIOError):
-                told += [one for one in decoder.feed(actor.theirs.recv(65536)) if isinstance(one, Cancel)]
-        assert told[0].job_id == first.id and not later.done
-        later.cancel()
-        await pool.close(0)
-        assert pool._due is None
-
-    run(scenario())
+async def test_what_runs_ends_at_its_deadline_and_the_handler_is_told() -> None:
+    stage = Stage()
+    pool = pool_of(stage, Skipping())
+    await pool.scale(1)
+    first, second, later = limited(pool, 0.05), limited(pool, 0.05), limited(pool, 3600)
+    (actor,) = stage.actors
+    assert [await ended(first), await ended(second)] == [JobState.EXPIRED] * 2
+    decoder = Decoder(1 << 20)
+    told: list[Cancel] = []
+    while not told:
+        await asyncio.sleep(0)
+        with contextlib.suppress(BlockingIOError):
+            told += [one for one in decoder.feed(actor.theirs.recv(65536)) if isinstance(one, Cancel)]
+    assert told[0].job_id == first.id and not later.done
+    later.cancel()
+    await pool.close(0)
+    assert pool._due is None
 
 
-def test_what_waits_ends_at_its_deadline_also_behind_a_later_one() -> None:
-    async def scenario() -> None:
-        pool = pool_of(Stage(), Skipping())
-        later = limited(pool, 3600)
-        assert await ended(limited(pool, 0.05)) is JobState.EXPIRED
-        assert await ended(limited(pool, 0.0)) is JobState.EXPIRED
-        assert not later.done and pool._due is not None
-        later.cancel()
-        await pool.close(0)
-
-    run(scenario())
+async def test_what_waits_ends_at_its_deadline_also_behind_a_later_one() -> None:
+    pool = pool_of(Stage(), Skipping())
+    later = limited(pool, 3600)
+    assert await ended(limited(pool, 0.05)) is JobState.EXPIRED
+    assert await ended(limited(pool, 0.0)) is JobState.EXPIRED
+    assert not later.done and pool._due is not None
+    later.cancel()
+    await pool.close(0)
 
 
 # --- loading
 
 
-def test_a_load_may_take_longer_than_an_answer() -> None:
+async def test_a_load_may_take_longer_than_an_answer() -> None:
     """TorchServe's timeout of answers ended loads, too, for ever anew."""
-
-    async def scenario() -> None:
-        stage = Stage("hangs")
-        pool = pool_of(stage, Skipping())
-        scaling = asyncio.ensure_future(pool.scale(1))
-        await until_async(lambda: stage.actors)
-        await until_async(lambda: pool.slots[0].worker is not None and pool.slots[0].worker.state.value == "loading")
-        for seconds in range(0, 10 * GUARD_S, GUARD_S):
-            pool.tick(time.monotonic() + seconds)
-        stage.actors[0].theirs.sendall(encode_bytes(Ready({"handler_kind": "blocking"})))
-        await scaling
-        assert pool.ready_count == stage.launched == 1
-        await pool.close(0)
-
-    run(scenario())
+    stage = Stage("hangs")
+    pool = pool_of(stage, Skipping())
+    scaling = asyncio.ensure_future(pool.scale(1))
+    await until_async(lambda: stage.actors)
+    await until_async(lambda: pool.slots[0].worker is not None and pool.slots[0].worker.state.value == "loading")
+    for seconds in range(0, 10 * GUARD_S, GUARD_S):
+        pool.tick(time.monotonic() + seconds)
+    stage.actors[0].theirs.sendall(encode_bytes(Ready({"handler_kind": "blocking"})))
+    await scaling
+    assert pool.ready_count == stage.launched == 1
+    await pool.close(0)
 
 
-def test_workers_on_the_cpu_share_the_cores_among_as_many_as_there_are_when_they_start() -> None:
-    async def scenario() -> None:
-        stage = Stage()
-        pool = pool_of(stage, Skipping())
-        for count in (1, 4):
-            await pool.scale(count)
-        assert [actor.heard(Load).settings["workers"] for actor in stage.actors] == [1, 4, 4, 4]
-        await pool.scale(2)
-        stage.actors[0].kill()
-        await until_async(lambda: stage.launched == 5 and pool.ready_count == 2)
-        assert stage.actors[4].heard(Load).settings["workers"] == 2
-        await pool.close(0)
-
-    run(scenario())
+async def test_workers_on_the_cpu_share_the_cores_among_as_many_as_there_are_when_they_start() -> None:
+    stage = Stage()
+    pool = pool_of(stage, Skipping())
+    for count in (1, 4):
+        await pool.scale(count)
+    assert [actor.heard(Load).settings["workers"] for actor in stage.actors] == [1, 4, 4, 4]
+    await pool.scale(2)
+    stage.actors[0].kill()
+    await until_async(lambda: stage.launched == 5 and pool.ready_count == 2)
+    assert stage.actors[4].heard(Load).settings["workers"] == 2
+    await pool.close(0)
 
 
 @pytest.mark.parametrize(
@@ -595,13 +544,10 @@ def test_the_log_says_with_how_many_threads_a_worker_computes(
 
 
 @pytest.mark.parametrize(("device", "in_process"), [(Device("cuda", 0), False), (Device(), True)])
-def test_workers_on_gpus_and_in_the_servers_process_have_all_cores(device: Device, in_process: bool) -> None:
-    async def scenario() -> None:
-        stage = Stage()
-        stage.device = device
-        pool = pool_of(stage, Skipping(), in_process=in_process)
-        await pool.scale(2)
-        assert [actor.heard(Load).settings["workers"] for actor in stage.actors] == [1, 1]
-        await pool.close(0)
-
-    run(scenario())
+async def test_workers_on_gpus_and_in_the_servers_process_have_all_cores(device: Device, in_process: bool) -> None:
+    stage = Stage()
+    stage.device = device
+    pool = pool_of(stage, Skipping(), in_process=in_process)
+    await pool.scale(2)
+    assert [actor.heard(Load).settings["workers"] for actor in stage.actors] == [1, 1]
+    await pool.close(0)
