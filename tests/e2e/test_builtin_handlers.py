@@ -173,14 +173,10 @@ def models(nets: Nets, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(models: Path, serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     settings = {"max_response_size": 50_000_000, "preload_torch": "true", "lone_requests_wait": "true"}
-    server = serving(tmp_path_factory.mktemp("served"), models, settings, ["--ncs"])
-    try:
-        server.wait_started()
+    with serving(tmp_path_factory.mktemp("served"), models, settings, ["--ncs"]) as server:
         for model in sorted(path.name for path in models.iterdir()):
             server.register(model)
         yield server
-    finally:
-        server.terminate()
 
 
 # --- what must come out, without the code under test

@@ -69,14 +69,10 @@ def served(
     store.mkdir()
     model_writer(store, "words", WORDS)
     settings: dict[str, object] = {"grpc_engine": request.param, "grpc_metrics": "true"}
-    server = serving(directory, store, settings, ["--ncs", "--models", "words"])
-    try:
-        server.wait_started()
+    with serving(directory, store, settings, ["--ncs", "--models", "words"]) as server:
         server.engine = request.param
         server.wait_for_log("http_metrics listens")
         yield server
-    finally:
-        server.terminate()
 
 
 @pytest.fixture

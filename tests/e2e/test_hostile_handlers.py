@@ -257,12 +257,9 @@ def server(
     store = directory / "store"
     store.mkdir()
     write_to(store, "good", GOOD)
-    found = serving(directory, store, {}, ["--ncs"]).wait_started()
-    try:
+    with serving(directory, store, {}, ["--ncs"]) as found:
         found.register("good")
         yield found
-    finally:
-        found.terminate()
 
 
 def ask(server: Any, model: str, body: bytes) -> httpx.Response:

@@ -92,11 +92,8 @@ def serving(
     for name, config in models.items():
         write_model(store, name, handler, config=config)
     settings: dict[str, object] = {"ray_address": address, **more}
-    server = Serving(directory, store, settings, ["--ncs", "--models", *models, *names])
-    try:
-        yield server.wait_started()
-    finally:
-        server.terminate()
+    with Serving(directory, store, settings, ["--ncs", "--models", *models, *names]) as server:
+        yield server
 
 
 def workers(server: Serving, *names: str) -> list[dict[str, Any]]:

@@ -35,11 +35,8 @@ def server(request: Any, serving: Any, tmp_path_factory: pytest.TempPathFactory)
     directory = tmp_path_factory.mktemp("resting")
     (directory / "store").mkdir()
     limits = {"grpc_engine": request.param, "arriving_bytes_max": HEADS_MAX * 75_000}
-    found = serving(directory, directory / "store", limits, ["--ncs"])
-    try:
-        yield found.wait_started()
-    finally:
-        found.terminate()
+    with serving(directory, directory / "store", limits, ["--ncs"]) as found:
+        yield found
 
 
 class Streams:

@@ -136,13 +136,9 @@ def served(
         settings["grpc_engine"] = "grpcio"
     else:
         settings["otlp_endpoint"] = url
-    server = serving(directory, store, settings, ["--ncs", "--models", "probe"])
-    try:
-        server.wait_started()
+    with serving(directory, store, settings, ["--ncs", "--models", "probe"]) as server:
         server.collector = collector
         yield server
-    finally:
-        server.terminate()
 
 
 @pytest.fixture

@@ -42,11 +42,8 @@ def server(request: Any, serving: Any, write_to: Any, tmp_path_factory: pytest.T
     write_to(directory / "store", "small", SMALL)
     settings = {"grpc_engine": request.param, "unread_bytes_max": UNREAD_BYTES_MAX, "job_queue_size": 1000}
     settings |= {"write_timeout_s": 4, "default_workers_per_model": 1}
-    found = serving(directory, directory / "store", settings, ["--ncs", "--models", "large", "small"])
-    try:
-        yield found.wait_started()
-    finally:
-        found.terminate()
+    with serving(directory, directory / "store", settings, ["--ncs", "--models", "large", "small"]) as found:
+        yield found
 
 
 def asked(port: int, kind: str) -> socket.socket:

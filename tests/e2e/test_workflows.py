@@ -141,9 +141,7 @@ def client(serving: Any, store: Path) -> Iterator[Client]:
         "batching": BATCHING,
     }.items():
         pack(store, name, spec)
-    server = serving(store.parent, store, {}, ["--ncs"])
-    try:
-        server.wait_started()
+    with serving(store.parent, store, {}, ["--ncs"]) as server:
         found = Client(server)
         for name in ("sequence", "fan", "leaves", "impatient", "batching"):
             status, answer = found.manage("POST", f"/workflows?url={name}.war")
@@ -152,8 +150,6 @@ def client(serving: Any, store: Path) -> Iterator[Client]:
                 {"status": f"Workflow {name} has been registered and scaled successfully."},
             ), server.log
         yield found
-    finally:
-        server.terminate()
 
 
 # --- data between nodes

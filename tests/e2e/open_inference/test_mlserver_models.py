@@ -37,16 +37,12 @@ def mlserver(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., An
     shutil.copytree(RUNTIMES / "sum", store / "sum")
     shutil.copytree(RUNTIMES / "text", store / "deep" / "er" / "text")
     shutil.copytree(RUNTIMES / "hold", store / "hold")
-    server = serving(directory, store, {"default_workers_per_model": 1}, ["--ncs", "--models", "all"])
-    try:
-        server.wait_started()
+    with serving(directory, store, {"default_workers_per_model": 1}, ["--ncs", "--models", "all"]) as server:
         with grpc.insecure_channel(server.inference) as channel:
             for name in ("sum", "text-model"):
                 request = numbers(1) if name == "sum" else text("x")
                 GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=GUARD_S, wait_for_ready=True)
         yield server
-    finally:
-        server.terminate()
 
 
 def numbers(*values: int, request_id: str = "") -> ModelInferRequest:
