@@ -12,7 +12,7 @@ import pytest
 
 from ts.protocol.frames import Chunk, Failed, Input, Pairs
 from ts_frontend.errors import InvalidArgument, ModelNotFound, ModelVersionNotFound, NoWorker, ServeError
-from ts_frontend.grpc.call import Call, ListenerLimits, RequestIds, Shape, request_headers, response_metadata, routes
+from ts_frontend.grpc.call import Call, ListenerLimits, RequestIds, request_headers, response_metadata, routes
 from ts_frontend.grpc.exchange import Exchange
 from ts_frontend.grpc.inference import InferenceService
 from ts_frontend.grpc.protocol import Decoder, encode
@@ -117,15 +117,6 @@ async def feed(*messages: bytes) -> AsyncIterator[bytes]:
         yield message
 
 
-def test_methods() -> None:
-    assert {method.path: method.shape for method in service().methods()} == {
-        f"{SERVICE}/Ping": Shape.UNARY,
-        f"{SERVICE}/Predictions": Shape.UNARY,
-        f"{SERVICE}/StreamPredictions": Shape.SERVER_STREAM,
-        f"{SERVICE}/StreamPredictions2": Shape.BIDI,
-    }
-
-
 @pytest.mark.parametrize(
     ("report", "text"),
     [
@@ -167,11 +158,6 @@ def test_refusals(fields: dict[str, str], kind: type[ServeError], text: str) -> 
     with pytest.raises(kind) as caught:
         predict(service(), request(**fields))
     assert caught.value.message == text
-
-
-def test_malformed_request() -> None:
-    with pytest.raises(InvalidArgument, match="InferenceAPIsService/Predictions"):
-        predict(service(), b"\x0a\x09m")
 
 
 def test_handler_failure_is_the_status() -> None:

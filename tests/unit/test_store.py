@@ -90,15 +90,6 @@ def test_what_is_not_there(root: Path, url: str, message: str) -> None:
         fetch(ModelStore(root), url)
 
 
-def test_a_name_that_is_not_there_is_told_with_what_is(root: Path) -> None:
-    with pytest.raises(ArchiveNotFound) as caught:
-        fetch(ModelStore(root), "n.mar")
-    there = ", ".join(sorted(ModelStore(root).names()))
-    assert caught.value.message == (
-        f"Model not found at: n.mar; did you mean m.mar? The model store {root.resolve()} has {there}"
-    )
-
-
 def test_links_in_the_store_are_followed(root: Path) -> None:
     (root / "link.mar").symlink_to(root.parent / "outside.mar")
     (root / "linkdir").symlink_to(root.parent / "outdir")

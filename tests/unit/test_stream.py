@@ -593,34 +593,6 @@ async def entered(ahead: ReadAhead, size_bytes: int) -> asyncio.Task[None]:
     return task
 
 
-def test_so_many_and_no_more() -> None:
-    async def talk() -> None:
-        ahead = ReadAhead(requests_max=2, bytes_max=100)
-        assert (await entered(ahead, 1)).done() and (await entered(ahead, 1)).done()
-        third = await entered(ahead, 1)
-        assert not third.done()
-        ahead.leave(1)
-        await asyncio.wait_for(third, GUARD_S)
-
-    asyncio.run(talk())
-
-
-def test_so_many_bytes_and_a_larger_one_alone() -> None:
-    async def talk() -> None:
-        ahead = ReadAhead(requests_max=9, bytes_max=100)
-        assert (await entered(ahead, 1000)).done(), "nothing is before it"
-        second = await entered(ahead, 1)
-        assert not second.done()
-        ahead.leave(1000)
-        await asyncio.wait_for(second, GUARD_S)
-        assert (await entered(ahead, 99)).done()
-        full = await entered(ahead, 1)
-        assert not full.done()
-        full.cancel()
-
-    asyncio.run(talk())
-
-
 def test_one_who_gives_up_takes_nothing() -> None:
     async def talk() -> None:
         ahead = ReadAhead(requests_max=1, bytes_max=100)
@@ -681,15 +653,3 @@ def test_whoever_waits_goes_on_in_turn() -> None:
     taken = asyncio.run(scenario())
     assert sorted(taken) == [(name, number) for name in range(3) for number in range(5)]
     assert all([n for m, n in taken if m == name] == list(range(5)) for name in range(3))
-
-
-def test_what_waits_is_taken_at_once_up_to_the_end() -> None:
-    async def scenario() -> None:
-        answers = ReadyAnswers()
-        for number in range(3):
-            await answers.put([bytes([number])])
-        answers.end()
-        assert await answers.get() == [b"\0", b"\1", b"\2"]
-        assert await answers.get() is None
-
-    asyncio.run(scenario())
