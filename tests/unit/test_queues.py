@@ -271,27 +271,22 @@ async def test_a_deadline_ends_what_runs_and_the_time_to_begin_does_not() -> Non
     theirs.close()
 
 
-def test_a_worker_whose_end_cannot_be_settled_is_gone_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        ours, theirs = socket.socketpair()
-        queue, ledger = JobQueue(Policy()), Ledger()
-        worker = ready_worker(queue, ours)
-        worker._loaded.set_result(None)
-        worker.process = WorkerProcess(
-            1 << 30, "m", ours, io.BytesIO()
-        )  # without a descriptor: its progress can't be read
-        worker.process.exited.set_result(ExitStatus(-9))
-        running = job(ledger)
-        queue.put(running)
-        queue.attach(worker)
-        await turns()
-        theirs.close()
-        with pytest.raises(WorkerDied, match="killed by SIGKILL") as died:
-            await asyncio.wait_for(running.result(), GUARD_S)
-        assert died.value.code is Code.UNAVAILABLE
-        assert "SIGKILL" in await asyncio.wait_for(worker.ended, GUARD_S)
-        assert worker.state is WorkerState.FAILED and not worker.busy
-
-    with caplog.at_level(logging.ERROR):
-        asyncio.run(scenario())
+async def test_a_worker_whose_end_cannot_be_settled_is_gone_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    ours, theirs = socket.socketpair()
+    queue, ledger = JobQueue(Policy()), Ledger()
+    worker = ready_worker(queue, ours)
+    worker._loaded.set_result(None)
+    worker.process = WorkerProcess(1 << 30, "m", ours, io.BytesIO())  # without a descriptor: its progress can't be read
+    worker.process.exited.set_result(ExitStatus(-9))
+    running = job(ledger)
+    queue.put(running)
+    queue.attach(worker)
+    await turns()
+    theirs.close()
+    with pytest.raises(WorkerDied, match="killed by SIGKILL") as died:
+        await asyncio.wait_for(running.result(), GUARD_S)
+    assert died.value.code is Code.UNAVAILABLE
+    assert "SIGKILL" in await asyncio.wait_for(worker.ended, GUARD_S)
+    assert worker.state is WorkerState.FAILED and not worker.busy
     assert "could not be settled" in caplog.text

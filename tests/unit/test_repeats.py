@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stage import Skipping, Stage, pool_of, waiting
-from support import run, until_async
+from support import until_async
 from ts.protocol.frames import Chunk, Failed, Input, Predict
 from ts_frontend.errors import Code, DeadlineExceeded, HandlerFailed, Quarantined, WorkerDied
 from ts_frontend.job import FedJob, Job, JobState, Ledger
@@ -90,22 +90,19 @@ def counts(pool: Pool) -> tuple[int, int, int]:
     return repeats.after_deaths, repeats.after_failures, repeats.quarantined
 
 
-def test_a_begun_request_of_a_dead_worker_runs_once_more(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        stage, ledger = Stage(), Ledger()
-        pool = await served(stage)
-        job = waiting(pool, ledger)
-        await stage.actors[0].batch()
-        stage.actors[0].end(-9)
-        await until_async(lambda: len(stage.actors) == 2)
-        stage.actors[1].answer(await stage.actors[1].batch())
-        assert await job.result() == b"ok"
-        finished([job], ledger)
-        assert counts(pool) == (1, 0, 0)
-        await pool.close(0)
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
+async def test_a_begun_request_of_a_dead_worker_runs_once_more(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    stage, ledger = Stage(), Ledger()
+    pool = await served(stage)
+    job = waiting(pool, ledger)
+    await stage.actors[0].batch()
+    stage.actors[0].end(-9)
+    await until_async(lambda: len(stage.actors) == 2)
+    stage.actors[1].answer(await stage.actors[1].batch())
+    assert await job.result() == b"ok"
+    finished([job], ledger)
+    assert counts(pool) == (1, 0, 0)
+    await pool.close(0)
     assert "Request r runs once more: worker 9000 of m_1.0 died with it" in caplog.text
 
 
@@ -121,45 +118,41 @@ async def test_without_idempotent_it_fails() -> None:
     await pool.close(0)
 
 
-def test_one_that_killed_two_workers_is_quarantined_and_its_neighbours_are_answered(
+async def test_one_that_killed_two_workers_is_quarantined_and_its_neighbours_are_answered(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Four in a batch, of which one kills: each runs again alone, so that only that one is with a second death."""
+    caplog.set_level(logging.ERROR)
+    stage, ledger = Stage(), Ledger()
+    pool = await served(stage, batch_size=4)
+    jobs = [waiting(pool, ledger) for _ in range(4)]
+    culprit = jobs[1].id
+    runs = dict.fromkeys((job.id for job in jobs), 0)
+    actor = 0
+    while not ledger.counts[JobState.FAILED] or ledger.live:
+        batch = await stage.actors[actor].batch()
+        for item in batch.items:
+            runs[item.job_id] += 1
+        if culprit in (item.job_id for item in batch.items):
+            stage.actors[actor].end(-11)
+            actor += 1
 
-    async def scenario() -> None:
-        stage, ledger = Stage(), Ledger()
-        pool = await served(stage, batch_size=4)
-        jobs = [waiting(pool, ledger) for _ in range(4)]
-        culprit = jobs[1].id
-        runs = dict.fromkeys((job.id for job in jobs), 0)
-        actor = 0
-        while not ledger.counts[JobState.FAILED] or ledger.live:
-            batch = await stage.actors[actor].batch()
-            for item in batch.items:
-                runs[item.job_id] += 1
-            if culprit in (item.job_id for item in batch.items):
-                stage.actors[actor].end(-11)
-                actor += 1
+            def started(count: int = actor) -> bool:
+                return len(stage.actors) > count
 
-                def started(count: int = actor) -> bool:
-                    return len(stage.actors) > count
-
-                await until_async(started)
-            else:
-                assert len(batch.items) == 1
-                stage.actors[actor].answer(batch)
-                await settled(jobs, batch)
-        with pytest.raises(Quarantined, match="Two workers died .* not run again.* SIGSEGV") as refused:
-            await jobs[1].result()
-        assert (refused.value.code, refused.value.http_status) == (Code.INTERNAL, 500)
-        assert [await job.result() for job in jobs if job.id != culprit] == [b"ok"] * 3
-        assert set(runs.values()) == {2} and stage.launched == 3
-        finished(jobs, ledger)
-        assert counts(pool) == (4, 0, 1)
-        await pool.close(0)
-
-    with caplog.at_level(logging.ERROR):
-        run(scenario())
+            await until_async(started)
+        else:
+            assert len(batch.items) == 1
+            stage.actors[actor].answer(batch)
+            await settled(jobs, batch)
+    with pytest.raises(Quarantined, match="Two workers died .* not run again.* SIGSEGV") as refused:
+        await jobs[1].result()
+    assert (refused.value.code, refused.value.http_status) == (Code.INTERNAL, 500)
+    assert [await job.result() for job in jobs if job.id != culprit] == [b"ok"] * 3
+    assert set(runs.values()) == {2} and stage.launched == 3
+    finished(jobs, ledger)
+    assert counts(pool) == (4, 0, 1)
+    await pool.close(0)
     assert "Request r is not run again: worker 9000 of m_1.0 is the second that died with it" in caplog.text
 
 
@@ -324,33 +317,30 @@ async def test_what_waits_to_run_again_can_be_cancelled_and_expires(how: str) ->
     await pool.close(0)
 
 
-def test_a_batch_that_failed_as_a_whole_is_halved_until_the_culprit_fails_alone(
+async def test_a_batch_that_failed_as_a_whole_is_halved_until_the_culprit_fails_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        stage, ledger = Stage(), Ledger()
-        pool = await served(stage, batch_size=8)
-        jobs = [waiting(pool, ledger) for _ in range(8)]
-        culprit, sizes, runs = jobs[5].id, [], dict.fromkeys((job.id for job in jobs), 0)
-        actor = stage.actors[0]
-        while ledger.live:
-            batch = await actor.batch()
-            sizes.append(len(batch.items))
-            ids = [item.job_id for item in batch.items]
-            for job_id in ids:
-                runs[job_id] += 1
-            actor.fail(batch) if culprit in ids else actor.answer(batch)
-            await settled(jobs, batch)
-        assert sorted(sizes) == [1, 1, 2, 2, 4, 4, 8] and max(runs.values()) == 4
-        with pytest.raises(HandlerFailed, match="Prediction failed"):
-            await jobs[5].result()
-        assert [await job.result() for job in jobs if job.id != culprit] == [b"ok"] * 7
-        finished(jobs, ledger)
-        assert counts(pool) == (0, 8 + 4 + 2, 0)
-        await pool.close(0)
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
+    caplog.set_level(logging.WARNING)
+    stage, ledger = Stage(), Ledger()
+    pool = await served(stage, batch_size=8)
+    jobs = [waiting(pool, ledger) for _ in range(8)]
+    culprit, sizes, runs = jobs[5].id, [], dict.fromkeys((job.id for job in jobs), 0)
+    actor = stage.actors[0]
+    while ledger.live:
+        batch = await actor.batch()
+        sizes.append(len(batch.items))
+        ids = [item.job_id for item in batch.items]
+        for job_id in ids:
+            runs[job_id] += 1
+        actor.fail(batch) if culprit in ids else actor.answer(batch)
+        await settled(jobs, batch)
+    assert sorted(sizes) == [1, 1, 2, 2, 4, 4, 8] and max(runs.values()) == 4
+    with pytest.raises(HandlerFailed, match="Prediction failed"):
+        await jobs[5].result()
+    assert [await job.result() for job in jobs if job.id != culprit] == [b"ok"] * 7
+    finished(jobs, ledger)
+    assert counts(pool) == (0, 8 + 4 + 2, 0)
+    await pool.close(0)
     assert "8 requests that failed together (Prediction failed) run again in halves" in caplog.text
 
 

@@ -311,34 +311,31 @@ async def test_a_slow_reader_slows_its_producers() -> None:
 # --- failures
 
 
-def test_failures_in_the_middle_are_answers_and_the_stream_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        talk = Talk()
-        reader = Reader(talk)
-        talk.say("l a", "l refused", "l bad", "l broken", "l unwritable", "l z", None)
-        await settle()
-        assert talk.started == ["a", "bad", "unwritable", "z"]
-        talk.answer("z")
-        talk.answer("unwritable", last=False)
-        talk.answer("bad", "1", last=False)
-        talk.fail("bad")
-        await settle()
-        assert reader.got == [], "failures keep the order, too"
-        talk.answer("a")
-        await reader.task
-        assert reader.got == [
-            "a=ok",
-            "refused?Model not found: refused",
-            "bad=1",
-            "bad!bad is too long",
-            "broken?Test: KeyError in the server, see its log",
-            "unwritable!Test: ValueError in the server, see its log",
-            "z=ok",
-        ]
-        assert talk.over and talk.worker.released == [talk.jobs["unwritable"]]
-
-    with caplog.at_level(logging.ERROR):
-        run_test(scenario())
+async def test_failures_in_the_middle_are_answers_and_the_stream_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    talk = Talk()
+    reader = Reader(talk)
+    talk.say("l a", "l refused", "l bad", "l broken", "l unwritable", "l z", None)
+    await settle()
+    assert talk.started == ["a", "bad", "unwritable", "z"]
+    talk.answer("z")
+    talk.answer("unwritable", last=False)
+    talk.answer("bad", "1", last=False)
+    talk.fail("bad")
+    await settle()
+    assert reader.got == [], "failures keep the order, too"
+    talk.answer("a")
+    await reader.task
+    assert reader.got == [
+        "a=ok",
+        "refused?Model not found: refused",
+        "bad=1",
+        "bad!bad is too long",
+        "broken?Test: KeyError in the server, see its log",
+        "unwritable!Test: ValueError in the server, see its log",
+        "z=ok",
+    ]
+    assert talk.over and talk.worker.released == [talk.jobs["unwritable"]]
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [KeyError, ValueError]
 
 

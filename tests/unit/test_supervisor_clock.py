@@ -79,17 +79,14 @@ def new_pool(supervisor: Supervisor) -> RealPool:
     )
 
 
-def test_one_pools_mistake_does_not_stop_the_clock(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        supervisor = new_supervisor(tmp_path)
-        pools = [Pool("wrong", True), Pool("right", False)]
-        supervisor._busy.update(pools)  # type: ignore[arg-type]
-        await supervisor.start()
-        await asyncio.wait_for(asyncio.gather(*(pool.twice.wait() for pool in pools)), 30)
-        await supervisor.close()
-
-    with caplog.at_level(logging.ERROR):
-        asyncio.run(scenario())
+async def test_one_pools_mistake_does_not_stop_the_clock(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    supervisor = new_supervisor(tmp_path)
+    pools = [Pool("wrong", True), Pool("right", False)]
+    supervisor._busy.update(pools)  # type: ignore[arg-type]
+    await supervisor.start()
+    await asyncio.wait_for(asyncio.gather(*(pool.twice.wait() for pool in pools)), 30)
+    await supervisor.close()
     assert "Workers of wrong could not be supervised" in caplog.text
     assert "a mistake" in caplog.text
 

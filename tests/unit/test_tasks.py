@@ -191,24 +191,20 @@ async def test_a_snapshot_that_cannot_be_made_takes_nothing_down(
     assert [name.rpartition("-")[2] for name in SnapshotFiles(tmp_path).names()][-1] == "shutdown.cfg"
 
 
-def test_a_snapshot_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_snapshot_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     in_the_way = tmp_path / "config"
     in_the_way.touch()
     said = lambda: [one.levelname for one in caplog.records if "Snapshot" in one.message]  # noqa: E731
-
-    async def scenario() -> None:
-        recorder = SnapshotRecorder(SnapshotFiles(in_the_way), {})
-        recorder.attach(ModelManagerOfNothing())  # type: ignore[arg-type]
-        for _ in range(3):
-            await recorder.write(SnapshotKind.SNAPSHOT)
-        assert said() == ["ERROR"] and "File exists" in caplog.text
-        in_the_way.unlink()
+    caplog.set_level(logging.INFO)
+    recorder = SnapshotRecorder(SnapshotFiles(in_the_way), {})
+    recorder.attach(ModelManagerOfNothing())  # type: ignore[arg-type]
+    for _ in range(3):
         await recorder.write(SnapshotKind.SNAPSHOT)
-        assert said() == ["ERROR", "INFO"] and len(SnapshotFiles(in_the_way).names()) == 1
-        await recorder.close()
-
-    with caplog.at_level(logging.INFO):
-        ended(scenario)
+    assert said() == ["ERROR"] and "File exists" in caplog.text
+    in_the_way.unlink()
+    await recorder.write(SnapshotKind.SNAPSHOT)
+    assert said() == ["ERROR", "INFO"] and len(SnapshotFiles(in_the_way).names()) == 1
+    await recorder.close()
 
 
 @pytest.mark.parametrize("first", ["the start's", "a change's"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stage import Skipping, Stage, pool_of, waiting
-from support import run, until_async
+from support import until_async
 from ts.protocol.frames import Ready
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import WorkerDied
@@ -94,42 +94,39 @@ def settled(pool: Pool, ledger: Ledger) -> None:
     assert not ledger.live and pool._replacing is None and not pool._leaving and not pool._retiring
 
 
-def test_a_worker_that_has_answered_enough_is_replaced_by_one_that_is_ready_first(
+async def test_a_worker_that_has_answered_enough_is_replaced_by_one_that_is_ready_first(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        stage, ledger = Stage("ready", "hangs"), Ledger()
-        stage.handler_kind = "async"
-        pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=3))
-        await pool.scale(1)
-        old = pool.slots[0]
-        await serve(pool, stage, 0, ledger, 2)
-        pool.tick(time.monotonic())
-        assert stage.launched == 1
-        running = waiting(pool, ledger)
-        last = await stage.actors[0].batch()
-        await serve(pool, stage, 0, ledger, 1)
-        pool.tick(time.monotonic())
-        await until_async(lambda: len(stage.actors) == 2)
-        await serve(pool, stage, 0, ledger, 2)
-        assert pool.slots == [old] and old.ready, "it serves while the next one loads"
-        stage.actors[1].say(Ready({"handler_kind": "async"}))
-        await until_async(lambda: pool.slots[0] is not old)
-        assert pool.ready_count == 1 and pool.slots[0].id == old.id + 1
-        await serve(pool, stage, 1, ledger, 1)
-        assert not running.done and not stage.actors[0].exited.done(), "it finishes what it has"
-        stage.actors[0].answer(last)
-        assert await running.result() == b"ok"
-        await until_async(stage.actors[0].exited.done)
-        await until_async(lambda: pool._replacing is None)
-        settled(pool, ledger)
-        assert pool.replaced == {"requests": 1} and pool.last_replacement is not None
-        assert pool.last_replacement.reason == "it has answered 3 requests (recycleAfterRequests: 3)"
-        assert pool.last_failure is None, "that is no failure"
-        await pool.close(0)
-
-    with caplog.at_level(logging.INFO):
-        run(scenario())
+    caplog.set_level(logging.INFO)
+    stage, ledger = Stage("ready", "hangs"), Ledger()
+    stage.handler_kind = "async"
+    pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=3))
+    await pool.scale(1)
+    old = pool.slots[0]
+    await serve(pool, stage, 0, ledger, 2)
+    pool.tick(time.monotonic())
+    assert stage.launched == 1
+    running = waiting(pool, ledger)
+    last = await stage.actors[0].batch()
+    await serve(pool, stage, 0, ledger, 1)
+    pool.tick(time.monotonic())
+    await until_async(lambda: len(stage.actors) == 2)
+    await serve(pool, stage, 0, ledger, 2)
+    assert pool.slots == [old] and old.ready, "it serves while the next one loads"
+    stage.actors[1].say(Ready({"handler_kind": "async"}))
+    await until_async(lambda: pool.slots[0] is not old)
+    assert pool.ready_count == 1 and pool.slots[0].id == old.id + 1
+    await serve(pool, stage, 1, ledger, 1)
+    assert not running.done and not stage.actors[0].exited.done(), "it finishes what it has"
+    stage.actors[0].answer(last)
+    assert await running.result() == b"ok"
+    await until_async(stage.actors[0].exited.done)
+    await until_async(lambda: pool._replacing is None)
+    settled(pool, ledger)
+    assert pool.replaced == {"requests": 1} and pool.last_replacement is not None
+    assert pool.last_replacement.reason == "it has answered 3 requests (recycleAfterRequests: 3)"
+    assert pool.last_failure is None, "that is no failure"
+    await pool.close(0)
     assert "Worker 9000 of m_1.0 is replaced: it has answered 3 requests (recycleAfterRequests: 3)." in caplog.text
 
 
@@ -193,27 +190,24 @@ async def test_only_one_of_many_workers_is_replaced_at_a_time() -> None:
     settled(pool, ledger)
 
 
-def test_a_worker_stays_while_the_next_one_does_not_start(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        stage, ledger, clock = Stage("ready", "fails", "hangs"), Ledger(), Skipping(0)
-        pool = pool_of(stage, clock, limits=WorkerLimits(requests=1))
-        await pool.scale(1)
-        await serve(pool, stage, 0, ledger, 1)
-        pool.tick(clock.now_s())
-        await until_async(lambda: stage.launched >= 2 and pool._replacing is None)
-        assert pool.ready_count == 1 and pool.replaced == {} and pool.load_failure is None
-        pool.tick(clock.now_s())
-        assert pool._replacing is None, "not at once again"
-        await serve(pool, stage, 0, ledger, 1)
-        stage.scenes = ["ready"]
-        pool.tick(clock.now_s() + REPLACE_AGAIN_S)
-        await until_async(lambda: pool.replaced == {"requests": 1})
-        await until_async(lambda: pool._replacing is None)
-        await pool.close(0)
-        settled(pool, ledger)
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
+async def test_a_worker_stays_while_the_next_one_does_not_start(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    stage, ledger, clock = Stage("ready", "fails", "hangs"), Ledger(), Skipping(0)
+    pool = pool_of(stage, clock, limits=WorkerLimits(requests=1))
+    await pool.scale(1)
+    await serve(pool, stage, 0, ledger, 1)
+    pool.tick(clock.now_s())
+    await until_async(lambda: stage.launched >= 2 and pool._replacing is None)
+    assert pool.ready_count == 1 and pool.replaced == {} and pool.load_failure is None
+    pool.tick(clock.now_s())
+    assert pool._replacing is None, "not at once again"
+    await serve(pool, stage, 0, ledger, 1)
+    stage.scenes = ["ready"]
+    pool.tick(clock.now_s() + REPLACE_AGAIN_S)
+    await until_async(lambda: pool.replaced == {"requests": 1})
+    await until_async(lambda: pool._replacing is None)
+    await pool.close(0)
+    settled(pool, ledger)
     assert "Worker 9000 of m_1.0 stays: the one after it did not start" in caplog.text
 
 
@@ -281,16 +275,13 @@ async def test_a_worker_that_loads_too_much_is_ended_while_it_loads() -> None:
     await pool.close(0)
 
 
-def test_a_soft_size_below_what_a_loaded_worker_needs_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        stage = Stage()
-        stage.memory = 30 << 20
-        pool = pool_of(stage, Skipping(), limits=WorkerLimits(memory_bytes=20 << 20))
-        await pool.scale(1)
-        pool.tick(time.monotonic())
-        assert pool._replacing is None
-        await pool.close(0)
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
+async def test_a_soft_size_below_what_a_loaded_worker_needs_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    stage = Stage()
+    stage.memory = 30 << 20
+    pool = pool_of(stage, Skipping(), limits=WorkerLimits(memory_bytes=20 << 20))
+    await pool.scale(1)
+    pool.tick(time.monotonic())
+    assert pool._replacing is None
+    await pool.close(0)
     assert "need 30 MiB once they have loaded: recycleAboveMemory of 20 MiB is ignored" in caplog.text

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stage import SYNTAX_ERROR, Actor, Skipping, Stage, pool_of, waiting
-from support import GUARD_S, run, until_async
+from support import GUARD_S, until_async
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Cancel, Input, Load, LoadFailed, Ready, encode_bytes
 from ts.runtime.handlers import NETWORK_HINT
@@ -151,19 +151,16 @@ async def test_a_worker_that_dies_whenever_it_is_ready_is_not_scaled() -> None:
     await pool.close(0)
 
 
-def test_the_same_traceback_is_logged_once_and_then_counted(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        stage, clock = Stage(*["fails"] * 6), Skipping(2)
-        pool = pool_of(stage, clock)
-        with pytest.raises(StartFailed):
-            await pool.scale(2)
-        await until_async(lambda: stage.lines.count(PROCESS_DIED) >= 6)
-        assert [line for line in stage.lines if line != PROCESS_DIED] == ["  m.py", "SyntaxError"]
-        assert stage.lines[0] == PROCESS_DIED, "TorchServe's line comes each time"
-        await pool.close(0)
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
+async def test_the_same_traceback_is_logged_once_and_then_counted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    stage, clock = Stage(*["fails"] * 6), Skipping(2)
+    pool = pool_of(stage, clock)
+    with pytest.raises(StartFailed):
+        await pool.scale(2)
+    await until_async(lambda: stage.lines.count(PROCESS_DIED) >= 6)
+    assert [line for line in stage.lines if line != PROCESS_DIED] == ["  m.py", "SyntaxError"]
+    assert stage.lines[0] == PROCESS_DIED, "TorchServe's line comes each time"
+    await pool.close(0)
     assert "same traceback as before, 4 times now" in caplog.text
 
 
@@ -197,74 +194,67 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [f"{level} {re.sub(r'[0-9.]+ seconds|timestamp: [0-9]{13}$', '…', text)}" for level, text in found]
 
 
-def test_alerts_find_torchserves_lines_for_a_worker_that_fails_to_load_and_recovers(
+async def test_alerts_find_torchserves_lines_for_a_worker_that_fails_to_load_and_recovers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        stage = Stage("fails", "fails", LaunchFailed("no memory"), "ready")
-        pool = pool_of(stage, Skipping())
-        with pytest.raises(StartFailed):
-            await pool.scale(1)
-        await until_async(lambda: "Auto recovery succeeded" in caplog.text)
-        assert said(caplog) == [
-            "INFO 9000 Worker disconnected. WORKER_STARTED",
-            f"INFO {DIED}, startupTimeout:{GUARD_S:g}sec",
-            "INFO Auto recovery start …",
-            "INFO Retry worker: 9000 in ….",
-            "WARNING Auto recovery failed again: Model couldn't be loaded: SyntaxError: invalid syntax (m.py, line 1)"
-            " (with the same traceback as before, 2 times now). Retry worker: 9000 in ….",
-            "ERROR Backend worker error\n"
-            "org.pytorch.serve.wlm.WorkerInitializationException: Failed start worker process",
-            "WARNING Auto recovery failed again",
-            "INFO Retry worker: 9000 in ….",
-            "INFO Auto recovery succeeded, reset recoveryStartTS",
-        ]
-        caplog.clear()
-        stage.actors[-1].end(-signal.SIGSEGV)
-        await until_async(lambda: "Auto recovery succeeded" in caplog.text)
-        assert said(caplog) == [
-            "INFO 9000 Worker disconnected. WORKER_MODEL_LOADED",
-            f"INFO {DIED}, responseTimeout:{GUARD_S:g}sec",
-            "INFO Auto recovery start …",
-            "INFO Retry worker: 9000 in ….",
-            "INFO Auto recovery succeeded, reset recoveryStartTS",
-        ]
-        caplog.clear()
-        await pool.close(0)
-        assert not said(caplog), "a worker that is asked to end is no failure"
-
-    with caplog.at_level(logging.INFO):
-        run(scenario())
+    caplog.set_level(logging.INFO)
+    stage = Stage("fails", "fails", LaunchFailed("no memory"), "ready")
+    pool = pool_of(stage, Skipping())
+    with pytest.raises(StartFailed):
+        await pool.scale(1)
+    await until_async(lambda: "Auto recovery succeeded" in caplog.text)
+    assert said(caplog) == [
+        "INFO 9000 Worker disconnected. WORKER_STARTED",
+        f"INFO {DIED}, startupTimeout:{GUARD_S:g}sec",
+        "INFO Auto recovery start …",
+        "INFO Retry worker: 9000 in ….",
+        "WARNING Auto recovery failed again: Model couldn't be loaded: SyntaxError: invalid syntax (m.py, line 1)"
+        " (with the same traceback as before, 2 times now). Retry worker: 9000 in ….",
+        "ERROR Backend worker error\norg.pytorch.serve.wlm.WorkerInitializationException: Failed start worker process",
+        "WARNING Auto recovery failed again",
+        "INFO Retry worker: 9000 in ….",
+        "INFO Auto recovery succeeded, reset recoveryStartTS",
+    ]
+    caplog.clear()
+    stage.actors[-1].end(-signal.SIGSEGV)
+    await until_async(lambda: "Auto recovery succeeded" in caplog.text)
+    assert said(caplog) == [
+        "INFO 9000 Worker disconnected. WORKER_MODEL_LOADED",
+        f"INFO {DIED}, responseTimeout:{GUARD_S:g}sec",
+        "INFO Auto recovery start …",
+        "INFO Retry worker: 9000 in ….",
+        "INFO Auto recovery succeeded, reset recoveryStartTS",
+    ]
+    caplog.clear()
+    await pool.close(0)
+    assert not said(caplog), "a worker that is asked to end is no failure"
 
 
 @pytest.mark.parametrize("loading", [True, False])
-def test_alerts_find_torchserves_lines_for_a_worker_that_does_not_answer(
+async def test_alerts_find_torchserves_lines_for_a_worker_that_does_not_answer(
     loading: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        stage = Stage("hangs", "ready") if loading else Stage("ready", "ready")
-        pool = pool_of(stage, Skipping())
-        if loading:
-            pool.plan = replace(pool.plan, startup_timeout_s=0.01)
-            with pytest.raises(StartFailed, match="startupTimeout"):
-                await pool.scale(1)
-            pool.plan = replace(pool.plan, startup_timeout_s=GUARD_S)
-        else:
+    caplog.set_level(logging.INFO)
+    stage = Stage("hangs", "ready") if loading else Stage("ready", "ready")
+    pool = pool_of(stage, Skipping())
+    if loading:
+        pool.plan = replace(pool.plan, startup_timeout_s=0.01)
+        with pytest.raises(StartFailed, match="startupTimeout"):
             await pool.scale(1)
-            waiting(pool)
-            await until_async(lambda: pool.slots[0].worker is not None and pool.slots[0].worker.busy)
-            pool.tick(time.monotonic() + 2 * GUARD_S)
-        await until_async(lambda: "Auto recovery succeeded" in caplog.text)
-        assert said(caplog)[:3] == [
-            f"INFO 9000 Worker disconnected. {'WORKER_STARTED' if loading else 'WORKER_MODEL_LOADED'}",
-            "ERROR Number or consecutive unsuccessful inference 1",
-            "ERROR Backend worker error\n"
-            "org.pytorch.serve.wlm.WorkerInitializationException: Backend worker did not respond in given time",
-        ]
-        await pool.close(0)
-
-    with caplog.at_level(logging.INFO):
-        run(scenario())
+        pool.plan = replace(pool.plan, startup_timeout_s=GUARD_S)
+    else:
+        await pool.scale(1)
+        waiting(pool)
+        await until_async(lambda: pool.slots[0].worker is not None and pool.slots[0].worker.busy)
+        pool.tick(time.monotonic() + 2 * GUARD_S)
+    await until_async(lambda: "Auto recovery succeeded" in caplog.text)
+    assert said(caplog)[:3] == [
+        f"INFO 9000 Worker disconnected. {'WORKER_STARTED' if loading else 'WORKER_MODEL_LOADED'}",
+        "ERROR Number or consecutive unsuccessful inference 1",
+        "ERROR Backend worker error\n"
+        "org.pytorch.serve.wlm.WorkerInitializationException: Backend worker did not respond in given time",
+    ]
+    await pool.close(0)
 
 
 # --- mistakes of the server's own, and cancellation
@@ -284,7 +274,7 @@ async def started(pool: Pool) -> Slot:
         pytest.param("connect", marks=pytest.mark.pure_form),  # it replaces a method of Connection
     ],
 )
-def test_a_mistake_anywhere_is_logged_and_the_worker_started_again(
+async def test_a_mistake_anywhere_is_logged_and_the_worker_started_again(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each step of a worker's life raises once."""
@@ -299,33 +289,30 @@ def test_a_mistake_anywhere_is_logged_and_the_worker_started_again(
 
         return replacement
 
-    async def scenario() -> None:
-        stage = Stage(RuntimeError("a mistake")) if where == "launch" else Stage()
-        pool = pool_of(stage, Skipping(), on_change=once(lambda: None) if where == "on_change" else lambda: None)
-        if where == "new_worker":
-            monkeypatch.setattr(pool, "new_worker", once(pool.new_worker))
-        elif where == "started":
-            monkeypatch.setattr(pool, "on_ready", once(pool.on_ready))
-        elif where == "connect":
-            monkeypatch.setattr("ts_frontend.workers.worker.Connection.push", once(Connection.push))
-        elif where == "put_back":
-            monkeypatch.setattr(Actor, "unbegun", once(Actor.unbegun))
-        elif where == "release":
-            release = once(lambda: None)
-            monkeypatch.setattr(Actor, "release", lambda actor: (actor.progress.close(), release()))
-        slot = await started(pool)
-        if where in ("put_back", "release"):
-            await until_async(lambda: slot.ready)
-            stage.actors[-1].end(-signal.SIGSEGV)
-            await until_async(lambda: not slot.ready)
-        lives = 1 if where in ("new_worker", "on_change") else 2
-        await until_async(lambda: slot.ready and stage.launched >= lives)
-        await pool.scale(1)
-        assert pool.load_failure is None and not pool.unavailable
-        await pool.close(0)
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
+    caplog.set_level(logging.WARNING)
+    stage = Stage(RuntimeError("a mistake")) if where == "launch" else Stage()
+    pool = pool_of(stage, Skipping(), on_change=once(lambda: None) if where == "on_change" else lambda: None)
+    if where == "new_worker":
+        monkeypatch.setattr(pool, "new_worker", once(pool.new_worker))
+    elif where == "started":
+        monkeypatch.setattr(pool, "on_ready", once(pool.on_ready))
+    elif where == "connect":
+        monkeypatch.setattr("ts_frontend.workers.worker.Connection.push", once(Connection.push))
+    elif where == "put_back":
+        monkeypatch.setattr(Actor, "unbegun", once(Actor.unbegun))
+    elif where == "release":
+        release = once(lambda: None)
+        monkeypatch.setattr(Actor, "release", lambda actor: (actor.progress.close(), release()))
+    slot = await started(pool)
+    if where in ("put_back", "release"):
+        await until_async(lambda: slot.ready)
+        stage.actors[-1].end(-signal.SIGSEGV)
+        await until_async(lambda: not slot.ready)
+    lives = 1 if where in ("new_worker", "on_change") else 2
+    await until_async(lambda: slot.ready and stage.launched >= lives)
+    await pool.scale(1)
+    assert pool.load_failure is None and not pool.unavailable
+    await pool.close(0)
     assert "a mistake" in caplog.text
     if where != "launch":  # that is a failure like others: its message says it
         assert raised and "Traceback" in caplog.text
@@ -380,25 +367,22 @@ async def test_retiring_at_any_step_of_a_start_leaves_nothing(scene: str, turns:
     assert all(actor.progress.closed for actor in stage.actors)
 
 
-def test_a_slot_whose_task_is_lost_is_given_up_and_everybody_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        stage = Stage("hangs")
-        pool = pool_of(stage, Skipping())
-        scaling = asyncio.create_task(pool.scale(1))
-        await until_async(lambda: stage.actors)
-        job = waiting(pool)
-        pool.slots[0]._task.cancel()
-        with pytest.raises(StartFailed, match="not started again"):
-            await scaling
-        with pytest.raises(Exception, match="could be kept running"):
-            await job.result()
-        assert pool.unavailable
-        await pool.scale(1)
-        assert pool.ready_count == 1, "a scale call makes a new one"
-        await pool.close(0)
-
-    with caplog.at_level(logging.ERROR):
-        run(scenario())
+async def test_a_slot_whose_task_is_lost_is_given_up_and_everybody_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    stage = Stage("hangs")
+    pool = pool_of(stage, Skipping())
+    scaling = asyncio.create_task(pool.scale(1))
+    await until_async(lambda: stage.actors)
+    job = waiting(pool)
+    pool.slots[0]._task.cancel()
+    with pytest.raises(StartFailed, match="not started again"):
+        await scaling
+    with pytest.raises(Exception, match="could be kept running"):
+        await job.result()
+    assert pool.unavailable
+    await pool.scale(1)
+    assert pool.ready_count == 1, "a scale call makes a new one"
+    await pool.close(0)
     assert "is not started again" in caplog.text
 
 
@@ -412,30 +396,26 @@ async def test_a_start_that_has_failed_for_too_long_is_given_up() -> None:
     await pool.close(0)
 
 
-def test_orphans_are_looked_for_again_after_a_look_that_failed(
+async def test_orphans_are_looked_for_again_after_a_look_that_failed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     looks: list[int] = []
     again = asyncio.Event()
+    caplog.set_level(logging.ERROR)
+    loop = asyncio.get_running_loop()
 
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
+    def reap(before: orphans.Zombies) -> orphans.Zombies:
+        looks.append(1)
+        if len(looks) == 1:
+            raise OSError("no /proc")
+        loop.call_soon_threadsafe(again.set)
+        return frozenset()
 
-        def reap(before: orphans.Zombies) -> orphans.Zombies:
-            looks.append(1)
-            if len(looks) == 1:
-                raise OSError("no /proc")
-            loop.call_soon_threadsafe(again.set)
-            return frozenset()
-
-        monkeypatch.setattr(orphans, "reap", reap)
-        task = asyncio.create_task(orphans.reap_orphans(0.001))
-        await again.wait()
-        task.cancel()
-        await asyncio.wait({task})
-
-    with caplog.at_level(logging.ERROR):
-        run(scenario())
+    monkeypatch.setattr(orphans, "reap", reap)
+    task = asyncio.create_task(orphans.reap_orphans(0.001))
+    await again.wait()
+    task.cancel()
+    await asyncio.wait({task})
     assert "no /proc" in caplog.text
 
 
@@ -525,21 +505,18 @@ async def test_workers_on_the_cpu_share_the_cores_among_as_many_as_there_are_whe
         ({}, Device(), f"pid {1 << 30})"),
     ],
 )
-def test_the_log_says_with_how_many_threads_a_worker_computes(
+async def test_the_log_says_with_how_many_threads_a_worker_computes(
     caplog: pytest.LogCaptureFixture, info: dict[str, Any], device: Device, said: str
 ) -> None:
-    async def scenario() -> None:
-        stage = Stage("hangs")
-        stage.device = device
-        pool = pool_of(stage, Skipping())
-        scaling = asyncio.create_task(pool.scale(1))
-        await until_async(lambda: bool(stage.actors))
-        stage.actors[0].say(Ready({"handler_kind": "blocking", **info}))
-        await scaling
-        await pool.close(0)
-
-    with caplog.at_level(logging.INFO, "ts_frontend"):
-        run(scenario())
+    caplog.set_level(logging.INFO, "ts_frontend")
+    stage = Stage("hangs")
+    stage.device = device
+    pool = pool_of(stage, Skipping())
+    scaling = asyncio.create_task(pool.scale(1))
+    await until_async(lambda: bool(stage.actors))
+    stage.actors[0].say(Ready({"handler_kind": "blocking", **info}))
+    await scaling
+    await pool.close(0)
     assert f"is ready (pid {1 << 30}" in caplog.text and said in caplog.text
 
 
