@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from google.protobuf import descriptor_pool
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHIMS = "worker/ts/compat/shims/"
@@ -339,17 +338,6 @@ def test_packages_import_one_way() -> None:
         for part in free:
             del left[part]
     assert not left, f"these packages import each other, or a ring: {sorted(left)}"
-
-
-def test_descriptors_stay_out_of_the_default_pool() -> None:
-    """Another client library may bring files of the same names and packages into this process."""
-    from ts_frontend.protos import inference_pb2, management_pb2
-
-    assert inference_pb2.DESCRIPTOR.pool is management_pb2.DESCRIPTOR.pool
-    assert inference_pb2.DESCRIPTOR.pool is not descriptor_pool.Default()
-    for name in (inference_pb2.DESCRIPTOR.name, management_pb2.DESCRIPTOR.name):
-        with pytest.raises(KeyError):
-            descriptor_pool.Default().FindFileByName(name)
 
 
 def test_the_drawing_of_the_packages_is_up_to_date() -> None:
