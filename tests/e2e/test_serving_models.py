@@ -70,10 +70,6 @@ def test_the_documented_streaming_handler_streams(start, write):
     assert server.predict("seed", {}) == b"intermediate_response" * 3 + b"hello world "
 
 
-def test_a_stream_of_a_handler_that_does_not_stream_is_its_one_answer(shared):
-    assert shared.stream("probe", {"op": "echo", "value": "all of it"}) == [b"all of it"]
-
-
 def test_scaling_under_load_loses_no_request(start, tmp_path):
     server = start()
     server.register("probe")
@@ -126,29 +122,6 @@ def test_versions_live_side_by_side_and_the_default_can_be_moved(start, write):
         grpc.StatusCode.NOT_FOUND,
         "Model not found: pair. Models here: none.",
     )
-
-
-@pytest.mark.parametrize(
-    ("method", "request_value", "code", "words"),
-    [
-        ("register", "nowhere.mar", grpc.StatusCode.NOT_FOUND, "Model not found at: nowhere.mar"),
-        ("register", "../probe", grpc.StatusCode.NOT_FOUND, "Relative path is not allowed in url: ../probe"),
-        (
-            "register",
-            "probe",
-            grpc.StatusCode.ALREADY_EXISTS,
-            "Model version 1.0 is already registered for model probe",
-        ),
-        ("register", "https://example.com/x.mar", grpc.StatusCode.NOT_FOUND, "allowed_urls"),
-        ("describe", "nobody", grpc.StatusCode.NOT_FOUND, "Model not found: nobody"),
-        ("unregister", "nobody", grpc.StatusCode.NOT_FOUND, "Model not found: nobody"),
-    ],
-)
-def test_management_refuses_with_the_right_status_and_torchserves_sentence(shared, method, request_value, code, words):
-    with pytest.raises(grpc.RpcError) as refused:
-        getattr(shared, method)(request_value)
-    assert refused.value.code() is code and words in refused.value.details()
-    assert "org.pytorch" not in refused.value.details()
 
 
 def test_a_request_without_a_worker_or_model_or_version_is_refused_at_once(start):
