@@ -125,6 +125,12 @@ def test_eager_models_are_in_evaluation_mode_and_answers_have_no_gradients(files
     assert handler.inference(torch.zeros(1, 4)).is_inference()
 
 
+def test_device_is_the_cpu_without_a_gpu_id(files: Path) -> None:
+    handler = loaded(files, serializedFile="script.pt")
+    assert handler.get_device() == torch.device("cpu")
+    assert handler.map_location == "cpu"
+
+
 def test_pickled_objects_are_refused_with_the_way_out(files: Path) -> None:
     with pytest.raises(ModelFileError, match=r"(?s)whole\.pt holds Python objects.*weights_only: false"):
         loaded(files, modelFile="tiny_net.py", serializedFile="whole.pt")

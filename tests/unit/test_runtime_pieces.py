@@ -306,6 +306,28 @@ def test_callers_are_told_the_cause_or_where_it_is(explains):
     assert pushed(ledger) == [Failed(1, 503, told, True, "lines" if explains else ""), Failed(2, 404, "no such user")]
 
 
+# --- kinds
+
+
+def test_kinds_of_handlers():
+    def blocking(data, context): ...
+
+    def generator(data, context):
+        yield
+
+    async def coroutine(data, context): ...
+
+    async def async_generator(data, context):
+        yield
+
+    class Object:
+        def __call__(self, data, context):
+            yield
+
+    found = [handlers.kind_of(one) for one in (blocking, generator, coroutine, async_generator, Object(), max)]
+    assert found == ["blocking", "generator", "async", "async", "generator", "blocking"]
+
+
 # --- context
 
 
