@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ import hypothesis
 import pytest
 
 from left_behind import end_with_this_process
-from support import one_before_the_others
+from support import one_before_the_others, run
 
 end_with_this_process()
 
@@ -162,6 +163,16 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine, with the `run_test` of its module if it has one."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    getattr(pyfuncitem.module, "run_test", run)(pyfuncitem.obj(**wanted))
+    return True
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -192,14 +192,3 @@ def waiting(pool: Pool, ledger: Ledger | None = None, **more: Any) -> Job:
     job = Job(ledger or Ledger(), [Input("data", "", b"x")], request_id="r", **more)
     pool.queue.put(job)
     return job
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    """Nothing of it may be left when it ends."""
-
-    async def whole() -> None:
-        await asyncio.wait_for(scenario, GUARD_S)
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not left, left
-
-    asyncio.run(whole())

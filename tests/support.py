@@ -10,11 +10,11 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -60,6 +60,17 @@ async def until_async(look: Callable[[], Found], message: object = "", *, timeou
         looks += 1
         await asyncio.sleep(0 if looks < LOOKS_AT_ONCE else SHORT_PAUSE_S)
     return found
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    """In a loop of its own, where no task of it may be left when it ends. Tests that are coroutines run so."""
+
+    async def whole() -> None:
+        await asyncio.wait_for(scenario, GUARD_S)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, left
+
+    asyncio.run(whole())
 
 
 @contextmanager

@@ -22,7 +22,11 @@ def named(root: Path, page: str) -> list[tuple[str, str]]:
 
 
 def functions(path: Path) -> set[str]:
-    return {one.name for one in ast.walk(ast.parse(path.read_text())) if isinstance(one, ast.FunctionDef)}
+    return {
+        one.name
+        for one in ast.walk(ast.parse(path.read_text()))
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
 
 
 @pytest.mark.parametrize("page", ["security.md", "reliability.md"])

@@ -158,6 +158,17 @@ class Serving:
         assert self._started and self.port("http_management"), self.log
         return self
 
+    def __enter__(self) -> Serving:
+        """Waits for its start; its end comes with the end of the block."""
+        try:
+            return self.wait_started()
+        except BaseException:
+            self.terminate()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.terminate()
+
     def wait_for_log(self, text: str, count: int = 1) -> None:
         """Returns when `text` has been logged `count` times."""
         with self._changed:
@@ -351,12 +362,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     store.mkdir()
     write_model(store, "probe", ARCHIVES / "probe" / "handler.py")
     write_model(store, "generating", ARCHIVES / "generating" / "handler.py", config="batchSize: 4\n")
-    server = Serving(directory, store, {}, ["--ncs"])
-    try:
-        server.wait_started().register("probe")
+    with Serving(directory, store, {}, ["--ncs"]) as server:
+        server.register("probe")
         yield server
-    finally:
-        server.terminate()
 
 
 @pytest.fixture(scope="session")
@@ -371,14 +379,10 @@ def server_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Abstrac
         store.mkdir()
         for name, (source, config) in models.items():
             write_model(store, name, source, config=config)
-        server = Serving(directory, store, settings, ["--ncs"])
-        try:
-            server.wait_started()
+        with Serving(directory, store, settings, ["--ncs"]) as server:
             for name in models:
                 server.register(name)
             yield server
-        finally:
-            server.terminate()
 
     return running
 

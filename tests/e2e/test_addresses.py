@@ -130,11 +130,8 @@ def secured(serving: Any, pki: Path, tmp_path_factory: pytest.TempPathFactory) -
         management_address="https://localhost:0",
         enable_grpc_ssl="true",
     )
-    server = serving(directory, directory / "store", settings, list(MODELS))
-    try:
-        yield server.wait_started()
-    finally:
-        server.terminate()
+    with serving(directory, directory / "store", settings, list(MODELS)) as server:
+        yield server
 
 
 def test_predictions_and_management_over_https(secured: Any, pki: Path) -> None:
@@ -338,14 +335,11 @@ def test_a_key_store_is_converted_by_the_command_of_the_refusal(
                               start_new_session=True)  # fmt: skip
         assert done.returncode == 0, done.stderr
     files = {"certificate_file": folder / "cert.pem", "private_key_file": folder / "key.pem"}
-    server = serving(
+    with serving(
         folder, folder / "store", {"inference_address": "https://127.0.0.1:0", **store, **files}, ["--ncs"]
-    )
-    try:
+    ) as server:
         context = ssl.create_default_context(cafile=str(folder / "cert.pem"))
-        assert ask(server.wait_started().port("http_inference"), "GET", "/ping", context=context)[0] == 200
-    finally:
-        server.terminate()
+        assert ask(server.port("http_inference"), "GET", "/ping", context=context)[0] == 200
 
 
 # --- Unix sockets, IPv6

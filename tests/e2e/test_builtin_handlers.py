@@ -103,30 +103,32 @@ def add_eager(store: Path, name: str, handler: str, net: Any, config: str = "") 
     return folder
 
 
+def add_labels(folder: Path) -> Path:
+    (folder / "index_to_name.json").write_text(json.dumps({str(at): ["n", label] for at, label in enumerate(LABELS)}))
+    return folder
+
+
 def add_classifiers(store: Path, net: Any) -> None:
-    """One network as weights, TorchScript, an exported program and ONNX; and with a handler that overlaps its steps."""
-    example = (torch.zeros(2, 3, 224, 224),)
-    folders = [add_eager(store, "eager", "image_classifier", net, "batchSize: 4\nmaxBatchDelay: 2000\n")]
+    """One network as weights and as TorchScript; and with a handler that overlaps its steps."""
+    add_labels(add_eager(store, "eager", "image_classifier", net, "batchSize: 4\nmaxBatchDelay: 2000\n"))
+    folder = add_labels(add(store, "scripted", "image_classifier", serializedFile="net.pt"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, file in (("scripted", "net.pt"), ("exported", "net.pt2"), ("onnx", "net.onnx")):
-            folders.append(add(store, name, "image_classifier", serializedFile=file))
-            if name == "scripted":
-                torch.jit.script(net).save(folders[-1] / file)
-            elif name == "exported":
-                many = {"images": {0: torch.export.Dim("n")}}
-                torch.export.save(torch.export.export(net, example, dynamic_shapes=many), folders[-1] / file)
-            else:
-                torch.onnx.export(
-                    net, example, folders[-1] / file, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "n"}}
-                )
+        torch.jit.script(net).save(folder / "net.pt")
     config = "batchSize: 4\nmaxBatchDelay: 2000\nmicro_batching: {micro_batch_size: 3, parallelism: {preprocess: 2}}\n"
-    folders.append(add_eager(store, "overlapped", "handler.py", net, config))
-    (folders[-1] / "handler.py").write_text(OVERLAPPED)
-    for folder in folders:
-        (folder / "index_to_name.json").write_text(
-            json.dumps({str(at): ["n", label] for at, label in enumerate(LABELS)})
-        )
+    (add_labels(add_eager(store, "overlapped", "handler.py", net, config)) / "handler.py").write_text(OVERLAPPED)
+
+
+def add_exported_classifiers(store: Path, net: Any) -> None:
+    """The same network as an exported program and as ONNX, which take seconds to make."""
+    example = (torch.zeros(2, 3, 224, 224),)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        folder = add_labels(add(store, "exported", "image_classifier", serializedFile="net.pt2"))
+        many = {"images": {0: torch.export.Dim("n")}}
+        torch.export.save(torch.export.export(net, example, dynamic_shapes=many), folder / "net.pt2")
+        file = add_labels(add(store, "onnx", "image_classifier", serializedFile="net.onnx")) / "net.onnx"
+        torch.onnx.export(net, example, file, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "n"}})
 
 
 class Nets(NamedTuple):
@@ -173,14 +175,18 @@ def models(nets: Nets, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(models: Path, serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     settings = {"max_response_size": 50_000_000, "preload_torch": "true", "lone_requests_wait": "true"}
-    server = serving(tmp_path_factory.mktemp("served"), models, settings, ["--ncs"])
-    try:
-        server.wait_started()
+    with serving(tmp_path_factory.mktemp("served"), models, settings, ["--ncs"]) as server:
         for model in sorted(path.name for path in models.iterdir()):
             server.register(model)
         yield server
-    finally:
-        server.terminate()
+
+
+@pytest.fixture(scope="module")
+def exported(served: Any, models: Path, nets: Nets) -> None:
+    """The server has the other forms of the classifier, too."""
+    add_exported_classifiers(models, nets.classifier)
+    for model in ("exported", "onnx"):
+        served.register(model)
 
 
 # --- what must come out, without the code under test
@@ -230,6 +236,7 @@ def same(found: dict[str, float], expected: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("model", ["eager", "scripted", "exported", "onnx", "overlapped"])
 @pytest.mark.parametrize("name", ["china.jpg", "flower.jpg"])
+@pytest.mark.usefixtures("exported")
 @pytest.mark.long
 def test_the_five_best_are_those_of_the_same_weights(served: Any, nets: Nets, model: str, name: str) -> None:
     file = photo(name)

@@ -29,11 +29,10 @@ def handle(data, context):
 def console(serving: Any, model_writer: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     directory = tmp_path_factory.mktemp("console")
     model_writer(directory / "store", "m", HANDLER)
-    server = serving(directory, directory / "store", {"default_workers_per_model": 1}, ["--ncs", "--models", "m"])
-    try:
-        yield server.wait_started()
-    finally:
-        server.terminate()
+    with serving(
+        directory, directory / "store", {"default_workers_per_model": 1}, ["--ncs", "--models", "m"]
+    ) as server:
+        yield server
 
 
 def ask(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, str, bytes]:
@@ -140,27 +139,22 @@ def test_readers_do_not_hold_up_the_end_of_the_server(
 ) -> None:
     model_writer(tmp_path / "store", "m", HANDLER)
     settings = {"drain_timeout_s": 2 * GUARD_S}
-    server = serving(tmp_path, tmp_path / "store", settings, ["--ncs"])
-    try:
-        watching = Watching(server.wait_started().port("http_management"))
+    with serving(tmp_path, tmp_path / "store", settings, ["--ncs"]) as server:
+        watching = Watching(server.port("http_management"))
         watching.until("sample", lambda value: True)
         server.process.send_signal(signal.SIGTERM)
         for _ in watching:  # until its end
             pass
         watching.close()
         until(lambda: server.process.poll() is not None, "the server has ended, long before its time was up")
-    finally:
-        server.terminate()
 
 
 def test_it_can_be_switched_off(serving: Any, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
-    server = serving(tmp_path, tmp_path / "store", {"enable_console": "false", "enable_docs_url": "false"}, ["--ncs"])
-    try:
-        server.wait_started()
+    with serving(
+        tmp_path, tmp_path / "store", {"enable_console": "false", "enable_docs_url": "false"}, ["--ncs"]
+    ) as server:
         for api in ("http_management", "http_inference"):
             for path in ("/", "/console", "/console/main.js", "/console/events", "/docs"):
                 assert ask(server.port(api), "GET", path, accept="text/html")[0] in (404, 405), path
         assert ask(server.port("http_management"), "GET", "/models")[0] == 200
-    finally:
-        server.terminate()

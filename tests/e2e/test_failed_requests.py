@@ -162,15 +162,12 @@ def server(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]
         "max_response_size": 250_000,
         "request_body_timeout_s": BODY_WAIT_S,
     }
-    found = serving(directory, store, settings, []).wait_started()
-    try:
+    with serving(directory, store, settings, []) as found:
         for model in ("whole", "stream", "full", "late", "mortal", "hung"):
             found.register(model)
         found.register("idle", initial_workers=0)
         found.alive = Alive(directory / str(found.process.pid))
         yield found
-    finally:
-        found.terminate()
 
 
 def body(ask: str) -> bytes:

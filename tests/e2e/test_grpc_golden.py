@@ -204,17 +204,13 @@ def played(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
             archive.write(GOLDEN / "handlers" / f"{name}_handler.py", "handler.py")
             model = {"modelName": name, "handler": "handler.py", "modelVersion": "1.0"}
             archive.writestr("MAR-INF/MANIFEST.json", json.dumps({"runtime": "python", "model": model}))
-    server = serving(directory, store, {}, ["--ncs"])
-    try:
-        server.wait_started()
-        with (
-            grpc.insecure_channel(server.inference) as inference,
-            grpc.insecure_channel(server.management) as management,
-        ):
-            stubs = Stubs(server, inference, management)
-            yield {name: call(stubs) for name, call in CALLS.items()}
-    finally:
-        server.terminate()
+    with (
+        serving(directory, store, {}, ["--ncs"]) as server,
+        grpc.insecure_channel(server.inference) as inference,
+        grpc.insecure_channel(server.management) as management,
+    ):
+        stubs = Stubs(server, inference, management)
+        yield {name: call(stubs) for name, call in CALLS.items()}
 
 
 @pytest.mark.parametrize("name", CALLS)

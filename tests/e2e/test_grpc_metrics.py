@@ -67,14 +67,9 @@ def served(
     store = directory / "store"
     store.mkdir()
     model_writer(store, "words", WORDS)
-    settings: dict[str, object] = {"grpc_metrics": "true"}
-    server = serving(directory, store, settings, ["--ncs", "--models", "words"])
-    try:
-        server.wait_started()
+    with serving(directory, store, {"grpc_metrics": "true"}, ["--ncs", "--models", "words"]) as server:
         server.wait_for_log("http_metrics listens")
         yield server
-    finally:
-        server.terminate()
 
 
 @pytest.fixture

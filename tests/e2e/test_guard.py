@@ -145,11 +145,8 @@ def open_server(tmp_path_factory: Any, serving: Any, model_writer: Any, probe_ha
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: Any, serving: Any, model_writer: Any, probe_handler: Path) -> Iterator[Any]:
-    server = open_server(tmp_path_factory, serving, model_writer, probe_handler)
-    try:
-        yield server.wait_started()
-    finally:
-        server.terminate()
+    with open_server(tmp_path_factory, serving, model_writer, probe_handler) as server:
+        yield server
 
 
 def state(server: Any) -> list[tuple[int, bytes]]:
@@ -351,7 +348,7 @@ def test_a_shared_listener_and_a_named_host(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
-    server = open_server(
+    with open_server(
         *(tmp_path_factory, serving, model_writer, probe_handler),
         inference_address=address,
         management_address=address,
@@ -359,9 +356,7 @@ def test_a_shared_listener_and_a_named_host(
         allowed_hosts="models.example.org, .inner.example.org, 10.1.2.3",
         cors_allowed_origin="https://app.example.org",
         grpc_metrics="true",
-    )
-    try:
-        server.wait_started()
+    ) as server:
         before = state_of_one(port)
         for row, method in GUARDED:
             for headers in FOREIGN:
@@ -386,8 +381,6 @@ def test_a_shared_listener_and_a_named_host(
         assert ask(port, "PUT", "/models/probe/1.0/set-default", app | {"Host": "evil.example"})[0] == 403
         asked = app | {"Access-Control-Request-Method": "POST"}
         assert ask(port, "OPTIONS", "/v2/logging", asked)[0] == 200
-    finally:
-        server.terminate()
 
 
 def state_of_one(port: int) -> list[tuple[int, bytes]]:
@@ -401,15 +394,13 @@ def test_listeners_that_other_machines_reach(
     refused in any case."""
     for allowed, status in ((None, 200), ("models.example.org", 403), ("*", 200)):
         more: dict[str, Any] = {} if allowed is None else {"allowed_hosts": allowed}
-        server = open_server(
+        with open_server(
             *(tmp_path_factory, serving, model_writer, probe_handler),
             inference_address="http://0.0.0.0:0",
             management_address="http://0.0.0.0:0",
             disable_token_authorization="true",
             **more,
-        )
-        try:
-            server.wait_started()
+        ) as server:
             port = server.port("http_management")
             assert ask(port, "GET", "/models", {"Host": "any.example"})[0] == status
             for host in ("127.0.0.1", "localhost", "0.0.0.0", socket.gethostname(), "models.example.org"):
@@ -418,20 +409,16 @@ def test_listeners_that_other_machines_reach(
             for headers in FOREIGN:
                 assert ask(inference, "POST", "/v2/logging", headers, b"{}")[0] == 403
                 assert ask(port, "DELETE", "/models/probe", headers)[0] == 403
-        finally:
-            server.terminate()
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_unix_sockets(tmp_path_factory: Any, serving: Any, model_writer: Any, probe_handler: Path) -> None:
     """Any name may be there, as clients make one up; for foreign pages something would have to forward them."""
     path = tmp_path_factory.mktemp("s") / "s"
-    server = open_server(
+    with open_server(
         *(tmp_path_factory, serving, model_writer, probe_handler),
         inference_address=f"unix:{path}",
-    )
-    try:
-        server.wait_started()
+    ):
 
         def call(*more: str) -> str:
             command = ["curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", "--unix-socket", str(path), *more]
@@ -443,8 +430,6 @@ def test_unix_sockets(tmp_path_factory: Any, serving: Any, model_writer: Any, pr
         for own, status in (("http://localhost", "200"), ("http://evil.example", "403")):
             assert call(*shown, "-H", f"Origin: {own}", f"{own}/predictions/probe") == status
             assert call(*shown, "-H", f"Origin: {own}", f"{own}/v2/logging") == "403"
-    finally:
-        server.terminate()
 
 
 def test_an_upgrade_to_http_2_is_not_taken(guarded: Any) -> None:

@@ -404,20 +404,6 @@ def both(server: Any, path: str, bodies: list[object]) -> list[Answer]:
         return list(pool.map(lambda text: call(server, path, text, content_type="application/json"), texts))
 
 
-def test_body_envelope(opened: Open) -> None:
-    server = opened(service_envelope="body")
-    answers = both(server, "/predictions/doubler2", [3, {"data": 4}])
-    assert [answer.json() for answer in answers] == [6, 8]
-    assert call(server, "/predictions/doubler", b"ab", content_type="text/plain").body == b"abab"
-
-
-def test_json_envelope(opened: Open) -> None:
-    server = opened(service_envelope="json")
-    answers = both(server, "/predictions/doubler2", [{"instances": [1, 2, 3]}, {"instances": [{"b64": "YQ=="}]}])
-    assert [answer.json() for answer in answers] == [{"predictions": [2, 4, 6]}, {"predictions": ["aa"]}]
-    assert answers[0].body == b'{"predictions": [2, 4, 6]}'
-
-
 def test_kserve_envelope(opened: Open) -> None:
     server = opened(service_envelope="kserve")
     answers = both(server, "/v1/models/doubler2:predict", [{"instances": [{"data": 5}]}, {"instances": [[1, 2], 3]}])

@@ -90,13 +90,10 @@ def server(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
         (model / "handler.py").write_text(HANDLER)
         described = {"modelName": name, "handler": "handler.py", "modelVersion": "1.0"}
         (model / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"runtime": "python", "model": described}))
-    server = serving(directory, directory / "store", {}, ["--ncs"])
-    try:
-        server.wait_started().register("one")
+    with serving(directory, directory / "store", {}, ["--ncs"]) as server:
+        server.register("one")
         server.register("other")
         yield server
-    finally:
-        server.terminate()
 
 
 def begin(server: Any, ask: dict[str, Any], **headers: str) -> http.client.HTTPConnection:

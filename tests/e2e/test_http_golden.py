@@ -377,18 +377,14 @@ def played(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
     picture = image()
     part = b'--B\r\nContent-Disposition: form-data; name="data"; filename="a.png"\r\n\r\n' + picture + b"\r\n--B--\r\n"
     bodies = {"113": picture, "114": part}
-    server = serving(
+    with serving(
         directory, directory / "store", {"allowed_urls": "file://.*|http(s)?://.*", "preload_torch": "true"}, ["--ncs"]
-    )
-    try:
-        server.wait_started()
+    ) as server:
         answers = {}
         for name in MAIN:
             before(server, name)
             answers[name] = perform(server, name, bodies.get(name))
         yield answers
-    finally:
-        server.terminate()
 
 
 def masked(value: Any) -> Any:

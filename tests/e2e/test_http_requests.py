@@ -49,12 +49,9 @@ def probed(serving: Any, directory: Path, **settings: object) -> Iterator[Any]:
     (model / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
     (directory / "outside.mar").write_text("not for the server")
     settings |= {"max_request_size": LIMIT_BYTES, "arriving_bytes_max": ARRIVING_BYTES_MAX}
-    server = serving(directory, directory / "store", settings, ["--ncs"])
-    try:
-        server.wait_started().register("probe")
+    with serving(directory, directory / "store", settings, ["--ncs"]) as server:
+        server.register("probe")
         yield server
-    finally:
-        server.terminate()
 
 
 @pytest.fixture(scope="module")

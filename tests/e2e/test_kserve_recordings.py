@@ -44,17 +44,13 @@ BODIES = {
 def played(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]) -> Iterator[dict[str, Any]]:
     directory = tmp_path_factory.mktemp("kserve")
     (directory / "main.py").write_text((DATA / "programs" / "recorded_sums.txt").read_text())
-    server = serving(directory, None, {"kserve_mode": "true"}, ["--ncs", "--program", "main.py"])
-    try:
-        server.wait_started()
+    with serving(directory, None, {"kserve_mode": "true"}, ["--ncs", "--program", "main.py"]) as server:
         server.wait_for_log("of sums_1.0 is ready")
         player = exchanges.Player(server.http.removeprefix("http://"), server.inference)
         try:
             yield {call["name"]: player.play(call) for call in CALLS}
         finally:
             player.close()
-    finally:
-        server.terminate()
 
 
 def code(answer: dict[str, Any]) -> Any:

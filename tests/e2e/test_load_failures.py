@@ -45,16 +45,13 @@ def flag_and_server(
     store, flag = directory / "store", directory / "flag"
     store.mkdir()
     model_writer(store, "m", HANDLER.format(flag=str(flag)))
-    server = serving(directory, store, {}, ["--ncs"])
-    try:
-        server.wait_started().register("m", initial_workers=2, synchronous=False)
+    with serving(directory, store, {}, ["--ncs"]) as server:
+        server.register("m", initial_workers=2, synchronous=False)
         deadline_s = time.monotonic() + GUARD_S
         while "loadFailure" not in server.describe("m"):
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
         yield flag, server
-    finally:
-        server.terminate()
 
 
 @pytest.fixture
@@ -242,15 +239,12 @@ def others(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     words = ["--ncs", "--models", "kserved,aissembled,raising,unready", "--model-repository", str(repository)]
-    server = serving(directory, store, {"default_workers_per_model": 1}, words)
-    try:
-        (pid,) = until(lambda: server.wait_started().worker_pids("triton"))
+    with serving(directory, store, {"default_workers_per_model": 1}, words) as server:
+        (pid,) = until(lambda: server.worker_pids("triton"))
         (directory / "flag").touch()
         os.kill(pid, signal.SIGKILL)
         until(lambda: all("loadFailure" in server.describe(name) for name in OTHERS), lambda: server.log)
         yield server
-    finally:
-        server.terminate()
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -50,16 +50,13 @@ def operated(serving: Any, model_writer: Callable[..., str], tmp_path_factory: p
     directory = tmp_path_factory.mktemp("operating")
     model_writer(directory / "store", "quick", HANDLER)
     model_writer(directory / "store", "stream", STREAM)
-    server = serving(
+    with serving(
         directory,
         directory / "store",
         {"default_workers_per_model": 1, "access_log_timing": "true"},
         ["--ncs", "--models", "quick,stream"],
-    )
-    try:
-        yield server.wait_started()
-    finally:
-        server.terminate()
+    ) as server:
+        yield server
 
 
 def posted(server: Any, path: str, headers: dict[str, str]) -> tuple[http.client.HTTPResponse, bytes]:

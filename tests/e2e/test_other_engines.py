@@ -48,12 +48,9 @@ def served(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
     add(store, "onnx", "base_handler", serializedFile="net.onnx")
     (store / "onnx" / "net.onnx").touch()
     (store / "onnx" / "onnxruntime.py").write_text("raise ImportError('not here')\n")
-    server = serving(tmp_path_factory.mktemp("server"), store, {"preload_torch": "true"}, ["--ncs"])
-    try:
-        server.wait_started().register("llm")
+    with serving(tmp_path_factory.mktemp("server"), store, {"preload_torch": "true"}, ["--ncs"]) as server:
+        server.register("llm")
         yield server
-    finally:
-        server.terminate()
 
 
 def ask(server: Any, path: str, body: object) -> tuple[int, str, bytes]:

@@ -24,7 +24,6 @@ import pytest
 
 from e2e.conftest import Serving, write_model
 from support import GUARD_S, free_port, module_of, until
-from ts_frontend.workers.cluster.launcher import AVOID_S
 
 pytestmark = [
     pytest.mark.slow,
@@ -92,11 +91,8 @@ def serving(
     for name, config in models.items():
         write_model(store, name, handler, config=config)
     settings: dict[str, object] = {"ray_address": address, **more}
-    server = Serving(directory, store, settings, ["--ncs", "--models", *models, *names])
-    try:
-        yield server.wait_started()
-    finally:
-        server.terminate()
+    with Serving(directory, store, settings, ["--ncs", "--models", *models, *names]) as server:
+        yield server
 
 
 def workers(server: Serving, *names: str) -> list[dict[str, Any]]:
@@ -263,26 +259,6 @@ def test_a_worker_is_placed_again_before_ray_notices_the_death(tmp_path: Path, p
             until(over, lambda: (workers(server, "one"), server.log))
             print(f"placed again {again_s:.1f} s after the kill{placement}; Ray noticed it after {noticed_s:.1f} s")
             assert again_s < noticed_s
-
-
-def test_a_worker_whose_actor_alone_has_died_gets_its_place_back(tmp_path: Path) -> None:
-    """Ray tells of such a death at once: a node that lives isn't avoided, on which alone the worker may be."""
-    config = {"one": "minWorkers: 1\nmaxWorkers: 1\nray: {labels: {zone: a}}\n"}
-    with clusters() as cluster:
-        cluster.add_node(num_cpus=2)
-        home = cluster.add_node(num_cpus=2, labels={"zone": "a"})
-        with serving(tmp_path, cluster.address, config) as server:
-            assert placed(server, 1, "one") == [home]
-            pid = server.describe("one")["workers"][0]["pid"]
-            begun_s = time.monotonic()
-            actor = psutil.Process(pid).parent()
-            assert actor is not None
-            actor.kill()
-            until(lambda: nodes(server, "one") and server.describe("one")["workers"][0]["pid"] != pid)
-            again_s = time.monotonic() - begun_s
-            print(f"placed again {again_s:.1f} s after the actor's end")
-            assert nodes(server, "one") == [home]
-            assert again_s < AVOID_S
 
 
 #: A stream that notes why it has ended, calls that take as long as their request says, and lines and metrics of both.

@@ -34,11 +34,8 @@ def server(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
     directory = tmp_path_factory.mktemp("resting")
     (directory / "store").mkdir()
     limits = {"arriving_bytes_max": HEADS_MAX * 75_000}
-    found = serving(directory, directory / "store", limits, ["--ncs"])
-    try:
-        yield found.wait_started()
-    finally:
-        found.terminate()
+    with serving(directory, directory / "store", limits, ["--ncs"]) as found:
+        yield found
 
 
 class Streams:

@@ -40,24 +40,6 @@ def status_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     return failure.value.code(), failure.value.details()
 
 
-@pytest.mark.parametrize(
-    ("request_value", "code", "words"),
-    [
-        ({"op": "raise"}, grpc.StatusCode.INTERNAL, "Prediction failed"),
-        ({"op": "refuse"}, grpc.StatusCode.NOT_FOUND, "not today"),
-        ({"op": "item_fails"}, grpc.StatusCode.INVALID_ARGUMENT, "this one only"),
-        ({"op": "too_few"}, grpc.StatusCode.INTERNAL, "number of batch response mismatched"),
-        ({"op": "set"}, grpc.StatusCode.INTERNAL, "Unsupported model output data type."),
-        ({"op": "exit", "code": 7}, grpc.StatusCode.UNAVAILABLE, "exit code 7"),
-    ],
-    ids=lambda value: value.get("op") if isinstance(value, dict) else None,
-)
-def test_a_handler_that_fails_fails_its_request_and_nothing_else(shared, request_value, code, words):
-    got, details = status_of(lambda: shared.predict("probe", request_value))
-    assert got is code and words in details and "Exception" not in details
-    assert shared.predict("probe", {"op": "echo", "value": "next"}) == b"next"
-
-
 def test_callers_of_a_dead_worker_are_told_when_to_ask_again(shared):
     """In the trailers, and in the status of StreamPredictions2; the delay is a google.rpc.RetryInfo."""
     request = request_for({"op": "exit", "code": 9})
@@ -129,18 +111,6 @@ def test_a_request_that_died_with_its_worker_is_found_in_the_log(shared):
 def test_the_reason_of_a_workers_end_is_in_describe(shared):
     status_of(lambda: shared.predict("probe", {"op": "exit", "code": 5}))
     assert "exit code 5" in shared.describe("probe")["lastWorkerFailure"]["reason"]
-
-
-def test_a_handler_that_hangs_is_killed_and_replaced(start, write, probe_handler, tmp_path):
-    write("hanging", probe_handler, config="responseTimeout: 1\nminWorkers: 1\n")
-    server = start()
-    server.register("hanging")
-    begun = str(tmp_path / "begun")
-    code, details = status_of(
-        lambda: server.predict("hanging", {"op": "hold", "begun": begun, "release": str(tmp_path / "never")})
-    )
-    assert code is grpc.StatusCode.INTERNAL and "Worker died." in details and "responseTimeout" in details
-    assert server.predict("hanging", {"op": "echo"}) == b"ok"
 
 
 STANDSTILL_S = 3.0
@@ -281,15 +251,6 @@ def test_health_tells_at_once_when_a_model_has_no_worker_and_when_it_has_one_aga
         assert next(watch).status == NOT_SERVING
         assert next(watch).status == SERVING
         watch.cancel()
-
-
-def test_a_model_that_fails_to_load_says_why_and_leaves_nothing_behind(start):
-    server = start()
-    code, details = status_of(lambda: server.register("failing"))
-    assert code is grpc.StatusCode.INTERNAL
-    assert "Failed to start workers for model failing version: 1.0" in details
-    assert "the weights are of another model" in details
-    assert status_of(lambda: server.describe("failing"))[0] is grpc.StatusCode.NOT_FOUND
 
 
 def test_a_model_that_never_finishes_loading_is_given_up_after_its_startup_timeout(start):

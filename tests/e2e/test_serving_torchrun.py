@@ -83,12 +83,9 @@ def team(serving, write_to, tmp_path_factory):
     (directory / "store").mkdir()
     config = f"parallelType: tp\ndeviceType: cpu\nresponseTimeout: 50\ntorchrun:\n  nproc-per-node: {COUNT}\n"
     write_to(directory / "store", "together", TOGETHER, config=config)
-    server = serving(directory, directory / "store", {}, ["--ncs"])
-    try:
-        server.wait_started().register("together")
+    with serving(directory, directory / "store", {}, ["--ncs"]) as server:
+        server.register("together")
         yield server
-    finally:
-        server.terminate()
 
 
 def request_for(name: str, row: dict[str, object]) -> PredictionsRequest:

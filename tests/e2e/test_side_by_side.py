@@ -96,17 +96,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(directory: Path, serving: Callable[..., Any]) -> Iterator[Any]:
     (directory / "scaling.py").write_text((PROGRAMS / "handler_program.txt").read_text())
-    server = serving(
+    with serving(
         directory,
         directory / "store",
         {"default_workers_per_model": 1, "ts_open_inference_protocol": "oip"},
         ["--ncs", "--model-repository", str(directory / "repository"), "--program", "scaling.py --times=3"]
         + ["--models", "readme", "sum", "reversed.mar"],
-    )
-    try:
-        yield server.wait_started()
-    finally:
-        server.terminate()
+    ) as server:
+        yield server
 
 
 def over_grpc(served: Any, name: str) -> dict[str, list[Any]]:
@@ -250,18 +247,15 @@ def test_models_without_torch_do_not_wait_for_its_import(
         both = TWO.partition("models = ")[2].partition("\n")[0]
         (store / name / "main.py").write_text(text.replace(both, f'[Named("{name}")]'))
     (tmp_path / "two.py").write_text(hidden)
-    server = serving(
+    with serving(
         tmp_path,
         store,
         {"default_workers_per_model": 1, "preload_torch": "true"},
         ["--ncs", "--model-repository", str(directory / "repository"), "--program", "two.py"]
         + ["--models", "sum", "named=seen", "run", "assumed=guessed"],
-    )
-    try:
+    ) as server:
         names = ["first", "second", "upper", "sum", "named", "run", "assumed"]
-        server.wait_started().wait_for_log("is ready (pid", len(names))
+        server.wait_for_log("is ready (pid", len(names))
         assert {name: has_torch(server, name) for name in names} == dict.fromkeys(names, False) | {"assumed": True}
         server.register("seen", model_name="registered")
         assert not has_torch(server, "registered")
-    finally:
-        server.terminate()

@@ -73,11 +73,8 @@ def server(tmp_path: Path, serving: Callable[..., Any], model_writer: Callable[.
     store.mkdir()
     for name, (source, config) in MODELS.items():
         model_writer(store, name, source, config=config)
-    found = serving(tmp_path, store, {"metrics_mode": "prometheus", "max_response_size": 200_000}, ["--ncs"])
-    try:
-        yield found.wait_started()
-    finally:
-        found.terminate()
+    with serving(tmp_path, store, {"metrics_mode": "prometheus", "max_response_size": 200_000}, ["--ncs"]) as found:
+        yield found
 
 
 def tensor_request(model: str) -> pb.ModelInferRequest:

@@ -86,13 +86,9 @@ def mounted(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "default_workers_per_model": 1,
         "env": {"TS_API_TOKEN": "the-api-key"},
     }
-    one = serving(directory, fill(directory), settings, ["--ncs", "--models", "probe"])
-    try:
-        one.wait_started()
+    with serving(directory, fill(directory), settings, ["--ncs", "--models", "probe"]) as one:
         until(lambda: status(one, "inference", "/predictions/probe", FIRST["inference"]) == 200)
         yield one
-    finally:
-        one.terminate()
 
 
 @pytest.fixture

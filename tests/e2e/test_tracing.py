@@ -135,13 +135,9 @@ def served(
         env |= {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_SERVICE_NAME": "tested"}
     else:
         settings["otlp_endpoint"] = url
-    server = serving(directory, store, settings, ["--ncs", "--models", "probe"])
-    try:
-        server.wait_started()
+    with serving(directory, store, settings, ["--ncs", "--models", "probe"]) as server:
         server.collector = collector
         yield server
-    finally:
-        server.terminate()
 
 
 @pytest.fixture

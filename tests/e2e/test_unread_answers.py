@@ -41,11 +41,8 @@ def server(serving: Any, write_to: Any, tmp_path_factory: pytest.TempPathFactory
     write_to(directory / "store", "small", SMALL)
     settings = {"unread_bytes_max": UNREAD_BYTES_MAX, "job_queue_size": 1000}
     settings |= {"write_timeout_s": 4, "default_workers_per_model": 1}
-    found = serving(directory, directory / "store", settings, ["--ncs", "--models", "large", "small"])
-    try:
-        yield found.wait_started()
-    finally:
-        found.terminate()
+    with serving(directory, directory / "store", settings, ["--ncs", "--models", "large", "small"]) as found:
+        yield found
 
 
 def asked(port: int, kind: str) -> socket.socket:

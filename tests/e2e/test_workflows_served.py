@@ -117,13 +117,10 @@ def served(serving: Any, wars: Path, tmp_path_factory: pytest.TempPathFactory) -
     models.mkdir()
     for archive in wars.glob("*.mar"):
         (models / archive.name).write_bytes(archive.read_bytes())
-    server = serving(
+    with serving(
         directory, models, {"extract_files_max": 20, "preload_torch": "true"}, ["--ncs", "--workflow-store", str(own)]
-    )
-    try:
-        yield server.wait_started()
-    finally:
-        server.terminate()
+    ) as server:
+        yield server
 
 
 def call(server: Any, api: str, method: str, target: str, body: bytes = b"", kind: str = "") -> tuple[int, bytes]:
@@ -276,15 +273,11 @@ def test_a_workflow_that_cannot_come_back_is_set_aside(lives: Lives) -> None:
 
 
 def test_without_the_model_api(serving: Any, tmp_path: Path, wars: Path) -> None:
-    server = serving(tmp_path, wars, {"enable_model_api": "false"}, ["--ncs"])
-    try:
-        server.wait_started()
+    with serving(tmp_path, wars, {"enable_model_api": "false"}, ["--ncs"]) as server:
         for method, target in (("POST", "/workflows?url=branches.war"), ("DELETE", "/workflows/x")):
             status, answer = manage(server, method, target)
             assert (status, answer["type"]) == (405, "MethodNotAllowedException")
         assert manage(server, "GET", "/workflows") == (200, {"workflows": []})
-    finally:
-        server.terminate()
 
 
 def test_an_archive_over_the_limits(served: Any) -> None:

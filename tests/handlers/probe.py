@@ -13,7 +13,6 @@ import time
 
 from ts.context import RequestCancelled
 from ts.handler_utils.utils import send_intermediate_predict_response
-from ts.utils.util import PredictionException
 
 seen = {"loads": 0, "calls": 0, "cancelled": 0, "generator_closed": 0}
 
@@ -47,15 +46,6 @@ def op_value(ask, row, idx, context):
     return ask["value"]
 
 
-def op_of_type(ask, row, idx, context):
-    kinds = {"bytes": b"\x00\xff", "bytearray": bytearray(b"ab"), "memoryview": memoryview(b"cd"), "set": {1}}
-    if ask["type"] == "tensor":
-        import torch
-
-        return torch.arange(3)
-    return kinds[ask["type"]]
-
-
 def op_status(ask, row, idx, context):
     context.set_response_status(ask["code"], ask["phrase"], idx)
     context.set_response_header(idx, "x-idx", str(idx))
@@ -64,30 +54,9 @@ def op_status(ask, row, idx, context):
 
 def op_raise(ask, row, idx, context):
     raise {
-        "prediction": PredictionException("too long", 413),
         "value": ValueError("boom"),
-        "memory": MemoryError(),
-        "cuda": RuntimeError("CUDA error: pretend"),
         "exit": SystemExit(7),
-        "base": BaseException("odd"),
     }[ask["kind"]]
-
-
-class Silent(Exception):
-    def __str__(self):
-        raise RuntimeError("no text")
-
-
-def op_silent_error(ask, row, idx, context):
-    raise Silent
-
-
-def op_odd_code(ask, row, idx, context):
-    raise PredictionException("odd", "seven")
-
-
-def op_odd_text(ask, row, idx, context):
-    raise PredictionException("\udcff", 400)
 
 
 def op_bad_status(ask, row, idx, context):
@@ -101,27 +70,9 @@ def op_huge_phrase(ask, row, idx, context):
 
 
 def op_many_headers(ask, row, idx, context):
-    for number in range(ask.get("count", 70_000)):
+    for number in range(70_000):
         context.set_response_header(idx, f"x-{number}", "1")
     return "never seen"
-
-
-def op_late_headers(ask, row, idx, context):
-    """As the head of a first piece that is sent while the handler runs."""
-    op_many_headers(ask, row, idx, context)
-    try:
-        send_intermediate_predict_response(["piece"], context.request_ids, "ok", 200, context)
-    except ValueError as error:
-        return f"told: {error}"
-
-
-def op_bad_header(ask, row, idx, context):
-    context.set_response_header(idx, "x-number", 7)
-    return "a number as a header's value becomes text"
-
-
-def op_error_element(ask, row, idx, context):
-    return PredictionException("only me", 422)
 
 
 def op_die(ask, row, idx, context):
@@ -176,12 +127,6 @@ def op_until_cancelled(ask, row, idx, context):
     while not context.is_cancelled(idx):
         time.sleep(0.001)
     return f"cancelled: {context.cancelled}"
-
-
-def op_until_file(ask, row, idx, context):
-    while not os.path.exists(ask["path"]):
-        time.sleep(0.001)
-    return "the file is there"
 
 
 def op_time_left(ask, row, idx, context):
@@ -260,10 +205,6 @@ def handle(data, context):
     seen["calls"] += 1
     asks = [row.get("body") or {"op": "describe"} for row in data]
     first = asks[0]
-    if first["op"] == "not_list":
-        return "text"
-    if first["op"] == "wrong_length":
-        return ["one too many"] * (len(data) + 1)
     if first["op"] == "generate":
         return generator(first)
     if first["op"] == "describe":

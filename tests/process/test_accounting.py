@@ -54,15 +54,10 @@ def test_a_run_with_every_required_test_passes_and_counts_what_was_skipped(tmp_p
     assert "skipped 1: no engine b here" in done.stdout
 
 
-def test_a_required_test_that_is_skipped_fails_the_run(tmp_path: Path, root: Path) -> None:
-    done = run(tmp_path, root, "test_sample.py")
+def test_required_tests_that_are_skipped_or_missing_fail_the_run(tmp_path: Path, root: Path) -> None:
+    done = run(tmp_path, root, "test_sample.py\ntest_sample.py::test_renamed")
     assert done.returncode == 6, done.stdout
     assert "test_sample.py::test_skips_one[b]: skipped" in done.stdout
-
-
-def test_a_required_test_that_is_missing_fails_the_run(tmp_path: Path, root: Path) -> None:
-    done = run(tmp_path, root, "test_sample.py::test_renamed")
-    assert done.returncode == 6, done.stdout
     assert "test_sample.py::test_renamed: no such test was run" in done.stdout
 
 

@@ -113,11 +113,6 @@ def test_every_form_answers_the_same(files: Path, form: dict[str, Any]) -> None:
     torch.testing.assert_close(answers, expected(files), rtol=1e-5, atol=1e-6)
 
 
-def test_batch_size_of_an_exported_model_is_free(files: Path) -> None:
-    handler = loaded(files, serializedFile="program.pt2")
-    assert len(handler.handle(ROWS * 5, handler.context)) == 10
-
-
 def test_a_model_file_without_weights(files: Path) -> None:
     torch.manual_seed(7)
     handler = loaded(files, modelFile="tiny_net.py")
@@ -330,11 +325,6 @@ def test_a_compiled_model_answers_the_same(files: Path) -> None:
     handler = loaded(files, config, modelFile="tiny_net.py", serializedFile="net.pt")
     assert type(handler.model).__name__ == "OptimizedModule"
     torch.testing.assert_close(handler.handle(ROWS, handler.context), expected(files), rtol=1e-5, atol=1e-6)
-
-
-def test_compile_switched_off(files: Path) -> None:
-    config = {"pt2": {"compile": {"enable": False, "backend": "eager"}}}
-    assert type(loaded(files, config, modelFile="tiny_net.py").model).__name__ == "TinyNet"
 
 
 @pytest.mark.parametrize(

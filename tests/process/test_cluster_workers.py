@@ -22,7 +22,6 @@ import psutil
 import pytest
 
 from cluster_stage import PlayedCluster, certificates
-from stage import run
 from support import GUARD_S, until, until_async
 from ts.protocol.frames import Input
 from ts.protocol.progress import NOTE, PROGRESS_BYTES
@@ -119,75 +118,65 @@ async def first_worker(pool: Pool) -> tuple[Slot, Worker]:
     return slot, slot.worker
 
 
-def test_a_worker_elsewhere_is_a_worker_like_any_other(model: Path, pems: dict[str, str]) -> None:
-    async def scenario() -> None:
-        async with PlayedCluster(model, pems) as cluster:
-            pool = cluster.pool
-            slot, worker = await first_worker(pool)
-            assert await answer(ask(pool, "hello")) == "HELLO"
-            large = "x" * 700_000
-            assert await answer(ask(pool, large)) == large, "in many records, both ways"
-            assert worker.node == {"id": "node1", "address": "10.0.0.1", "host": "h"}
-            assert worker.pids == [], "its process id means nothing here"
-            assert worker.spent == {}
-            await until_async(lambda: worker.memory_bytes)
-            await until_async(lambda: f"stdout: loaded in {model}" in cluster.lines)
-            job = ask(pool, "exit")
-            with pytest.raises(WorkerDied, match="exit code 3"):
-                await job.result()
-            await until_async(lambda: pool.ready_count and slot.worker is not worker)
-            assert await answer(ask(pool, "again")) == "AGAIN"
-
-    run(scenario())
+async def test_a_worker_elsewhere_is_a_worker_like_any_other(model: Path, pems: dict[str, str]) -> None:
+    async with PlayedCluster(model, pems) as cluster:
+        pool = cluster.pool
+        slot, worker = await first_worker(pool)
+        assert await answer(ask(pool, "hello")) == "HELLO"
+        large = "x" * 700_000
+        assert await answer(ask(pool, large)) == large, "in many records, both ways"
+        assert worker.node == {"id": "node1", "address": "10.0.0.1", "host": "h"}
+        assert worker.pids == [], "its process id means nothing here"
+        assert worker.spent == {}
+        await until_async(lambda: worker.memory_bytes)
+        await until_async(lambda: f"stdout: loaded in {model}" in cluster.lines)
+        job = ask(pool, "exit")
+        with pytest.raises(WorkerDied, match="exit code 3"):
+            await job.result()
+        await until_async(lambda: pool.ready_count and slot.worker is not worker)
+        assert await answer(ask(pool, "again")) == "AGAIN"
 
 
-def test_a_dead_node_gives_back_what_it_had_not_begun(
+async def test_a_dead_node_gives_back_what_it_had_not_begun(
     model: Path, pems: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with PlayedCluster(model, pems) as cluster:
-            pool = cluster.pool
-            slot, worker = await first_worker(pool)
-            for word in ("a", "b", "c", "d"):
-                await ask(pool, word).result()  # it counts as quick: more is sent ahead
-            hanging = ask(pool, "hang")
-            begun = model / "begun.txt"
-            await until_async(lambda: "hang" in begun.read_text())
-            ahead = [ask(pool, word) for word in ("e", "f")]
-            cluster.bridge.end(1)
-            with pytest.raises(WorkerDied, match=r"The connection to its node 10\.0\.0\.1 \(node1\) ended"):
-                await hanging.result()
-            assert [await answer(job) for job in ahead] == ["E", "F"]
-            assert begun.read_text().split() == ["a", "b", "c", "d", "hang", "e", "f"], "nothing ran twice"
-            assert pool.last_failure is not None and "10.0.0.1 (node1)" in pool.last_failure.reason
-            assert slot.worker is not None and slot.worker.node["id"] == "node2", "elsewhere"
-            assert [order["id"] for order in cluster.bridge.orders if order["order"] == "place"] == [1, 2]
-
-    run(scenario())
+    async with PlayedCluster(model, pems) as cluster:
+        pool = cluster.pool
+        slot, worker = await first_worker(pool)
+        for word in ("a", "b", "c", "d"):
+            await ask(pool, word).result()  # it counts as quick: more is sent ahead
+        hanging = ask(pool, "hang")
+        begun = model / "begun.txt"
+        await until_async(lambda: "hang" in begun.read_text())
+        ahead = [ask(pool, word) for word in ("e", "f")]
+        cluster.bridge.end(1)
+        with pytest.raises(WorkerDied, match=r"The connection to its node 10\.0\.0\.1 \(node1\) ended"):
+            await hanging.result()
+        assert [await answer(job) for job in ahead] == ["E", "F"]
+        assert begun.read_text().split() == ["a", "b", "c", "d", "hang", "e", "f"], "nothing ran twice"
+        assert pool.last_failure is not None and "10.0.0.1 (node1)" in pool.last_failure.reason
+        assert slot.worker is not None and slot.worker.node["id"] == "node2", "elsewhere"
+        assert [order["id"] for order in cluster.bridge.orders if order["order"] == "place"] == [1, 2]
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 @pytest.mark.pure_form
-def test_a_request_whose_note_was_sent_but_whose_handler_was_not_called_runs_elsewhere(
+async def test_a_request_whose_note_was_sent_but_whose_handler_was_not_called_runs_elsewhere(
     model: Path, pems: dict[str, str]
 ) -> None:
     """The agent reports the worker's own record."""
     (model / "handler.py").write_text(DIES + HANDLER)
-
-    async def scenario() -> None:
-        async with PlayedCluster(model, pems) as cluster:
-            await first_worker(cluster.pool)
-            assert await answer(ask(cluster.pool, "first")) == "FIRST"
-            (model / "die").touch()
-            assert await answer(ask(cluster.pool, "second")) == "SECOND"
-            assert (model / "begun.txt").read_text().split() == ["first", "second"]
-            assert cluster.pool.last_failure is not None, "a worker has died meanwhile"
-
-    run(scenario())
+    async with PlayedCluster(model, pems) as cluster:
+        await first_worker(cluster.pool)
+        assert await answer(ask(cluster.pool, "first")) == "FIRST"
+        (model / "die").touch()
+        assert await answer(ask(cluster.pool, "second")) == "SECOND"
+        assert (model / "begun.txt").read_text().split() == ["first", "second"]
+        assert cluster.pool.last_failure is not None, "a worker has died meanwhile"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems report each note")
-def test_the_notes_of_begun_batches_do_not_wake_the_server(
+async def test_the_notes_of_begun_batches_do_not_wake_the_server(
     model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
@@ -199,15 +188,11 @@ def test_the_notes_of_begun_batches_do_not_wake_the_server(
         read(incoming)
 
     monkeypatch.setattr(remote._Incoming, "_readable", counted)
-
-    async def scenario() -> None:
-        async with PlayedCluster(model, pems) as cluster:
-            pool = cluster.pool
-            await pool.scale(1)
-            for number in range(500):
-                assert await answer(ask(pool, f"r{number}")) == f"R{number}"
-
-    run(scenario())
+    async with PlayedCluster(model, pems) as cluster:
+        pool = cluster.pool
+        await pool.scale(1)
+        for number in range(500):
+            assert await answer(ask(pool, f"r{number}")) == f"R{number}"
     assert 0 < looks < 50, "500 notes of 30 bytes, read 4096 bytes at a time"
 
 
@@ -244,66 +229,55 @@ def test_a_worker_whose_notes_nobody_reads_waits_before_it_calls_its_handler(pem
     worker.close()
 
 
-def test_a_process_that_a_handler_forks_keeps_none_of_its_connections(model: Path, pems: dict[str, str]) -> None:
+async def test_a_process_that_a_handler_forks_keeps_none_of_its_connections(model: Path, pems: dict[str, str]) -> None:
     """It may outlive its parent, whose end the server would then not see."""
     (model / "handler.py").write_text(FORKS)
-
-    async def scenario() -> None:
-        async with PlayedCluster(model, pems) as cluster:
-            _, worker = await first_worker(cluster.pool)
-            child = psutil.Process(int(await answer(ask(cluster.pool, "fork"))))
-            process = worker.process
-            assert process is not None
-            try:
-                assert len(psutil.Process(process.pid).net_connections("tcp")) == 2, "its requests, and its notes"
-                assert child.net_connections("tcp") == []
-            finally:
-                child.kill()
-
-    run(scenario())
+    async with PlayedCluster(model, pems) as cluster:
+        _, worker = await first_worker(cluster.pool)
+        child = psutil.Process(int(await answer(ask(cluster.pool, "fork"))))
+        process = worker.process
+        assert process is not None
+        try:
+            assert len(psutil.Process(process.pid).net_connections("tcp")) == 2, "its requests, and its notes"
+            assert child.net_connections("tcp") == []
+        finally:
+            child.kill()
 
 
-def test_a_node_of_which_only_an_actor_has_died_is_not_avoided(model: Path, pems: dict[str, str]) -> None:
-    async def scenario() -> None:
-        async with PlayedCluster(model, pems) as cluster:
-            pool = cluster.pool
-            slot, worker = await first_worker(pool)
-            assert worker.node["id"] == "node1"
-            cluster.bridge.end(1)
-            await until_async(cluster.launcher._avoided)
-            cluster.bridge.on_worker_ended(1, "The actor died: its process was killed", True)
-            await until_async(lambda: pool.ready_count and slot.worker is not worker)
-            assert slot.worker is not None and slot.worker.node["id"] == "node1", "Ray says that it lives"
-            assert pool.last_failure is not None and "its process was killed" in pool.last_failure.reason
-
-    run(scenario())
+async def test_a_node_of_which_only_an_actor_has_died_is_not_avoided(model: Path, pems: dict[str, str]) -> None:
+    async with PlayedCluster(model, pems) as cluster:
+        pool = cluster.pool
+        slot, worker = await first_worker(pool)
+        assert worker.node["id"] == "node1"
+        cluster.bridge.end(1)
+        await until_async(cluster.launcher._avoided)
+        cluster.bridge.on_worker_ended(1, "The actor died: its process was killed", True)
+        await until_async(lambda: pool.ready_count and slot.worker is not worker)
+        assert slot.worker is not None and slot.worker.node["id"] == "node1", "Ray says that it lives"
+        assert pool.last_failure is not None and "its process was killed" in pool.last_failure.reason
 
 
-def test_a_node_that_starts_no_worker_is_passed_over(
+async def test_a_node_that_starts_no_worker_is_passed_over(
     model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that doesn't come from the node of its spare process gets one on another node, and then any node."""
     monkeypatch.setattr(launcher, "SPARE_S", 0.1)
+    async with PlayedCluster(model, pems) as cluster:
+        bridge = cluster.bridge
+        bridge.port = 7
+        cluster.launcher._spares = spares = Spares()
+        spares.told(bridge.state.nodes, -NEW_S)
+        bridge.tell()
+        bridge.room = False  # no actor is started, although the nodes that are told have room
+        assert len(spares.due(bridge.state.nodes, [ClusterRequest()], {}, 0.0)) == 2
+        scaling = asyncio.create_task(cluster.pool.scale(1))
 
-    async def scenario() -> None:
-        async with PlayedCluster(model, pems) as cluster:
-            bridge = cluster.bridge
-            bridge.port = 7
-            cluster.launcher._spares = spares = Spares()
-            spares.told(bridge.state.nodes, -NEW_S)
-            bridge.tell()
-            bridge.room = False  # no actor is started, although the nodes that are told have room
-            assert len(spares.due(bridge.state.nodes, [ClusterRequest()], {}, 0.0)) == 2
-            scaling = asyncio.create_task(cluster.pool.scale(1))
+        def placed() -> list[str]:
+            return [order["node"] for order in bridge.orders if order["order"] == "place"]
 
-            def placed() -> list[str]:
-                return [order["node"] for order in bridge.orders if order["order"] == "place"]
-
-            await until_async(lambda: placed() == ["node1", "node2", ""])
-            bridge.carry_out(next(order for order in reversed(bridge.orders) if order["order"] == "place"))
-            await scaling
-
-    run(scenario())
+        await until_async(lambda: placed() == ["node1", "node2", ""])
+        bridge.carry_out(next(order for order in reversed(bridge.orders) if order["order"] == "place"))
+        await scaling
 
 
 async def played_ray(cluster: PlayedCluster) -> tuple[asyncio.Server, list[asyncio.StreamWriter]]:
@@ -317,227 +291,197 @@ async def played_ray(cluster: PlayedCluster) -> tuple[asyncio.Server, list[async
 
 
 @pytest.mark.parametrize("already", [True, False])
-def test_a_node_whose_ray_has_ended_has_died(
+async def test_a_node_whose_ray_has_ended_has_died(
     model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch, already: bool
 ) -> None:
     """Ray's reason isn't waited for. `already`: its process there ended before the worker, or after it. The server
     has one connection to that process."""
     monkeypatch.setattr(remote, "REASON_S_MAX", 2 * GUARD_S)
-
-    async def scenario() -> None:
-        async with PlayedCluster(model, pems) as cluster:
-            pool = cluster.pool
-            ray, asking = await played_ray(cluster)
-            slot, worker = await first_worker(pool)
-            await until_async(lambda: asking)  # the server watches it
-            assert worker.process is not None
-            if already:
-                os.kill(cluster.bridge.actors[1].pid, signal.SIGSTOP)  # it can't end the worker, as it is told to
-                ray.close()
-                asking[0].close()
-                await until_async(lambda: cluster.launcher._ended_nodes)
-                cluster.bridge.end(1)
-            else:
-                cluster.bridge.end(1)
-                await until_async(cluster.launcher._avoided)
-                assert not worker.process.exited.done(), "only its actor may have died, of which Ray would tell"
-                ray.close()
-                asking[0].close()
-            await until_async(lambda: pool.ready_count and slot.worker is not worker)
-            assert slot.worker is not None and slot.worker.node["id"] == "node2"
-            assert pool.last_failure is not None
-            assert "Ray has ended on its node 10.0.0.1 (node1)" in pool.last_failure.reason
-            assert len(asking) == 1
-            for writer in asking:
-                writer.close()
-
-    run(scenario())
+    async with PlayedCluster(model, pems) as cluster:
+        pool = cluster.pool
+        ray, asking = await played_ray(cluster)
+        slot, worker = await first_worker(pool)
+        await until_async(lambda: asking)  # the server watches it
+        assert worker.process is not None
+        if already:
+            os.kill(cluster.bridge.actors[1].pid, signal.SIGSTOP)  # it can't end the worker, as it is told to
+            ray.close()
+            asking[0].close()
+            await until_async(lambda: cluster.launcher._ended_nodes)
+            cluster.bridge.end(1)
+        else:
+            cluster.bridge.end(1)
+            await until_async(cluster.launcher._avoided)
+            assert not worker.process.exited.done(), "only its actor may have died, of which Ray would tell"
+            ray.close()
+            asking[0].close()
+        await until_async(lambda: pool.ready_count and slot.worker is not worker)
+        assert slot.worker is not None and slot.worker.node["id"] == "node2"
+        assert pool.last_failure is not None
+        assert "Ray has ended on its node 10.0.0.1 (node1)" in pool.last_failure.reason
+        assert len(asking) == 1
+        for writer in asking:
+            writer.close()
 
 
-def test_a_worker_whose_node_has_lost_its_ray_is_replaced_before_it_dies(model: Path, pems: dict[str, str]) -> None:
+async def test_a_worker_whose_node_has_lost_its_ray_is_replaced_before_it_dies(
+    model: Path, pems: dict[str, str]
+) -> None:
     """Ray's other processes notice that only later, and end the worker."""
-
-    async def scenario() -> None:
-        async with PlayedCluster(model, pems) as cluster:
-            pool = cluster.pool
-            ray, asking = await played_ray(cluster)
-            slot, worker = await first_worker(pool)
-            await until_async(lambda: asking)
-            for word in ("a", "b", "c", "d"):
-                await ask(pool, word).result()  # it counts as quick: more is sent ahead
-            hanging = ask(pool, "hang")
-            await until_async(lambda: "hang" in (model / "begun.txt").read_text())
-            ahead = ask(pool, "e")
-            ray.close()
-            asking[0].close()
-            with pytest.raises(WorkerDied, match=r"Ray has ended on its node 10\.0\.0\.1 \(node1\)") as died:
-                await hanging.result()
-            assert died.value.http_status == 500, "no lack of memory, although its agent killed it"
-            assert await answer(ahead) == "E"
-            assert slot.worker is not worker and slot.worker is not None and slot.worker.node["id"] == "node2"
-            for writer in asking:
-                writer.close()
-
-    run(scenario())
+    async with PlayedCluster(model, pems) as cluster:
+        pool = cluster.pool
+        ray, asking = await played_ray(cluster)
+        slot, worker = await first_worker(pool)
+        await until_async(lambda: asking)
+        for word in ("a", "b", "c", "d"):
+            await ask(pool, word).result()  # it counts as quick: more is sent ahead
+        hanging = ask(pool, "hang")
+        await until_async(lambda: "hang" in (model / "begun.txt").read_text())
+        ahead = ask(pool, "e")
+        ray.close()
+        asking[0].close()
+        with pytest.raises(WorkerDied, match=r"Ray has ended on its node 10\.0\.0\.1 \(node1\)") as died:
+            await hanging.result()
+        assert died.value.http_status == 500, "no lack of memory, although its agent killed it"
+        assert await answer(ahead) == "E"
+        assert slot.worker is not worker and slot.worker is not None and slot.worker.node["id"] == "node2"
+        for writer in asking:
+            writer.close()
 
 
-def test_a_node_whose_ray_has_ended_gets_no_worker_even_if_it_had_none(model: Path, pems: dict[str, str]) -> None:
-    async def scenario() -> None:
-        async with PlayedCluster(model, pems) as cluster:
-            ray, asking = await played_ray(cluster)
-            await until_async(lambda: asking)
-            ray.close()
-            asking[0].close()
-            await until_async(lambda: cluster.launcher._suspects)
-            await first_worker(cluster.pool)
-            assert cluster.bridge.orders[-1]["avoid"] == ["node1"]
-
-    run(scenario())
+async def test_a_node_whose_ray_has_ended_gets_no_worker_even_if_it_had_none(model: Path, pems: dict[str, str]) -> None:
+    async with PlayedCluster(model, pems) as cluster:
+        ray, asking = await played_ray(cluster)
+        await until_async(lambda: asking)
+        ray.close()
+        asking[0].close()
+        await until_async(lambda: cluster.launcher._suspects)
+        await first_worker(cluster.pool)
+        assert cluster.bridge.orders[-1]["avoid"] == ["node1"]
 
 
-def test_the_end_of_a_process_is_seen_only_where_its_port_refuses() -> None:
-    async def scenario() -> None:
-        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        assert not await ended("127.0.0.1", port), "it listens still: it only wants no silent connections"
-        server.close()
-        assert not await ended("127.0.0.1", port), "it may never have been reachable"
-
-    run(scenario())
+async def test_the_end_of_a_process_is_seen_only_where_its_port_refuses() -> None:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    assert not await ended("127.0.0.1", port), "it listens still: it only wants no silent connections"
+    server.close()
+    assert not await ended("127.0.0.1", port), "it may never have been reachable"
 
 
-def test_nodes_with_room_have_a_process_for_the_next_worker(
+async def test_nodes_with_room_have_a_process_for_the_next_worker(
     model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ts_frontend.workers.cluster.spares.APART_S", 0.0)
+    async with PlayedCluster(model, pems) as cluster:
+        bridge, pool = cluster.bridge, cluster.pool
 
-    async def scenario() -> None:
-        async with PlayedCluster(model, pems) as cluster:
-            bridge, pool = cluster.bridge, cluster.pool
+        def asked() -> list[tuple[str, int]]:
+            return [(order["address"], order["count"]) for order in bridge.orders if order["order"] == "spare"]
 
-            def asked() -> list[tuple[str, int]]:
-                return [(order["address"], order["count"]) for order in bridge.orders if order["order"] == "spare"]
-
-            bridge.port = 7
-            cluster.launcher._spares = spares = Spares()
-            spares.told(bridge.state.nodes, -NEW_S)
-            await first_worker(pool)
-            bridge.tell()
-            assert asked() == [("10.0.0.1:7", 1), ("10.0.0.2:7", 1)]
-            bridge.tell()
-            assert len(asked()) == 2, "once"
-            await pool.scale(2)
-            assert [order["node"] for order in bridge.orders if order["order"] == "place"] == ["", "node2"]
-            bridge.tell()
-            assert asked()[2:] == [("10.0.0.2:7", 1)], "the worker has taken the one on its node"
-
-    run(scenario())
+        bridge.port = 7
+        cluster.launcher._spares = spares = Spares()
+        spares.told(bridge.state.nodes, -NEW_S)
+        await first_worker(pool)
+        bridge.tell()
+        assert asked() == [("10.0.0.1:7", 1), ("10.0.0.2:7", 1)]
+        bridge.tell()
+        assert len(asked()) == 2, "once"
+        await pool.scale(2)
+        assert [order["node"] for order in bridge.orders if order["order"] == "place"] == ["", "node2"]
+        bridge.tell()
+        assert asked()[2:] == [("10.0.0.2:7", 1)], "the worker has taken the one on its node"
 
 
-def test_a_worker_without_a_place_says_what_it_waits_for(
+async def test_a_worker_without_a_place_says_what_it_waits_for(
     model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ts_frontend.workers.cluster.launcher.PATIENCE_S", 0.0)
+    async with PlayedCluster(model, pems, startup_timeout_s=0.0) as cluster:
+        bridge, pool = cluster.bridge, cluster.pool
+        bridge.room = False
+        bridge.tell()
+        scaling = asyncio.create_task(pool.scale(1))
+        now_s = 0.0
 
-    async def scenario() -> None:
-        async with PlayedCluster(model, pems, startup_timeout_s=0.0) as cluster:
-            bridge, pool = cluster.bridge, cluster.pool
-            bridge.room = False
-            bridge.tell()
-            scaling = asyncio.create_task(pool.scale(1))
-            now_s = 0.0
+        def looked() -> bool:
+            nonlocal now_s
+            now_s += 1.0
+            pool.slots[0].look(now_s)
+            return scaling.done()
 
-            def looked() -> bool:
-                nonlocal now_s
-                now_s += 1.0
-                pool.slots[0].look(now_s)
-                return scaling.done()
-
-            await until_async(lambda: bridge.orders)
-            await until_async(looked)
-            with pytest.raises(StartFailed, match=r"CPU: 1\. The cluster has no more \(free: CPU: 0\)\. It starts as"):
-                await scaling
-            assert pool.slots[0].waits_for.startswith("waits for resources: CPU: 1")
-            scaling = asyncio.create_task(pool.scale(1))
-            await until_async(looked)
-            with pytest.raises(StartFailed, match="waits for resources"):
-                await scaling  # a second call is answered, too
-            assert len(bridge.orders) == 1, "it is asked for once, and stays asked for"
-            bridge.room = True
-            bridge.carry_out(bridge.orders[0])
-            await until_async(lambda: (looked(), not pool.slots[0].waits_for)[1])
-
-    run(scenario())
+        await until_async(lambda: bridge.orders)
+        await until_async(looked)
+        with pytest.raises(StartFailed, match=r"CPU: 1\. The cluster has no more \(free: CPU: 0\)\. It starts as"):
+            await scaling
+        assert pool.slots[0].waits_for.startswith("waits for resources: CPU: 1")
+        scaling = asyncio.create_task(pool.scale(1))
+        await until_async(looked)
+        with pytest.raises(StartFailed, match="waits for resources"):
+            await scaling  # a second call is answered, too
+        assert len(bridge.orders) == 1, "it is asked for once, and stays asked for"
+        bridge.room = True
+        bridge.carry_out(bridge.orders[0])
+        await until_async(lambda: (looked(), not pool.slots[0].waits_for)[1])
 
 
-def test_a_place_that_is_lost_before_the_worker_came_is_no_fault_of_the_model(
+async def test_a_place_that_is_lost_before_the_worker_came_is_no_fault_of_the_model(
     model: Path, pems: dict[str, str]
 ) -> None:
-    async def scenario() -> None:
-        async with PlayedCluster(model, pems) as cluster:
-            bridge, pool = cluster.bridge, cluster.pool
-            bridge.room = False
-            bridge.tell()
-            scaling = asyncio.create_task(pool.scale(1))
-            waiting = ask(pool, "early")
+    async with PlayedCluster(model, pems) as cluster:
+        bridge, pool = cluster.bridge, cluster.pool
+        bridge.room = False
+        bridge.tell()
+        scaling = asyncio.create_task(pool.scale(1))
+        waiting = ask(pool, "early")
 
-            def placed() -> list[int]:
-                return [order["id"] for order in bridge.orders if order["order"] == "place"]
+        def placed() -> list[int]:
+            return [order["id"] for order in bridge.orders if order["order"] == "place"]
 
-            await until_async(lambda: placed() == [1])
-            bridge.on_worker_ended(1, "The actor died: its node has died", True)
-            await until_async(lambda: placed() == [1, 2])
-            bridge.carry_out(bridge.orders[-1])
-            await scaling
-            assert await answer(waiting) == "EARLY"
-            assert pool.load_failure is None and pool.last_failure is None
-
-    run(scenario())
+        await until_async(lambda: placed() == [1])
+        bridge.on_worker_ended(1, "The actor died: its node has died", True)
+        await until_async(lambda: placed() == [1, 2])
+        bridge.carry_out(bridge.orders[-1])
+        await scaling
+        assert await answer(waiting) == "EARLY"
+        assert pool.load_failure is None and pool.last_failure is None
 
 
-def test_a_worker_that_hangs_before_it_connects_is_placed_again(
+async def test_a_worker_that_hangs_before_it_connects_is_placed_again(
     model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hangs = model / "shlex.py"  # which the worker's process imports instead of Python's own, and its agent doesn't
     hangs.write_text(HANGS)
     monkeypatch.setattr(launcher, "WORKER_S_MAX", 0.5)
-
-    async def scenario() -> None:
-        async with PlayedCluster(model, pems) as cluster:
-            scaling = asyncio.create_task(cluster.pool.scale(1))
-            await until_async((model / "hangs").exists)
-            hangs.unlink()
-            monkeypatch.setattr(launcher, "WORKER_S_MAX", GUARD_S)
-            await scaling
-            (slot,) = cluster.pool.slots
-            await until_async(lambda: cluster.pool.ready_count)
-            assert await answer(ask(cluster.pool, "hello")) == "HELLO"
-            assert slot.worker is not None and slot.worker.node["id"] != "node1", "another node"
-
-    run(scenario())
+    async with PlayedCluster(model, pems) as cluster:
+        scaling = asyncio.create_task(cluster.pool.scale(1))
+        await until_async((model / "hangs").exists)
+        hangs.unlink()
+        monkeypatch.setattr(launcher, "WORKER_S_MAX", GUARD_S)
+        await scaling
+        (slot,) = cluster.pool.slots
+        await until_async(lambda: cluster.pool.ready_count)
+        assert await answer(ask(cluster.pool, "hello")) == "HELLO"
+        assert slot.worker is not None and slot.worker.node["id"] != "node1", "another node"
 
 
-def test_without_ray_living_workers_serve_and_new_ones_wait(model: Path, pems: dict[str, str]) -> None:
-    async def scenario() -> None:
-        async with PlayedCluster(model, pems) as cluster:
-            bridge, pool = cluster.bridge, cluster.pool
-            await pool.scale(1)
-            bridge.here = False
-            bridge.state.lost("the bridge ended")
-            bridge.on_end("the bridge ended")
-            assert await answer(ask(pool, "on")) == "ON"
-            with pytest.raises(StartFailed, match="waits for Ray: the bridge ended"):
-                await pool.scale(2)
-            assert await answer(ask(pool, "and on")) == "AND ON"
-            bridge.here = True
-            bridge.tell()
+async def test_without_ray_living_workers_serve_and_new_ones_wait(model: Path, pems: dict[str, str]) -> None:
+    async with PlayedCluster(model, pems) as cluster:
+        bridge, pool = cluster.bridge, cluster.pool
+        await pool.scale(1)
+        bridge.here = False
+        bridge.state.lost("the bridge ended")
+        bridge.on_end("the bridge ended")
+        assert await answer(ask(pool, "on")) == "ON"
+        with pytest.raises(StartFailed, match="waits for Ray: the bridge ended"):
             await pool.scale(2)
-            assert pool.ready_count == 2
+        assert await answer(ask(pool, "and on")) == "AND ON"
+        bridge.here = True
+        bridge.tell()
+        await pool.scale(2)
+        assert pool.ready_count == 2
 
-    run(scenario())
 
-
-def test_only_processes_of_this_start_are_let_in(model: Path, pems: dict[str, str], tmp_path: Path) -> None:
+async def test_only_processes_of_this_start_are_let_in(model: Path, pems: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "others").mkdir()
     others = certificates(tmp_path / "others")
 
@@ -548,28 +492,25 @@ def test_only_processes_of_this_start_are_let_in(model: Path, pems: dict[str, st
             sock.sendall(json.dumps(hello).encode() + b"\n")
             return sock.recv(100)
 
-    async def scenario() -> None:
-        async with PlayedCluster(model, pems) as cluster:
-            gate = cluster.launcher._gate
-            assert gate is not None
-            gate.expect("known", lambda role, sock, hello: sock.close())
-            hello = {"token": "known", "role": "worker"}
-            assert b"now" in await asyncio.to_thread(knock, pems, hello, "worker", gate.port)
-            refused: list[Any] = []
-            tried: tuple[tuple[dict[str, str], Any, str], ...] = (
-                (pems, {"token": "unknown"}, "worker"),
-                (pems, ["no", "object"], "worker"),
-                (others, hello, "worker"),
-                (pems, hello, "server"),
-            )
-            for own, said, role in tried:
-                try:
-                    refused.append(await asyncio.to_thread(knock, own, said, role, gate.port))
-                except (ssl.SSLError, ConnectionError):
-                    refused.append(b"")
-            assert refused == [b""] * 4
-
-    run(scenario())
+    async with PlayedCluster(model, pems) as cluster:
+        gate = cluster.launcher._gate
+        assert gate is not None
+        gate.expect("known", lambda role, sock, hello: sock.close())
+        hello = {"token": "known", "role": "worker"}
+        assert b"now" in await asyncio.to_thread(knock, pems, hello, "worker", gate.port)
+        refused: list[Any] = []
+        tried: tuple[tuple[dict[str, str], Any, str], ...] = (
+            (pems, {"token": "unknown"}, "worker"),
+            (pems, ["no", "object"], "worker"),
+            (others, hello, "worker"),
+            (pems, hello, "server"),
+        )
+        for own, said, role in tried:
+            try:
+                refused.append(await asyncio.to_thread(knock, own, said, role, gate.port))
+            except (ssl.SSLError, ConnectionError):
+                refused.append(b"")
+        assert refused == [b""] * 4
 
 
 @pytest.mark.parametrize("missing", ["ray", "cryptography"])

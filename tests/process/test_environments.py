@@ -168,23 +168,20 @@ async def keep(store: EnvironmentStore, key: str) -> Held:
     return await store.obtain(key, {}, build, lambda: None)
 
 
-def test_who_is_interrupted_leaves_nothing(directory: Path) -> None:
-    async def interrupted() -> None:
-        begun = asyncio.Event()
+async def test_who_is_interrupted_leaves_nothing(directory: Path) -> None:
+    begun = asyncio.Event()
 
-        async def endless(path: Path, _lock: int) -> None:
-            await asyncio.to_thread(path.mkdir)
-            begun.set()
-            await asyncio.Event().wait()
+    async def endless(path: Path, _lock: int) -> None:
+        await asyncio.to_thread(path.mkdir)
+        begun.set()
+        await asyncio.Event().wait()
 
-        task = asyncio.create_task(EnvironmentStore(directory, 3).obtain("KEY", {}, endless, lambda: None))
-        await begun.wait()
-        assert entries(directory) == ["", ".lock"]
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(interrupted())
+    task = asyncio.create_task(EnvironmentStore(directory, 3).obtain("KEY", {}, endless, lambda: None))
+    await begun.wait()
+    assert entries(directory) == ["", ".lock"]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert entries(directory) == []
 
 

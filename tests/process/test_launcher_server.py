@@ -61,36 +61,6 @@ def place(tmp_path: Path) -> Iterator[Place]:
     end_server(tmp_path / "tmp" / ".model_server.pid", "torchserve")
 
 
-def test_models_survive_a_restart(place: Place) -> None:
-    started = place.start("--models", "mine=hello_stream.mar")
-    assert started.returncode == 0, started.stderr + started.stdout
-    assert started.stdout.startswith("Model server started.\n  grpc_inference   127.0.0.1:")
-    assert place.torchserve("--stop").stdout == "TorchServe has stopped.\n"
-    kept = place.snapshot().models["mine"]["1.0"]
-
-    again = place.start()
-    assert again.returncode == 0, again.stderr
-    assert "models restored from snapshot" in place.log()
-    assert place.torchserve("--stop").returncode == 0
-    assert place.snapshot().models["mine"]["1.0"] == kept
-
-
-def test_ncs_neither_reads_nor_writes(place: Place) -> None:
-    assert place.start("--models", "hello_stream.mar", "--ncs").returncode == 0
-    assert place.torchserve("--stop").returncode == 0
-    assert not (place.directory / "logs" / "config").exists()
-
-
-def test_a_taken_port_is_the_reason(place: Place) -> None:
-    assert place.start("--ncs").returncode == 0
-    port = place.log().split("grpc_inference listens on 127.0.0.1:")[1].split()[0]
-    other = Place(_made(place.directory / "other"))
-    refused = other.start("--ncs", f"--set=grpc_inference_port={port}")
-    assert refused.returncode == 1
-    assert port in refused.stderr
-    assert "Model server started." not in refused.stdout
-
-
 def _made(directory: Path) -> Path:
     directory.mkdir()
     return directory

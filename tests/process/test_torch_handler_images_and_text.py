@@ -20,11 +20,10 @@ from ts.torch_handler import image_transforms as transforms
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.densenet_handler import DenseNetHandler
 from ts.torch_handler.image_classifier import ImageClassifier
-from ts.torch_handler.image_segmenter import ImageSegmenter
 from ts.torch_handler.model_files import ModelFileError
 from ts.torch_handler.object_detector import ObjectDetector
 from ts.torch_handler.text_classifier import TextClassifier
-from ts.torch_handler.text_handler import expand_contractions, ngrams, plain
+from ts.torch_handler.text_handler import expand_contractions, plain
 from ts.torch_handler.vision_handler import VisionHandler
 from ts.utils.util import PredictionException
 
@@ -121,14 +120,6 @@ class Means(torch.nn.Module):
     def forward(self, x):
         means = x.mean(dim=(2, 3))
         return torch.nn.functional.pad(means, (0, 8 - means.shape[1]))
-"""
-SEGMENTS = """
-import torch
-
-
-class Segments(torch.nn.Module):
-    def forward(self, x):
-        return {"out": torch.stack([x[:, 0], 2 * x[:, 0]], dim=1)}
 """
 BOXES = """
 import torch
@@ -250,16 +241,6 @@ def test_guard_against_huge_images(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert answer(handler, [{"data": file_of((1, 0, 0))}]) == [0]
 
 
-def test_segmenter(tmp_path: Path) -> None:
-    handler = ready(ImageSegmenter(), tmp_path, SEGMENTS)
-    (pixels,) = answer(handler, [{"data": file_of((255, 0, 0))}])
-    assert (len(pixels), len(pixels[0])) == (224, 224)
-    value = torch.tensor((1 - 0.485) / 0.229)
-    assert pixels[0][0] == pytest.approx([1.0, torch.sigmoid(value).item()], rel=1e-5)
-    (dark,) = answer(handler, [{"data": file_of((0, 0, 0))}])
-    assert dark[5][7][0] == 0.0
-
-
 def test_detector_leaves_out_what_is_unlikely(tmp_path: Path) -> None:
     handler = ready(ObjectDetector(), tmp_path, BOXES, {"object_type_names": ["sky", "person"]})
     rows = [{"data": file_of((0, 0, 0))}, {"data": file_of((0, 0, 0), (7, 9))}]
@@ -373,12 +354,6 @@ def test_a_preprocess_made_of_torchserves_steps() -> None:
         "cafe",
     ]
     assert Own()._remove_puncutation("a.b") == "ab"
-
-
-def test_ngrams() -> None:
-    assert ngrams(["a", "b", "c"], 2) == ["a", "b", "c", "a b", "b c"]
-    assert ngrams(["a"], 2) == ["a"]
-    assert ngrams([], 2) == []
 
 
 def text_handler(folder: Path, vocabulary: Any) -> BaseHandler:

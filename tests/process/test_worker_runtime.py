@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import platform
 import signal
@@ -20,12 +19,6 @@ from ts.protocol.frames import Cancel, Credit, Failed, Input, LoadFailed, Predic
 PIECE_COST = 64
 
 
-OPS_UNSENDABLE = [
-    *("bad_status", "bad_header", "silent_error", "odd_code", "huge_phrase", "odd_text", "many_headers"),
-    "late_headers",
-]
-
-
 def failed(answer):
     assert isinstance(answer, Failed), answer
     told = answer.message.removesuffix(f" (request ID id-{answer.job_id}: the model's log says why)")
@@ -34,39 +27,6 @@ def failed(answer):
 
 
 # --- inputs
-
-
-def test_inputs_are_decoded_by_their_content_type(start_worker):
-    worker = start_worker()
-    inputs = [
-        Input("body", "application/json; charset=utf-8", b'{"op": "inspect"}'),
-        Input("bad_json", "application/json", b"{"),
-        Input("upper", "Application/JSON", b"{}"),
-        Input("text", "text/plain", "é".encode()),
-        Input("bad_text", "text/plain", b"\xff"),
-        Input("image", "image/png", b"\x89PNG"),
-        Input("plain", "", b"{}"),
-        Input("plain", "", b"last one stays"),
-    ]
-    found = worker.json(inputs)
-    kinds = {name: kind for name, (kind, _) in found["row"].items()}
-    assert kinds == {
-        "body": "dict",
-        "bad_json": "bytearray",
-        "upper": "bytearray",
-        "text": "str",
-        "bad_text": "bytearray",
-        "image": "bytearray",
-        "plain": "bytearray",
-    }
-    assert found["row"]["plain"][1] == "bytearray(b'last one stays')"
-    assert found["headers"]["image"] == {"content-type": "image/png"}
-    assert found["headers"]["plain"] == {"content-type": ""}
-
-
-def test_nothing_is_decoded_when_that_is_off(start_worker):
-    worker = start_worker("counting.py", decode_input_request=False)
-    assert worker.ask([Input("data", "application/json", b"1")]) == b"0 counted to 1"
 
 
 def test_request_headers_and_ids_reach_the_handler(start_worker):
@@ -112,38 +72,6 @@ def test_describe_has_no_input(start_worker):
 # --- results
 
 
-@pytest.mark.parametrize(
-    ("value", "answer"),
-    [
-        ("plain é", "plain é".encode()),
-        (7, b"7"),
-        (None, b"null"),
-        (True, b"true"),
-        ({"b": 1, "u": "é"}, b'{\n  "b": 1,\n  "u": "\\u00e9"\n}'),
-        ([1, "a"], b'[\n  1,\n  "a"\n]'),
-        (math.nan, b"NaN"),
-    ],
-)
-def test_values_become_text_or_json(start_worker, value, answer):
-    assert start_worker().ask({"op": "value", "value": value}) == answer
-
-
-def test_bytes_pass_and_what_cannot_be_sent_fails_alone(start_worker):
-    worker = start_worker(batch_size=4)
-    kinds = ["bytes", "bytearray", "memoryview", "set"]
-    answers = worker.ask(*({"op": "of_type", "type": kind} for kind in kinds))
-    assert answers[:3] == [b"\x00\xff", b"ab", b"cd"]
-    assert failed(answers[3]) == (503, "Unsupported model output data type.")
-
-
-def test_tensors_are_saved(start_worker):
-    torch = pytest.importorskip("torch")
-    import io
-
-    answer = start_worker().ask({"op": "of_type", "type": "tensor"})
-    assert torch.load(io.BytesIO(answer)).tolist() == [0, 1, 2]
-
-
 def test_status_phrase_and_headers(start_worker):
     worker = start_worker(batch_size=2)
     jobs = worker.predict({"op": "status", "code": 418, "phrase": "Teapot"}, {"op": "value", "value": 1})
@@ -156,37 +84,6 @@ def test_status_phrase_and_headers(start_worker):
     assert worker.first[again].status == 200
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "message"),
-    [
-        ({"op": "not_list"}, 503, "Invalid model predict output"),
-        ({"op": "wrong_length"}, 503, "number of batch response mismatched"),
-        ({"op": "raise", "kind": "prediction"}, 413, "too long"),
-        ({"op": "raise", "kind": "value"}, 503, "Prediction failed"),
-        ({"op": "raise", "kind": "base"}, 503, "Prediction failed"),
-        ({"op": "raise", "kind": "memory"}, 507, "Out of resources"),
-        ({"op": "raise", "kind": "cuda"}, 507, "Out of resources"),
-        ({"op": "size", "size": 1001}, 500, "Response of 1001 bytes is over max_response_size of 1000 bytes"),
-    ],
-)
-def test_failures_fail_their_batch_and_nothing_else(start_worker, body, code, message):
-    worker = start_worker(batch_size=2, response_bytes_max=1000)
-    answers = worker.ask(body, {"op": "value", "value": "fine"})
-    assert failed(answers[0]) == (code, message)
-    if body["op"] == "size":
-        assert answers[1] == b"fine"
-    else:
-        assert failed(answers[1]) == (code, message)
-    assert worker.ask({"op": "value", "value": "alive"}) == b"alive"
-
-
-@pytest.mark.parametrize("op", OPS_UNSENDABLE)
-def test_answers_that_cannot_be_sent_fail_and_the_worker_lives(start_worker, op):
-    worker = start_worker()
-    assert isinstance(worker.ask({"op": op}), Failed if op != "bad_header" else bytes)
-    assert worker.ask({"op": "value", "value": "alive"}) == b"alive"
-
-
 @pytest.mark.parametrize("op", ["bad_status", "huge_phrase", "many_headers"])
 def test_an_answer_that_cannot_be_sent_fails_alone_of_its_batch(start_worker, op):
     worker = start_worker(batch_size=3)
@@ -194,15 +91,6 @@ def test_an_answer_that_cannot_be_sent_fails_alone_of_its_batch(start_worker, op
     assert (fine, also) == (b"1", b"3")
     assert failed(bad) == (503, "Prediction failed")
     assert "id-2" in worker.out_file.read_text()
-
-
-def test_json_that_is_too_deep_stays_bytes(start_worker):
-    worker = start_worker()
-    deep = b"[" * 200_000
-    found = worker.json(
-        [Input("body", "application/json", b'{"op": "inspect"}'), Input("deep", "application/json", deep)]
-    )
-    assert found["row"]["deep"][0] == "bytearray"
 
 
 def test_a_generator_that_a_plain_handler_returns_has_the_worker_for_itself(start_worker):
@@ -231,21 +119,6 @@ def test_what_is_logged_is_printed_in_order_from_info_up(start_worker):
     worker.stop()
     assert worker.out_file.read_text() == "first\nsaid\nlast\n"
     assert worker.err_file.read_text() == ""
-
-
-def test_one_element_that_is_an_exception_fails_alone(start_worker):
-    answers = start_worker(batch_size=3).ask(
-        {"op": "value", "value": "a"}, {"op": "error_element"}, {"op": "value", "value": "c"}
-    )
-    assert (answers[0], answers[2]) == (b"a", b"c")
-    assert failed(answers[1]) == (422, "only me")
-
-
-def test_large_payloads_both_ways(start_worker):
-    worker = start_worker(response_bytes_max=1 << 30)
-    payload = bytes(range(256)) * (32 * 4096)
-    answer = worker.ask([Input("body", "application/json", b'{"op": "echo"}'), Input("payload", "", payload)])
-    assert answer == payload
 
 
 def test_printed_lines_come_at_once(start_worker):
@@ -321,21 +194,7 @@ def test_entry_points(start_worker, tmp_path, handler, source):
     assert worker.ask({"op": "any"}) == b"ok"
 
 
-def test_an_enveloped_handler(start_worker, tmp_path):
-    (tmp_path / "mine.py").write_text("def handle(d, c): return [len(d)] if d is not None else None\n")
-    worker = start_worker("mine.py", model_dir=str(tmp_path), envelope="body")
-    assert worker.ask(b"x") == b"1"
-
-
 # --- streams
-
-
-def test_a_documented_streaming_handler(start_worker):
-    worker = start_worker("streaming.py", batch_size=2)
-    jobs = worker.predict(b"x", b"y")
-    for job in jobs:
-        assert worker.answer(job) == b"intermediate_response" * 3 + b"hello world "
-        assert len(worker.pending[job]) == 4
 
 
 def test_the_old_place_of_the_streaming_call(start_worker):
@@ -422,30 +281,6 @@ def test_a_stalled_stream_stops_nobody_else(start_worker, handler, stalled, othe
 # --- cancels and deadlines
 
 
-def test_a_queued_request_is_cancelled_without_running(start_worker, tmp_path):
-    worker = start_worker()
-    gate = tmp_path / "gate"
-    running = worker.predict({"op": "until_file", "path": str(gate)})[0]
-    queued = worker.predict({"op": "value", "value": "never"})[0]
-    worker.send(Cancel(queued))
-    assert failed(worker.answer(queued)) == (499, "Request cancelled")
-    gate.touch()
-    assert worker.answer(running) == b"the file is there"
-    assert worker.json({"op": "properties"})["seen"]["calls"] == 2
-
-
-def test_one_of_a_queued_batch_is_cancelled(start_worker, tmp_path):
-    worker = start_worker(batch_size=2)
-    gate = tmp_path / "gate"
-    running = worker.predict({"op": "until_file", "path": str(gate)})[0]
-    gone, stays = worker.predict({"op": "inspect"}, {"op": "inspect"})
-    worker.send(Cancel(gone))
-    assert failed(worker.answer(gone))[0] == 499
-    gate.touch()
-    worker.answer(running)
-    assert json.loads(worker.answer(stays))["ids"] == 1
-
-
 def test_a_running_handler_sees_that_it_is_cancelled(start_worker):
     worker = start_worker()
     job = worker.predict({"op": "until_cancelled"})[0]
@@ -506,13 +341,6 @@ def test_a_cancelled_async_generator_is_closed(start_worker):
     assert worker.ask(b"closed?") == b"1000x100000"
 
 
-def test_a_cancel_that_overtakes_its_request_still_counts(start_worker):
-    worker = start_worker()
-    predict = worker.batch({"op": "value", "value": "never"})
-    worker.send(Cancel(predict.items[0].job_id), predict)
-    assert failed(worker.answer(predict.items[0].job_id)) == (499, "Request cancelled")
-
-
 def test_a_cancel_overtakes_a_large_request(start_worker):
     """Frames of a request that isn't complete yet don't hold up a control frame between them."""
     worker = start_worker()
@@ -525,14 +353,6 @@ def test_a_cancel_overtakes_a_large_request(start_worker):
     assert failed(worker.answer(running)) == (499, "Request cancelled")
     worker.sock.sendall(data[head_bytes:])
     assert failed(worker.answer(large.items[0].job_id))[0] == 500  # over max_response_size: it was run
-
-
-def test_expired_requests_are_not_run(start_worker):
-    worker = start_worker(batch_size=2)
-    late = worker.predict({"op": "value", "value": 1}, deadline_s=time.monotonic() - 1)[0]
-    assert failed(worker.answer(late))[0] == 504
-    found = worker.json({"op": "properties"})
-    assert found["seen"]["calls"] == 1
 
 
 def test_handlers_see_their_deadline(start_worker):

@@ -70,34 +70,26 @@ def test_a_unary_call_is_logged_with_its_status(run, code):
 
 
 @pytest.mark.parametrize(("late", "code"), [(False, Code.CANCELLED), (True, Code.DEADLINE_EXCEEDED)])
-def test_a_cancelled_call_tells_whether_its_deadline_had_passed(late, code):
+async def test_a_cancelled_call_tells_whether_its_deadline_had_passed(late, code):
     method, lines = wrapped(wait)
-
-    async def scenario() -> None:
-        task = asyncio.ensure_future(method.run(call(deadline_s=time.monotonic() + (-1 if late else 60)), b"x"))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(scenario())
+    task = asyncio.ensure_future(method.run(call(deadline_s=time.monotonic() + (-1 if late else 60)), b"x"))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert [line[2] for line in lines.lines] == [code]
 
 
 @pytest.mark.parametrize(("taken", "code"), [(2, Code.OK), (1, Code.CANCELLED)])
-def test_a_stream_is_logged_at_its_end_also_when_its_reader_leaves(taken, code):
+async def test_a_stream_is_logged_at_its_end_also_when_its_reader_leaves(taken, code):
     method, lines = wrapped(stream, Shape.SERVER_STREAM)
-
-    async def scenario() -> None:
-        answers = method.run(call(), b"x")
-        for _ in range(taken):
+    answers = method.run(call(), b"x")
+    for _ in range(taken):
+        await anext(answers)
+    if taken == 2:
+        with pytest.raises(StopAsyncIteration):
             await anext(answers)
-        if taken == 2:
-            with pytest.raises(StopAsyncIteration):
-                await anext(answers)
-        await answers.aclose()
-
-    asyncio.run(scenario())
+    await answers.aclose()
     assert [line[2] for line in lines.lines] == [code]
 
 

@@ -14,7 +14,7 @@ from ts_frontend.config.display import snapshot_settings
 from ts_frontend.config.foreign.aliases import ALIASES
 from ts_frontend.config.foreign.profiles import PROFILES
 from ts_frontend.config.kinds import ConfigError, ExtraPort
-from ts_frontend.config.load import Option, load_config, worker_environment
+from ts_frontend.config.load import load_config, worker_environment
 from ts_frontend.config.table import SETTINGS, ServerConfig
 
 
@@ -415,18 +415,6 @@ def test_handlers_inside_the_server_may_change_its_directory(tmp_path: Path) -> 
 
 
 # --- how they are spelt
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--model_store", "s"],
-        ["--model-st=s"],
-        ["--model_st", "s"],
-    ],
-)
-def test_dashes_and_beginnings(words: list[str]) -> None:
-    assert Option("model_store", "s", "--model-store") in command_line.options(cli._parser().parse_args(words))
 
 
 @pytest.mark.parametrize("command", [[], ["config"]])

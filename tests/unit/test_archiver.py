@@ -411,22 +411,6 @@ def test_the_steps_make_the_same_archive(src: Path) -> None:
         package_model(config, manifest="{}")
 
 
-@pytest.mark.parametrize("archive_format", FORMATS)
-def test_a_folder_of_ones_own_is_packed_in_every_format(src: Path, archive_format: str) -> None:
-    from model_archiver.manifest_components.manifest import Manifest, RuntimeType
-    from model_archiver.manifest_components.model import Model
-    from model_archiver.model_packaging_utils import ModelExportUtils
-
-    manifest = str(Manifest(RuntimeType.PYTHON, Model("m", "dir/model.pt", "base_handler", model_version="2")))
-    (src / "out").mkdir()
-    ModelExportUtils.archive(str(src / "out"), "m", str(src / "assets"), manifest, archive_format)
-    opened = Formats().open(src / "out" / FORMATS[archive_format], src / "work")
-    assert (opened.name, opened.version, opened.serialized_file, opened.handler) == (
-        *("m", "2", "model.pt", "base_handler"),
-    )
-    assert (opened.dir / "deep" / "config.json").is_file() and not (opened.dir / "__pycache__").exists()
-
-
 def test_what_the_steps_refuse(src: Path) -> None:
     from model_archiver.manifest_components.manifest import Manifest
     from model_archiver.manifest_components.model import Model

@@ -4,9 +4,7 @@ and right answers, arrivals of an open loop, ratios, tables."""
 from __future__ import annotations
 
 import json
-import struct
 import sys
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -104,44 +102,6 @@ def test_every_server_of_a_scenario_has_its_models_and_protocol(scenarios: Modul
         assert not set(scenario.missing) & {*scenario.systems, *scenario.long_systems}, scenario.name
 
 
-def test_every_server_is_in_each_scenario_or_the_reason_is_told(scenarios: ModuleType) -> None:
-    """But for those of one family, which compare servers of its kind of models."""
-    peers = {"torchserve", "mosec", "litserve", "triton", "mlserver", "kserve"}
-    for scenario in scenarios.SCENARIOS.values():
-        told = {*scenario.systems, *scenario.long_systems, *scenario.missing}
-        kinds = [{"torchserve", "mosec", "litserve"}, {"triton", "mlserver", "kserve"}]
-        assert any(kind <= told & peers for kind in kinds), scenario.name
-
-
-def test_a_longer_run_takes_longer_and_the_usual_one_a_quarter_of_an_hour(
-    scenarios: ModuleType, compare: ModuleType
-) -> None:
-    usual, long = compare.parse([]), compare.parse(["--long"])
-    seconds = [scenarios.seconds_of(one.scenarios, one.rounds, one.seconds) for one in (usual, long)]
-    assert seconds[0] <= 16 * 60 < seconds[1]
-    assert scenarios.rounds_of(scenarios.Kind.MEMORY, 7) == 2
-
-
-def test_the_list_names_scenarios_and_servers(compare: ModuleType) -> None:
-    text = compare.listing(compare.parse(["--only", "lone,start"]))
-    assert "lone " in text and "noop-http" not in text
-    assert "mosec==" in text and "about " in text
-
-
-def test_the_command_repeats_the_run(compare: ModuleType) -> None:
-    options = compare.parse(["--only", "lone", "--rounds", "2", "--seconds", "0.5"])
-    assert compare.command(options) == (
-        'make bench-peers ARGS="--only lone --rounds 2 --seconds 0.5 --write docs/benchmarks.md"'
-    )
-
-
-def test_each_server_comes_first_in_turn(path: None) -> None:
-    from peers.loads import turned
-
-    assert [turned(["a", "b", "c"], number)[0] for number in range(4)] == ["a", "b", "c", "a"]
-    assert turned([], 1) == []
-
-
 # What is asked
 
 
@@ -164,12 +124,6 @@ def test_a_stream_has_all_its_pieces_and_no_error(questions: ModuleType) -> None
     assert not asked.is_right([b"ok" * 200 + b"event: error\n\n"])
 
 
-def test_a_class_is_a_number_of_the_networks(questions: ModuleType) -> None:
-    for model in ("mlp", "image"):
-        asked = questions.by_path(questions.Call(model), f"/{model}")
-        assert asked.is_right([b"17"]) and not asked.is_right([b"1024"]) and not asked.is_right([b"no worker"])
-
-
 def test_tensors_are_raw_over_grpc_and_json_over_http(questions: ModuleType) -> None:
     call = questions.Call("noop")
     asked = questions.by_open_inference(call, http=False)
@@ -187,33 +141,6 @@ def test_tensors_are_raw_over_grpc_and_json_over_http(questions: ModuleType) -> 
     assert not http.is_right([json.dumps({"outputs": [{"datatype": "FP32", "data": data[1:]}]}).encode()])
 
 
-def test_a_network_answers_tensors_with_one_number(questions: ModuleType) -> None:
-    asked = questions.by_open_inference(questions.Call("mlp"), http=False)
-    for number, right in ((17, True), (1024, False)):
-        answer = pb.ModelInferResponse(raw_output_contents=[struct.pack("<q", number)])
-        assert asked.is_right([answer.SerializeToString()]) is right
-
-
-def test_the_bare_ingress_echoes_the_message(questions: ModuleType) -> None:
-    asked = questions.echoed(questions.by_torchserve_grpc(questions.Call("noop")))
-    assert asked.is_right([asked.body]) and not asked.is_right([b"ok"])
-
-
-def test_the_image_is_a_png_of_its_size(questions: ModuleType) -> None:
-    file = questions.image()
-    assert file.startswith(b"\x89PNG\r\n\x1a\n") and file[16:24] == struct.pack(">II", 256, 256)
-    start = file.index(b"IDAT") + 4
-    (size,) = struct.unpack(">I", file[start - 8 : start - 4])
-    assert len(zlib.decompress(file[start : start + size])) == 256 * (1 + 3 * 256)
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(1024, "1 KB"), (100 << 10, "100 KB"), (1 << 20, "1 MB"), (10 << 20, "10 MB")]
-)
-def test_sizes_are_written_as_people_do(questions: ModuleType, size: int, text: str) -> None:
-    assert questions.bytes_text(size) == text
-
-
 # An open loop
 
 
@@ -225,11 +152,6 @@ def test_arrivals_are_random_with_the_wanted_rate(open_loop: ModuleType) -> None
     assert max(count for _, count in ticks) > 3, "some come together"
 
 
-def test_a_late_client_counts_and_an_inexact_timer_does_not(open_loop: ModuleType) -> None:
-    assert open_loop.due(1.0, 1.001) == 1.001
-    assert open_loop.due(1.0, 1.5) == 1.0
-
-
 def test_answers_are_found_at_every_cut(open_loop: ModuleType) -> None:
     answer = b"HTTP/1.1 503 \r\nContent-Length: 3\r\nConnection: close\r\n\r\nbad"
     for cut in range(1, len(answer)):
@@ -237,13 +159,6 @@ def test_answers_are_found_at_every_cut(open_loop: ModuleType) -> None:
         assert reader.feed(answer[:cut]) is None
         assert reader.feed(answer[cut:]) == (b"503", False)
     assert reader.feed(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n") == (b"200", True)
-
-
-def test_an_answer_without_a_length_is_refused(open_loop: ModuleType) -> None:
-    from measuring.h2load import LoadFailed
-
-    with pytest.raises(LoadFailed, match="without a length"):
-        open_loop.AnswerReader().feed(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
 
 
 def test_what_was_not_answered_is_counted(open_loop: ModuleType) -> None:
@@ -310,11 +225,6 @@ def test_ratios_are_taken_within_rounds_and_of_the_same_model_files(rows: Module
     assert rows.ratio(triton, "1", "compiled-triton", "s").median == 2.0
 
 
-def test_results_are_the_same_after_json(rows: ModuleType) -> None:
-    found = results_of(rows)
-    assert rows.Results.of_json(json.loads(json.dumps(found.as_json()))) == found
-
-
 def test_the_page_has_ratios_and_who_was_left_out(page: ModuleType, rows: ModuleType) -> None:
     found = results_of(rows)
     text = page.page(found, {"cores": "2"}, "make bench-peers")
@@ -325,13 +235,6 @@ def test_the_page_has_ratios_and_who_was_left_out(page: ModuleType, rows: Module
     assert text.startswith("# Benchmarks") and text.endswith(".\n")
 
 
-def test_the_picture_is_drawn_from_the_most_clients(page: ModuleType, rows: ModuleType) -> None:
-    loads = (("1 client", 10.0), ("64 clients", 30.0))
-    found = rows.Results([rows.Row("noop-http", load, "ours", 0, {"requests/s": rate}) for load, rate in loads])
-    text = page.page(found, {}, "make bench-peers")
-    assert "| 64 clients | `ours` | 30 |" in text and "| 1 client |" not in text
-
-
 def test_a_scenario_has_its_figures_ratios_and_who_was_left_out(
     page: ModuleType, rows: ModuleType, scenarios: ModuleType
 ) -> None:
@@ -339,10 +242,3 @@ def test_a_scenario_has_its_figures_ratios_and_who_was_left_out(
     assert "| 64 clients | `torchserve` | 20 | 550 (500 – 600) | **12.5 (10 – 15)** | **0.1** |" in text
     assert "| 64 clients | `ours` | 250 (200 – 300) | 55 (50 – 60) |  |  |" in text
     assert "`triton` (it / broke badly)" in text and "`mosec` (HTTP only)" in text
-
-
-def test_a_single_value_has_no_brackets(page: ModuleType) -> None:
-    from measuring.results import Spread
-
-    assert page.spread_text(Spread.of([2.0])) == "2"
-    assert page.spread_text(Spread.of([1.0, 2.0, 4.0])) == "2 (1 – 4)"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import psutil
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
@@ -61,11 +59,6 @@ def test_h2load_output_is_read(h2load: ModuleType) -> None:
     assert found.latencies_s == [0.001, 0.003]
 
 
-def test_output_of_another_kind_is_refused(h2load: ModuleType) -> None:
-    with pytest.raises(h2load.LoadFailed, match="unknown"):
-        h2load.parse("", "", 1.0, 0.0)
-
-
 @pytest.mark.parametrize("data", [189, 198])
 def test_answers_of_the_right_size_pass(h2load: ModuleType, data: int) -> None:
     load(h2load, data=data).check(9, clients=1)
@@ -99,14 +92,6 @@ def test_percentile_is_the_nearest_rank(h2load: ModuleType, share: float, value:
     assert h2load.percentile(range(1, 101), share) == value
 
 
-def test_percentile_of_nothing_is_zero(h2load: ModuleType) -> None:
-    assert h2load.percentile([], 0.5) == 0
-
-
-def test_body_is_a_plain_grpc_message(h2load: ModuleType) -> None:
-    assert h2load.grpc_body(b"abc") == b"\0\0\0\0\3abc"
-
-
 def row(results: ModuleType, number: int, target: str, rate: float) -> object:
     return results.Row(number, 64, target, 100, rate, 1.0, 2.0, 50.0, 0.5, 0.25)
 
@@ -120,12 +105,6 @@ def test_ratios_are_taken_round_by_round(results: ModuleType) -> None:
     assert (torchserve.below, *torchserve.spread) == ("torchserve", 10.0, 15.0, 20.0)
 
 
-def test_ratios_of_cpu_are_those_of_another_column(results: ModuleType) -> None:
-    (found,) = results.ratios([row(results, 0, name, 1.0) for name in ("ours", "bare")], figure="CPU/request")
-    assert (found.figure, found.spread.median) == ("CPU/request", 1.0)
-    assert "CPU/request of" in results.ratio_table([found])
-
-
 def test_http_is_asked_with_http1_and_its_answers_have_no_prefix(h2load: ModuleType) -> None:
     from measuring.workloads import GRPC, HTTP, NOOP
 
@@ -133,25 +112,6 @@ def test_http_is_asked_with_http1_and_its_answers_have_no_prefix(h2load: ModuleT
     assert "--h1" in words and not any("grpc" in word for word in words)
     assert (HTTP.answer_bytes([b"ok"]), GRPC.answer_bytes([b"ok"])) == (2, 7)
     assert HTTP.url(5, NOOP) == "http://127.0.0.1:5/predictions/noop"
-
-
-def test_table_has_a_line_for_each_server(results: ModuleType) -> None:
-    lines = results.table([row(results, 0, "ours", 12_345.0), row(results, 0, "bare", 99.0)]).splitlines()
-    assert [line.split()[:2] for line in lines] == [["clients", "server"], ["64", "ours"], ["64", "bare"]]
-    assert "12,300 – 12,300 – 12,300" in lines[1]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(12_345.6, "12,300"), (123.4, "123"), (99.96, "100"), (1.2345, "1.23"), (0.01234, "0.0123")]
-)
-def test_figures_have_three_digits(results: ModuleType, value: float, text: str) -> None:
-    assert results.significant(value) == text
-
-
-def test_quick_leaves_torchserve_out(run: ModuleType) -> None:
-    options = run.parse(["--quick"])
-    assert options.targets == ("ours", "bare")
-    assert options.clients == (1, 16, 64)
 
 
 def test_options_name_targets_and_clients(run: ModuleType) -> None:
@@ -190,37 +150,6 @@ def test_the_tensor_is_what_counts_in_answers_of_servers_that_differ(path: None)
     assert not INFER.is_right([pb.ModelInferResponse(raw_output_contents=[b""]).SerializeToString()], [], http=False)
 
 
-def test_cpu_of_ended_children_counts(path: None) -> None:
-    from measuring.accounts import cpu_s
-
-    before_s = cpu_s(psutil.Process())
-    subprocess.run([sys.executable, "-S", "-c", "sum(range(2_000_000))"], check=True)
-    assert cpu_s(psutil.Process()) > before_s
-
-
-def test_functions_are_counted_once_for_each_stack(path: None) -> None:
-    from hot_spots import shares
-
-    own, within, total = shares("main;a;b 3\nmain;a 1\nmain;a;c;a 2\n")
-    assert (own["b"], own["a"], within["a"], total) == (3, 3, 6, 6)
-
-
-@pytest.mark.parametrize(
-    ("words", "optimised"),
-    [
-        ("'--enable-optimizations' '--with-lto' '--prefix=/usr'", "PGO+LTO"),
-        ("'--with-lto=full'", "LTO"),
-        ("'--enable-shared' '--with-lto=no' 'CFLAGS=--enable-optimizations-not'", "not optimised"),
-        ("'--with-wheel-pkg-dir=/usr/share/python-wheels/'", "PGO by Debian"),
-        ("", "not optimised"),
-    ],
-)
-def test_an_interpreters_build_is_told(path: None, words: str, optimised: str) -> None:
-    from measuring import machine
-
-    assert machine.optimisations(words) == optimised
-
-
 def test_instructions_are_the_difference_of_two_runs(path: None, tmp_path: Path) -> None:
     from counting import counter
 
@@ -236,15 +165,6 @@ def test_instructions_are_the_difference_of_two_runs(path: None, tmp_path: Path)
     dump(4, "no-op 30", 3500)
     with pytest.raises(counter.CountFailed, match="3 counted runs"):
         list(counter.instructions(tmp_path))
-
-
-def test_a_change_is_told_beyond_the_tolerance(path: None) -> None:
-    from counting.counter import compared
-
-    assert compared(101.0, 100.0, 0.02) == ""
-    assert compared(97.0, 100.0, 0.02) == "-3.0%"
-    assert compared(110.0, 100.0, 0.02) == "+10.0%"
-    assert compared(1.0, None, 0.02) == "new"
 
 
 def test_a_benchmark_that_fails_ends_with_the_reason() -> None:

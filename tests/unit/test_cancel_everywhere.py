@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from stage import Actor, Skipping, Stage, pool_of, run, waiting
-from support import GUARD_S, until_async
+from stage import Actor, Skipping, Stage, pool_of, waiting
+from support import GUARD_S, run, until_async
 from ts.protocol.frames import Cancel, Chunk, Credit, Input, Predict
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,6 @@ from click.testing import CliRunner, Result
 from google.protobuf import empty_pb2
 
 from support import GUARD_S
-from ts_frontend.cli import text
 from ts_frontend.cli.client import WorkersFailed, wait_for_workers
 from ts_frontend.cli.commands import _shown, commands
 from ts_frontend.protos import inference_pb2 as inference
@@ -166,16 +164,6 @@ def test_ping(run: Run, small: SmallServer) -> None:
     small.health = "Unhealthy"
     result = run("ping", "--json")
     assert (json.loads(result.output), result.exit_code) == ({"status": "Unhealthy"}, 1)
-
-
-def test_no_server() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-        result = CliRunner().invoke(commands, ["ping", "--inference-port", str(port)])
-    assert result.exit_code == 1
-    assert f"No server answers at 127.0.0.1:{port}" in result.stderr
-    assert "torchserve --start" in result.stderr
 
 
 def test_ipv6_hosts_are_bracketed() -> None:
@@ -403,10 +391,6 @@ def test_waiting_ends_when_somebody_else_scales() -> None:
     said: list[str] = []
     wait_for_workers(lambda: described(least=5, ready=1), 2, None, said.append, lambda _: None)
     assert said == ["another client asks for 5 workers now"]
-
-
-def test_table() -> None:
-    assert text.table(("A", "B"), [("long", 1), ("x", "y")]) == "A     B\nlong  1\nx     y"
 
 
 #: Those that read the console have other options.

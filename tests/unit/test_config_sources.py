@@ -153,11 +153,6 @@ def test_unknown_keys_name_the_nearest_and_jvm_keys_say_why() -> None:
     assert "python" not in notes(config)
 
 
-def test_an_unknown_setting_on_the_command_line_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="did you mean job_queue_size"):
-        load_config([Option("job_queue_siz", "1", "--set")], environ={})
-
-
 def test_a_snapshot_brings_models_and_settings_but_not_security() -> None:
     write_snapshot(
         {"m": {"1.0": STATE}},

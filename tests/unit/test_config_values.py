@@ -300,16 +300,6 @@ def test_settings_that_go_together(settings: dict[str, str]) -> None:
     assert loaded(**settings).loopback_only
 
 
-def test_one_address_may_serve_inference_and_management() -> None:
-    both = "http://127.0.0.1:9"
-    config = loaded(inference_address=both, management_address=both)
-    assert config.inference_address == config.management_address
-
-
-def test_free_ports_do_not_collide() -> None:
-    assert loaded(grpc_inference_port="0", grpc_management_port="0").grpc_inference_port == 0
-
-
 def test_the_manual_has_the_table() -> None:
     assert settings_table() in DOC.read_text(), (
         "run: torchserve config --markdown, and put it into docs/configuration.md"

@@ -35,6 +35,7 @@ from ts_frontend.workers.memory import WorkerMemory
 from ts_frontend.workers.worker import WorkerState
 
 METRICS = MetricsRegistry(read_definitions(DEFAULT_FILE), "log", "vm")
+run_test = asyncio.run  # a collector lingers after its last reader
 
 
 class PlayedWorker:
@@ -271,177 +272,150 @@ async def told(events: AsyncGenerator[list[bytes], None], name: str, count: int 
     raise AssertionError(f"the events ended before {count} of {name}")
 
 
-def test_samples_have_the_gpus_load_where_there_are_gpus() -> None:
+async def test_samples_have_the_gpus_load_where_there_are_gpus() -> None:
     async def listed(command: Sequence[str]) -> str | None:
         return "0, 42, 20480, 81920\n1, [N/A], 0, 81920\n"
 
-    async def scenario() -> None:
-        gpus = Gpus(2, listed, WithoutDriver(2))
-        watch = collector(served(Played("a")), gpus=gpus)
-        events = watch.events()
-        while not (found := (await told(events, "sample"))[-1]["machine"]["gpus"]):
-            pass
-        assert found == [{"index": 0, "busy_percent": 42.0, "used_bytes": 20 << 30, "total_bytes": 80 << 30}]
-        await events.aclose()
-
-    asyncio.run(scenario())
+    gpus = Gpus(2, listed, WithoutDriver(2))
+    watch = collector(served(Played("a")), gpus=gpus)
+    events = watch.events()
+    while not (found := (await told(events, "sample"))[-1]["machine"]["gpus"]):
+        pass
+    assert found == [{"index": 0, "busy_percent": 42.0, "used_bytes": 20 << 30, "total_bytes": 80 << 30}]
+    await events.aclose()
 
 
-def test_readers_are_told_of_models_and_of_each_change() -> None:
-    async def scenario() -> None:
-        registry = served(Played("b"), Played("a"))
-        events = collector(registry).events()
-        ((_, history),) = parsed(await anext(events))
-        assert history["columns"] == list(COLUMNS) and history["samples"] == []
-        (state,) = await told(events, "state")
-        assert [model["key"] for model in state["models"]] == ["a/1.0", "b/1.0"]
-        assert state["server"] == {"name": "torchrelay", "ready": True, "draining": False}
-        assert state["models"][0]["workers"][0]["memoryBytes"] > 1000
-        added: Any = Played("c")
-        added.pool.last_failure = Failure(1.5, 9001, "killed by SIGKILL", 2, ["line"] * 30)
-        registry.add(added)
-        while len((state := (await told(events, "state"))[0])["models"]) < 3:
-            pass
-        death = state["models"][2]["lastFailure"]
-        assert death["reason"] == "killed by SIGKILL" and len(death["lastLines"]) == 20
-        await events.aclose()
-
-    asyncio.run(scenario())
+async def test_readers_are_told_of_models_and_of_each_change() -> None:
+    registry = served(Played("b"), Played("a"))
+    events = collector(registry).events()
+    ((_, history),) = parsed(await anext(events))
+    assert history["columns"] == list(COLUMNS) and history["samples"] == []
+    (state,) = await told(events, "state")
+    assert [model["key"] for model in state["models"]] == ["a/1.0", "b/1.0"]
+    assert state["server"] == {"name": "torchrelay", "ready": True, "draining": False}
+    assert state["models"][0]["workers"][0]["memoryBytes"] > 1000
+    added: Any = Played("c")
+    added.pool.last_failure = Failure(1.5, 9001, "killed by SIGKILL", 2, ["line"] * 30)
+    registry.add(added)
+    while len((state := (await told(events, "state"))[0])["models"]) < 3:
+        pass
+    death = state["models"][2]["lastFailure"]
+    assert death["reason"] == "killed by SIGKILL" and len(death["lastLines"]) == 20
+    await events.aclose()
 
 
-def test_one_collector_works_for_all_and_only_while_somebody_reads() -> None:
-    async def scenario() -> None:
-        model: Any = Played()
-        one = collector(served(model))
-        assert not one.working and model.observed == []
-        first, second = one.events(), one.events()
-        await anext(first)
-        await told(first, "sample", 2)
-        watch = model.observed[0]
-        await anext(second)
-        assert (await told(second, "state"))[0]["models"]  # at once, without waiting for a change
-        model.answer()
-        await told(second, "sample", 2)
-        assert model.observed == [watch] and sum(watch.counts) == 1
-        await first.aclose()
-        assert one.working
-        await second.aclose()
-        await until_async(lambda: not one.working, "the collector has ended")
-        assert model.observed == [watch, None]
-        again = one.events()
-        await anext(again)
-        assert (await told(again, "sample"))[0]["models"] == {}  # nothing is kept of before
-        await again.aclose()
-        await until_async(lambda: not one.working, "the collector has ended")
-
-    asyncio.run(scenario())
+async def test_one_collector_works_for_all_and_only_while_somebody_reads() -> None:
+    model: Any = Played()
+    one = collector(served(model))
+    assert not one.working and model.observed == []
+    first, second = one.events(), one.events()
+    await anext(first)
+    await told(first, "sample", 2)
+    watch = model.observed[0]
+    await anext(second)
+    assert (await told(second, "state"))[0]["models"]  # at once, without waiting for a change
+    model.answer()
+    await told(second, "sample", 2)
+    assert model.observed == [watch] and sum(watch.counts) == 1
+    await first.aclose()
+    assert one.working
+    await second.aclose()
+    await until_async(lambda: not one.working, "the collector has ended")
+    assert model.observed == [watch, None]
+    again = one.events()
+    await anext(again)
+    assert (await told(again, "sample"))[0]["models"] == {}  # nothing is kept of before
+    await again.aclose()
+    await until_async(lambda: not one.working, "the collector has ended")
 
 
-def test_a_reader_who_comes_back_soon_finds_what_happened() -> None:
-    async def scenario() -> None:
-        model: Any = Played()
-        one = collector(served(model), pace=Pace(sample_s=0.01, linger_s=60))
-        events = one.events()
-        await anext(events)
-        model.answer()
-        await told(events, "sample", 5)
-        await events.aclose()
-        again = one.events()
-        ((_, history),) = parsed(await anext(again))
-        assert len(history["samples"]) >= 5 and set(history["samples"][0]) == {"t", "machine", "models", "batches"}
-        await again.aclose()
-
-    asyncio.run(scenario())
+async def test_a_reader_who_comes_back_soon_finds_what_happened() -> None:
+    model: Any = Played()
+    one = collector(served(model), pace=Pace(sample_s=0.01, linger_s=60))
+    events = one.events()
+    await anext(events)
+    model.answer()
+    await told(events, "sample", 5)
+    await events.aclose()
+    again = one.events()
+    ((_, history),) = parsed(await anext(again))
+    assert len(history["samples"]) >= 5 and set(history["samples"][0]) == {"t", "machine", "models", "batches"}
+    await again.aclose()
 
 
-def test_a_model_that_is_gone_is_no_longer_watched() -> None:
-    async def scenario() -> None:
-        model: Any = Played()
-        registry = served(model)
-        events = collector(registry).events()
-        await anext(events)
-        await told(events, "sample")
-        registry.remove("m")
-        while (await told(events, "state"))[0]["models"]:
-            pass
-        await told(events, "sample", 2)
-        assert model.observed[-1] is None
-        await events.aclose()
-
-    asyncio.run(scenario())
+async def test_a_model_that_is_gone_is_no_longer_watched() -> None:
+    model: Any = Played()
+    registry = served(model)
+    events = collector(registry).events()
+    await anext(events)
+    await told(events, "sample")
+    registry.remove("m")
+    while (await told(events, "state"))[0]["models"]:
+        pass
+    await told(events, "sample", 2)
+    assert model.observed[-1] is None
+    await events.aclose()
 
 
-def test_events_end_with_the_server_and_after_their_time() -> None:
-    async def scenario() -> None:
-        registry = served(Played())
-        health = Health(registry, frozenset())
-        one = collector(registry, health)
-        events = one.events()
-        await anext(events)
-        health.drain()
-        async for _ in events:
-            pass
-        with pytest.raises(Draining):
-            await anext(one.events())
-        short = collector(registry, pace=Pace(sample_s=0.01, read_s_max=0.05, linger_s=0.0)).events()
-        async for _ in short:
-            pass
-
-    asyncio.run(scenario())
-
-
-def test_readers_have_a_limit() -> None:
-    async def scenario() -> None:
-        one = collector(served(Played()))
-        readers = [one.events() for _ in range(READERS_MAX)]
-        for reader in readers:
-            await anext(reader)
-        with pytest.raises(TooManyReaders) as refused:
-            await anext(one.events())
-        assert refused.value.http_status == 503 and refused.value.retry_after_s
-        await readers.pop().aclose()
+async def test_events_end_with_the_server_and_after_their_time() -> None:
+    registry = served(Played())
+    health = Health(registry, frozenset())
+    one = collector(registry, health)
+    events = one.events()
+    await anext(events)
+    health.drain()
+    async for _ in events:
+        pass
+    with pytest.raises(Draining):
         await anext(one.events())
-
-    asyncio.run(scenario())
-
-
-def test_a_slow_reader_gets_the_latest_state_and_no_more_samples_than_the_history_has() -> None:
-    async def scenario() -> None:
-        reader = Reader(samples_max=3)
-        for number in range(10):
-            reader.tell(state=b"state %d" % number)
-            reader.tell(sample=b"%d" % number)
-        assert await reader.take() == [b"state 9", b"7", b"8", b"9"]
-        reader.tell(sample=b"10")
-        assert await reader.take() == [b"10"]
-        reader.end()
-        assert await reader.take() == [] and await reader.take() == []
-
-    asyncio.run(scenario())
+    short = collector(registry, pace=Pace(sample_s=0.01, read_s_max=0.05, linger_s=0.0)).events()
+    async for _ in short:
+        pass
 
 
-def test_a_state_that_cannot_be_read_ends_the_readers_and_the_next_begin_anew(caplog: Any) -> None:
+async def test_readers_have_a_limit() -> None:
+    one = collector(served(Played()))
+    readers = [one.events() for _ in range(READERS_MAX)]
+    for reader in readers:
+        await anext(reader)
+    with pytest.raises(TooManyReaders) as refused:
+        await anext(one.events())
+    assert refused.value.http_status == 503 and refused.value.retry_after_s
+    await readers.pop().aclose()
+    await anext(one.events())
+
+
+async def test_a_slow_reader_gets_the_latest_state_and_no_more_samples_than_the_history_has() -> None:
+    reader = Reader(samples_max=3)
+    for number in range(10):
+        reader.tell(state=b"state %d" % number)
+        reader.tell(sample=b"%d" % number)
+    assert await reader.take() == [b"state 9", b"7", b"8", b"9"]
+    reader.tell(sample=b"10")
+    assert await reader.take() == [b"10"]
+    reader.end()
+    assert await reader.take() == [] and await reader.take() == []
+
+
+async def test_a_state_that_cannot_be_read_ends_the_readers_and_the_next_begin_anew(caplog: Any) -> None:
     class Broken(Played):
         @property
         def statistics(self) -> Any:
             raise NoWorker("gone")
 
-    async def scenario() -> None:
-        model: Any = Broken()
-        registry = served(model)
-        one = collector(registry)
-        events = one.events()
-        async for _ in events:
-            pass
-        assert not one.working
-        registry.remove("m")
-        registry.add(Played())  # type: ignore[arg-type]
-        again = one.events()
-        await anext(again)
-        assert await told(again, "sample")
-        await again.aclose()
-
-    asyncio.run(scenario())
+    model: Any = Broken()
+    registry = served(model)
+    one = collector(registry)
+    events = one.events()
+    async for _ in events:
+        pass
+    assert not one.working
+    registry.remove("m")
+    registry.add(Played())  # type: ignore[arg-type]
+    again = one.events()
+    await anext(again)
+    assert await told(again, "sample")
+    await again.aclose()
     assert "The console's collector failed" in caplog.text
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from stage import Actor, Skipping, Stage, pool_of, run
+from stage import Actor, Skipping, Stage, pool_of
 from support import GUARD_S, until_async
 from ts.protocol.frames import Input, Predict
 from ts_frontend.errors import ModelNotLoaded, NoWorker
@@ -106,277 +106,229 @@ class House:
             await self.demand.leave(one, one.pool.close(0))
 
 
-def test_a_model_has_no_process_before_its_first_request_and_concurrent_ones_load_it_once() -> None:
-    async def scenario() -> None:
-        house = House(1)
-        one, stage = house.models[0], house.stages[0]
-        assert (stage.launched, one.status) == (0, "known")
-        jobs = [house.ask(0) for _ in range(5)]
-        assert one.status == "loading"
-        await house.answered(*jobs)
-        assert (stage.launched, one.loads) == (1, 1)
-        await until_async(lambda: one.status == "warm")
-        for job in jobs:
-            told = dict(job.headers)
-            assert job.cold_s > 0 and int(told["x-cold-start-ms"]) >= 1
-        later = house.ask(0)
-        await house.answered(later)
-        assert not later.cold_s and not later.headers
-        await house.close()
-
-    run(scenario())
+async def test_a_model_has_no_process_before_its_first_request_and_concurrent_ones_load_it_once() -> None:
+    house = House(1)
+    one, stage = house.models[0], house.stages[0]
+    assert (stage.launched, one.status) == (0, "known")
+    jobs = [house.ask(0) for _ in range(5)]
+    assert one.status == "loading"
+    await house.answered(*jobs)
+    assert (stage.launched, one.loads) == (1, 1)
+    await until_async(lambda: one.status == "warm")
+    for job in jobs:
+        told = dict(job.headers)
+        assert job.cold_s > 0 and int(told["x-cold-start-ms"]) >= 1
+    later = house.ask(0)
+    await house.answered(later)
+    assert not later.cold_s and not later.headers
+    await house.close()
 
 
-def test_a_model_that_nobody_asks_for_ends_after_its_time_and_a_pinned_one_stays() -> None:
-    async def scenario() -> None:
-        for pinned in (False, True):
-            house = House(1, rule=DemandRule(keep_alive_s=60, pinned=pinned))
-            one = house.models[0]
-            await house.answered(house.ask(0))
-            await house.warm(0)
-            await house.demand.look()
-            assert one.status == "warm"
-            house.clock._skipped_s += 61
-            await house.demand.look()
-            if pinned:
-                assert one.status == "warm"
-            else:
-                assert one.task is not None
-                await asyncio.wait({one.task})
-                assert one.status == "known"
-                assert "no request came for 60 s" in one.unloaded_because
-                assert not list(house.actors())
-                await house.answered(house.ask(0))
-                assert one.loads == 2 or one.state is ResidentState.LOADING
-            await house.close()
-
-    run(scenario())
-
-
-def test_a_model_that_works_is_not_idle() -> None:
-    async def scenario() -> None:
-        house = House(1, rule=DemandRule(keep_alive_s=60))
+async def test_a_model_that_nobody_asks_for_ends_after_its_time_and_a_pinned_one_stays() -> None:
+    for pinned in (False, True):
+        house = House(1, rule=DemandRule(keep_alive_s=60, pinned=pinned))
         one = house.models[0]
-        job = house.ask(0)
-        await until_async(lambda: one.state is ResidentState.WARM)
-        house.clock._skipped_s += 100
+        await house.answered(house.ask(0))
+        await house.warm(0)
         await house.demand.look()
         assert one.status == "warm"
-        await house.answered(job)
+        house.clock._skipped_s += 61
+        await house.demand.look()
+        if pinned:
+            assert one.status == "warm"
+        else:
+            assert one.task is not None
+            await asyncio.wait({one.task})
+            assert one.status == "known"
+            assert "no request came for 60 s" in one.unloaded_because
+            assert not list(house.actors())
+            await house.answered(house.ask(0))
+            assert one.loads == 2 or one.state is ResidentState.LOADING
         await house.close()
 
-    run(scenario())
+
+async def test_a_model_that_works_is_not_idle() -> None:
+    house = House(1, rule=DemandRule(keep_alive_s=60))
+    one = house.models[0]
+    job = house.ask(0)
+    await until_async(lambda: one.state is ResidentState.WARM)
+    house.clock._skipped_s += 100
+    await house.demand.look()
+    assert one.status == "warm"
+    await house.answered(job)
+    await house.close()
 
 
-def test_the_one_that_was_not_used_for_the_longest_time_gives_its_memory() -> None:
-    async def scenario() -> None:
-        house = House(4, 2 * SIZE)
-        for index in (0, 1, 0, 2):
-            await house.answered(house.ask(index))
-            await house.warm(index)
-            house.clock._skipped_s += 1
-        assert [one.status for one in house.models] == ["warm", "known", "warm", "known"]
-        assert "needed its memory" in house.models[1].unloaded_because
-        assert house.most_bytes <= 2 * SIZE
-        await house.close()
-
-    run(scenario())
+async def test_the_one_that_was_not_used_for_the_longest_time_gives_its_memory() -> None:
+    house = House(4, 2 * SIZE)
+    for index in (0, 1, 0, 2):
+        await house.answered(house.ask(index))
+        await house.warm(index)
+        house.clock._skipped_s += 1
+    assert [one.status for one in house.models] == ["warm", "known", "warm", "known"]
+    assert "needed its memory" in house.models[1].unloaded_because
+    assert house.most_bytes <= 2 * SIZE
+    await house.close()
 
 
-def test_a_busy_model_finishes_its_requests_before_it_gives_way() -> None:
+async def test_a_busy_model_finishes_its_requests_before_it_gives_way() -> None:
     """Also those that wait in its queue are answered, after it is loaded again."""
-
-    async def scenario() -> None:
-        house = House(2, SIZE)
-        first = [house.ask(0) for _ in range(6)]
-        await until_async(lambda: house.models[0].state is ResidentState.WARM)
-        other = house.ask(1)
-        late = house.ask(0)
-        await house.answered(*first, other, late)
-        assert house.most_bytes <= SIZE
-        await house.close()
-
-    run(scenario())
+    house = House(2, SIZE)
+    first = [house.ask(0) for _ in range(6)]
+    await until_async(lambda: house.models[0].state is ResidentState.WARM)
+    other = house.ask(1)
+    late = house.ask(0)
+    await house.answered(*first, other, late)
+    assert house.most_bytes <= SIZE
+    await house.close()
 
 
-def test_1000_known_models_of_which_20_fit() -> None:
-    async def scenario() -> None:
-        count = 100 if House.on_gpus else 1000
-        house = House(count, 20 * SIZE)
-        chance = random.Random(7)
-        jobs: list[Job] = []
-        for _ in range(30):
-            jobs = [house.ask(chance.randrange(count)) for _ in range(10)]
-            await house.answered(*jobs)
-        assert house.most_bytes <= 20 * SIZE, "the bound was passed"
-        assert sum(one.loads for one in house.models) > (200 if count == 1000 else 100), "most of these were cold"
-        assert house.most_bytes >= 19 * SIZE, "and used"
-        await house.close()
-
-    run(scenario())
+async def test_100_known_models_of_which_20_fit() -> None:
+    house = House(100, 20 * SIZE)
+    chance = random.Random(7)
+    jobs: list[Job] = []
+    for _ in range(30):
+        jobs = [house.ask(chance.randrange(100)) for _ in range(10)]
+        await house.answered(*jobs)
+    assert house.most_bytes <= 20 * SIZE, "the bound was passed"
+    assert sum(one.loads for one in house.models) > 100, "most of these were cold"
+    assert house.most_bytes >= 19 * SIZE, "and used"
+    await house.close()
 
 
-def test_a_load_that_fails_is_told_at_once_and_tried_again() -> None:
-    async def scenario() -> None:
-        house = House(1)
-        house.stages[0].scenes = ["fails", "fails", "ready"]
-        one = house.models[0]
-        job = house.ask(0)
-        with pytest.raises(ModelNotLoaded, match="SyntaxError"):
-            await job.result()
-        await until_async(lambda: one.pool.ready_count == 1)
-        await until_async(lambda: one.status == "warm")
-        await house.answered(house.ask(0))
-        assert house.stages[0].launched == 3
-        await house.close()
-
-    run(scenario())
+async def test_a_load_that_fails_is_told_at_once_and_tried_again() -> None:
+    house = House(1)
+    house.stages[0].scenes = ["fails", "fails", "ready"]
+    one = house.models[0]
+    job = house.ask(0)
+    with pytest.raises(ModelNotLoaded, match="SyntaxError"):
+        await job.result()
+    await until_async(lambda: one.pool.ready_count == 1)
+    await until_async(lambda: one.status == "warm")
+    await house.answered(house.ask(0))
+    assert house.stages[0].launched == 3
+    await house.close()
 
 
-def test_a_load_that_ends_with_a_fault_of_the_server_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        house = House(1)
-        (one,) = house.models
-        scale, faults = one.pool.scale, [RuntimeError("no room")]
+async def test_a_load_that_ends_with_a_fault_of_the_server_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(1)
+    (one,) = house.models
+    scale, faults = one.pool.scale, [RuntimeError("no room")]
 
-        async def failing(count: int, drain_s: float | None = None) -> None:
-            if faults:
-                raise faults.pop()
-            await scale(count)
+    async def failing(count: int, drain_s: float | None = None) -> None:
+        if faults:
+            raise faults.pop()
+        await scale(count)
 
-        monkeypatch.setattr(one.pool, "scale", failing)
-        job = house.ask(0)
-        await until_async(lambda: job.done)
-        with pytest.raises(NoWorker, match="no room"):
-            await job.result()
-        assert one.state is ResidentState.KNOWN
-        await house.answered(house.ask(0))
-        await house.close()
-
-    run(scenario())
+    monkeypatch.setattr(one.pool, "scale", failing)
+    job = house.ask(0)
+    await until_async(lambda: job.done)
+    with pytest.raises(NoWorker, match="no room"):
+        await job.result()
+    assert one.state is ResidentState.KNOWN
+    await house.answered(house.ask(0))
+    await house.close()
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["without workers", "with its workers"])
-def test_an_unload_that_ends_with_a_fault_of_the_server_keeps_nobody_waiting(
+async def test_an_unload_that_ends_with_a_fault_of_the_server_keeps_nobody_waiting(
     left: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        house = House(1)
-        (one,) = house.models
-        await house.answered(house.ask(0))
-        await house.warm(0)
-        scale, faults = one.pool.scale, [RuntimeError("no room")]
+    house = House(1)
+    (one,) = house.models
+    await house.answered(house.ask(0))
+    await house.warm(0)
+    scale, faults = one.pool.scale, [RuntimeError("no room")]
 
-        async def failing(count: int, drain_s: float | None = None) -> None:
-            if not faults or not left:
-                await scale(count)
-            if faults:
-                raise faults.pop()
+    async def failing(count: int, drain_s: float | None = None) -> None:
+        if not faults or not left:
+            await scale(count)
+        if faults:
+            raise faults.pop()
 
-        monkeypatch.setattr(one.pool, "scale", failing)
-        await house.demand.unload(one, UnloadCause.IDLE, "its time is over")
-        assert one.state is (ResidentState.WARM if left else ResidentState.KNOWN) and not faults
-        await house.answered(house.ask(0))
-        await house.demand.unload(one, UnloadCause.IDLE, "its time is over")
-        await house.answered(house.ask(0))
-        await house.close()
-
-    run(scenario())
+    monkeypatch.setattr(one.pool, "scale", failing)
+    await house.demand.unload(one, UnloadCause.IDLE, "its time is over")
+    assert one.state is (ResidentState.WARM if left else ResidentState.KNOWN) and not faults
+    await house.answered(house.ask(0))
+    await house.demand.unload(one, UnloadCause.IDLE, "its time is over")
+    await house.answered(house.ask(0))
+    await house.close()
 
 
-def test_a_model_whose_workers_were_given_up_is_loaded_anew() -> None:
-    async def scenario() -> None:
-        house = House(1)
-        one, stage = house.models[0], house.stages[0]
-        stage.scenes = ["fails"] * 40
-        with pytest.raises(ModelNotLoaded):
-            await house.ask(0).result()
-        await until_async(lambda: one.pool.unavailable and one.state is ResidentState.WARM)
-        with pytest.raises(NoWorker, match="could be kept running"):
-            house.ask(0)
-        await house.demand.look()
-        await until_async(lambda: one.status == "known")
-        stage.scenes = []
-        await house.answered(house.ask(0))
-        await house.close()
-
-    run(scenario())
+async def test_a_model_whose_workers_were_given_up_is_loaded_anew() -> None:
+    house = House(1)
+    one, stage = house.models[0], house.stages[0]
+    stage.scenes = ["fails"] * 40
+    with pytest.raises(ModelNotLoaded):
+        await house.ask(0).result()
+    await until_async(lambda: one.pool.unavailable and one.state is ResidentState.WARM)
+    with pytest.raises(NoWorker, match="could be kept running"):
+        house.ask(0)
+    await house.demand.look()
+    await until_async(lambda: one.status == "known")
+    stage.scenes = []
+    await house.answered(house.ask(0))
+    await house.close()
 
 
-def test_a_model_that_is_too_large_is_refused_before_it_is_loaded() -> None:
-    async def scenario() -> None:
-        house = House(1, SIZE, DemandRule(memory=Memory(SIZE + 1, SIZE + 1)))
-        with pytest.raises(NoWorker, match="model_(gpu_)?memory_max"):
-            house.ask(0)
-        assert not house.stages[0].launched
-        await house.close()
-
-    run(scenario())
+async def test_a_model_that_is_too_large_is_refused_before_it_is_loaded() -> None:
+    house = House(1, SIZE, DemandRule(memory=Memory(SIZE + 1, SIZE + 1)))
+    with pytest.raises(NoWorker, match="model_(gpu_)?memory_max"):
+        house.ask(0)
+    assert not house.stages[0].launched
+    await house.close()
 
 
-def test_a_model_that_grows_over_the_limit_makes_others_leave() -> None:
-    async def scenario() -> None:
-        house = House(2, 2 * SIZE)
-        for index in range(2):
-            await house.answered(house.ask(index))
-            await house.warm(index)
-            house.clock._skipped_s += 1
-        house.stages[1].actors[0].memory = 2 * SIZE
-        await house.demand.look()
-        assert [one.status for one in house.models] == ["known", "warm"]
-        assert "grew over" in house.models[0].unloaded_because
-        house.stages[1].actors[0].memory = 3 * SIZE
-        await house.demand.look()
-        with pytest.raises(NoWorker, match="model_(gpu_)?memory_max"):
-            house.ask(1)
-        await house.close()
-
-    run(scenario())
+async def test_a_model_that_grows_over_the_limit_makes_others_leave() -> None:
+    house = House(2, 2 * SIZE)
+    for index in range(2):
+        await house.answered(house.ask(index))
+        await house.warm(index)
+        house.clock._skipped_s += 1
+    house.stages[1].actors[0].memory = 2 * SIZE
+    await house.demand.look()
+    assert [one.status for one in house.models] == ["known", "warm"]
+    assert "grew over" in house.models[0].unloaded_because
+    house.stages[1].actors[0].memory = 3 * SIZE
+    await house.demand.look()
+    with pytest.raises(NoWorker, match="model_(gpu_)?memory_max"):
+        house.ask(1)
+    await house.close()
 
 
-def test_a_request_that_leaves_while_it_waits_for_memory_loads_nothing() -> None:
-    async def scenario() -> None:
-        house = House(2, SIZE)
-        first = house.ask(0)
-        await until_async(lambda: house.models[0].state is ResidentState.WARM)
-        other = house.ask(1)
-        other.cancel()
-        await house.answered(first)
-        await until_async(lambda: house.models[1].status == "known")
-        assert not house.stages[1].launched
-        await house.close()
-
-    run(scenario())
+async def test_a_request_that_leaves_while_it_waits_for_memory_loads_nothing() -> None:
+    house = House(2, SIZE)
+    first = house.ask(0)
+    await until_async(lambda: house.models[0].state is ResidentState.WARM)
+    other = house.ask(1)
+    other.cancel()
+    await house.answered(first)
+    await until_async(lambda: house.models[1].status == "known")
+    assert not house.stages[1].launched
+    await house.close()
 
 
-def test_a_model_that_is_removed_while_it_waits_or_loads_leaves_nothing() -> None:
-    async def scenario() -> None:
-        house = House(2, SIZE)
-        house.stages[0].scenes = ["hangs"]
-        jobs = [house.ask(0), house.ask(1)]
-        await until_async(lambda: house.stages[0].launched)
-        for job in jobs:
-            job.cancel()
-        await asyncio.wait_for(house.close(), GUARD_S)
-        assert not house.demand.residents and not list(house.actors())
-
-    run(scenario())
+async def test_a_model_that_is_removed_while_it_waits_or_loads_leaves_nothing() -> None:
+    house = House(2, SIZE)
+    house.stages[0].scenes = ["hangs"]
+    jobs = [house.ask(0), house.ask(1)]
+    await until_async(lambda: house.stages[0].launched)
+    for job in jobs:
+        job.cancel()
+    await asyncio.wait_for(house.close(), GUARD_S)
+    assert not house.demand.residents and not list(house.actors())
 
 
-def test_a_model_on_the_cpu_needs_no_memory_of_gpus() -> None:
+async def test_a_model_on_the_cpu_needs_no_memory_of_gpus() -> None:
     """An unknown model on GPUs counts as all of their memory."""
-
-    async def scenario() -> None:
-        house = House(3)
-        house.demand.limit = Memory(gpus=SIZE)
-        for index, on_gpus in enumerate((False, False, True)):
-            house.models[index].pool.on_gpus = on_gpus
-            await house.answered(house.ask(index))
-            await house.warm(index)
-        assert [one.held for one in house.models] == [Memory(SIZE), Memory(SIZE), Memory(1, SIZE)]
-        await house.close()
-
-    run(scenario())
+    house = House(3)
+    house.demand.limit = Memory(gpus=SIZE)
+    for index, on_gpus in enumerate((False, False, True)):
+        house.models[index].pool.on_gpus = on_gpus
+        await house.answered(house.ask(index))
+        await house.warm(index)
+    assert [one.held for one in house.models] == [Memory(SIZE), Memory(SIZE), Memory(1, SIZE)]
+    await house.close()
 
 
 def test_the_memory_of_a_process_is_read() -> None:

@@ -77,14 +77,10 @@ def test_a_stream_that_fails_has_counted_what_was_sent() -> None:
     assert found["handled_total NOT_FOUND"] == found["handling_seconds_count"] == "1.0"
 
 
-def test_a_stream_that_is_left_is_cancelled() -> None:
+async def test_a_stream_that_is_left_is_cancelled() -> None:
     metrics = CallMetrics()
     run = metrics.counted(Method(PATH, Shape.BIDI, echo_all)).run
-
-    async def leave() -> None:
-        answers = run(Call(PATH), given(b"a", b"b"))  # type: ignore[arg-type]
-        assert await anext(answers) == [b"a", b"a"]  # type: ignore[arg-type]
-        await answers.aclose()  # type: ignore[union-attr]
-
-    asyncio.run(leave())
+    answers = run(Call(PATH), given(b"a", b"b"))  # type: ignore[arg-type]
+    assert await anext(answers) == [b"a", b"a"]  # type: ignore[arg-type]
+    await answers.aclose()  # type: ignore[union-attr]
     assert shown(metrics)["handled_total CANCELLED"] == "1.0"

@@ -206,25 +206,6 @@ def test_archives_and_folders_have_their_manifest_and_configuration(
     assert load_model(source, config={"word": "mine"}).describe().json()["word"] == "mine"
 
 
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ("import no_such_library\n", "-m pip install no_such_library"),
-        (
-            "def handle(data, context):\n    return [row['x'] for row in data]\n",
-            "begin it with `if data is None: return`",
-        ),
-        ("def predict(data):\n    return data\n", "has a function predict, and no handler that calls it"),
-    ],
-)
-def test_a_handler_that_cannot_be_loaded_says_what_the_server_says(
-    load_model: Load, tmp_path: Path, source: str, words: str
-) -> None:
-    with pytest.raises(NotLoaded) as failure:
-        load_model(written(tmp_path, source))
-    assert words in failure.value.message
-
-
 def test_a_source_of_another_kind_is_refused(load_model: Load, tmp_path: Path) -> None:
     (tmp_path / "x.txt").touch()
     with pytest.raises(NotLoaded, match="neither a handler's file"):

@@ -4,7 +4,6 @@ Each test names the files that break its rule."""
 from __future__ import annotations
 
 import ast
-import configparser
 import functools
 import gc
 import re
@@ -14,16 +13,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from google.protobuf import descriptor_pool
-
-from ts.protocol.datatypes import DATATYPES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHIMS = "worker/ts/compat/shims/"
 #: Where requests are translated: they see calls and answers, never a frame.
 PROTOCOLS = tuple(f"frontend/ts_frontend/{name}/" for name in ("http", "grpc", "open_inference"))
-MUTABLE_CALLS = {"list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict", "Lock", "Event"}
-MUTATORS = {"append", "add", "update", "pop", "clear", "extend", "insert", "remove", "setdefault", "discard", "popitem"}
 
 
 @functools.cache
@@ -126,16 +120,6 @@ def test_the_tree_is_where_the_tests_look() -> None:
     assert "frontend/ts_frontend/errors.py" in frontend()
 
 
-def test_imports_are_absolute_but_in_packages_that_stand_for_others() -> None:
-    assert not [
-        path
-        for path, tree in {**worker(), **frontend()}.items()
-        if not path.startswith(SHIMS)
-        for node in nodes(tree)
-        if isinstance(node, ast.ImportFrom) and node.level
-    ]
-
-
 def test_workers_import_nothing_of_the_frontend() -> None:
     assert not breaking(worker(), ("ts_frontend", "model_archiver"))
 
@@ -198,65 +182,6 @@ def test_only_the_configuration_reads_the_environment() -> None:
         )
     ]
     assert not readers
-
-
-def test_only_the_server_and_its_listeners_construct_the_parts() -> None:
-    """A service's own module may have a function that builds it, which the server calls."""
-    server, listeners = "frontend/ts_frontend/server.py", "frontend/ts_frontend/listeners/listeners.py"
-    assert not callers(frontend(), {"Registry", "Supervisor", "ModelManager"}, (server,))
-    services = set()
-    for path, tree in frontend().items():
-        if path.startswith(PROTOCOLS):
-            names = {
-                node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith("Service")
-            }
-            services |= names
-            assert not callers(frontend(), names, (listeners, path))
-    assert "InferenceService" in services
-
-
-def module_names(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """Names that a module binds to a value, and the values."""
-    for node in tree.body:
-        if isinstance(node, ast.Assign):
-            yield from ((target.id, node.value) for target in node.targets if isinstance(target, ast.Name))
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            yield node.target.id, node.value
-
-
-def is_mutable(value: ast.expr) -> bool:
-    literal = isinstance(value, (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp))
-    return literal or (isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] in MUTABLE_CALLS)
-
-
-def mutated(tree: ast.AST) -> Iterator[str]:
-    """The names of a module's objects that code in it changes."""
-    for node in nodes(tree):
-        if isinstance(node, ast.Global):
-            yield from node.names
-        stored = isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del))
-        changed = isinstance(node, ast.Attribute) and node.attr in MUTATORS
-        if (
-            (stored or changed)
-            and isinstance(node, (ast.Subscript, ast.Attribute))
-            and isinstance(node.value, ast.Name)
-        ):
-            yield node.value.id
-
-
-def test_modules_hold_no_state() -> None:
-    """Tables are fine: mutable by type, upper case by name, and never changed. Packages that stand in for others
-    register like those."""
-    found = []
-    for path, tree in {**frontend(), **worker()}.items():
-        changed = set(mutated(tree))
-        found += [
-            f"{path}: {name}"
-            for name, value in module_names(tree)
-            if not path.startswith(SHIMS) and not name.startswith("__")
-            if name in changed or (is_mutable(value) and not name.lstrip("_").isupper())
-        ]
-    assert not found
 
 
 STARTERS = {"subprocess.Popen", "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output"}
@@ -417,17 +342,6 @@ def test_packages_import_one_way() -> None:
     assert not left, f"these packages import each other, or a ring: {sorted(left)}"
 
 
-def test_descriptors_stay_out_of_the_default_pool() -> None:
-    """Another client library may bring files of the same names and packages into this process."""
-    from ts_frontend.protos import inference_pb2, management_pb2
-
-    assert inference_pb2.DESCRIPTOR.pool is management_pb2.DESCRIPTOR.pool
-    assert inference_pb2.DESCRIPTOR.pool is not descriptor_pool.Default()
-    for name in (inference_pb2.DESCRIPTOR.name, management_pb2.DESCRIPTOR.name):
-        with pytest.raises(KeyError):
-            descriptor_pool.Default().FindFileByName(name)
-
-
 def test_the_drawing_of_the_packages_is_up_to_date() -> None:
     script = ROOT / "ts_scripts/draw_packages.py"
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
@@ -441,46 +355,6 @@ def test_the_page_about_the_architecture_is_short_and_names_files_that_exist() -
     named = re.findall(r"`([\w./]+(?:\.py|/))`", page)
     assert len(named) > 20
     assert not [name for name in named if not any((root / name).exists() for root in roots)]
-
-
-def datatypes_in(node: ast.AST) -> set[str]:
-    """Names of datatypes, with or without Triton's prefix, in a literal collection, or assigned in a class."""
-    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-        values: list[ast.expr | None] = [*node.elts]
-    elif isinstance(node, ast.Dict):
-        values = [*node.keys, *node.values]
-    elif isinstance(node, ast.ClassDef):
-        values = [one.value for one in node.body if isinstance(one, (ast.Assign, ast.AnnAssign))]
-    else:
-        return set()
-    texts = {one.value for one in values if isinstance(one, ast.Constant) and isinstance(one.value, str)}
-    return {text.removeprefix("TYPE_") for text in texts} & DATATYPES.keys()
-
-
-@pytest.mark.parametrize(
-    ("code", "names"),
-    [
-        ("X = ('FP32', 'BF16')", {"FP32", "BF16"}),
-        ("X = {4: 'TYPE_FP32'}", {"FP32"}),
-        ("class X:\n    a: str = 'INT8'\n    b = 'INT16'", {"INT8", "INT16"}),
-        ("X = ('FP32 or BF16', 'x')", set()),
-    ],
-)
-def test_lists_of_datatypes_are_found(code: str, names: set[str]) -> None:
-    assert set().union(*map(datatypes_in, ast.walk(ast.parse(code)))) == names
-
-
-def test_the_datatypes_are_listed_once() -> None:
-    """Everything that depends on a datatype is a column of that table. Two that stand together elsewhere are an excerpt
-    of the list; the three of a sequence's control inputs are field names of config.pbtxt."""
-    own, control = "worker/ts/protocol/datatypes.py", {"INT32", "FP32", "BOOL"}
-    found = {
-        path: names
-        for path, tree in {**modules("frontend"), **worker()}.items()
-        for names in map(datatypes_in, nodes(tree))
-        if len(names) > 1 and path != own and names != control
-    }
-    assert not found
 
 
 #: Formats whose reading runs code that the bytes name (`multiprocessing` pickles what it sends).
@@ -502,21 +376,3 @@ def test_nothing_that_runs_code_is_read_from_a_socket_or_a_file() -> None:
     for name, tree in found.items():
         unsafe = {one for one in calls(tree) if one in ("yaml.load", "yaml.unsafe_load", "yaml.full_load")}
         assert not unsafe, (name, unsafe)
-
-
-def test_no_test_waits_without_a_limit() -> None:
-    """pytest ends a test that hangs; threads and processes are waited for with a limit of their own, so that the test
-    fails by its name."""
-    pytest_settings = configparser.ConfigParser()
-    pytest_settings.read(ROOT / "setup.cfg")
-    section = pytest_settings["tool:pytest"]
-    assert int(section["faulthandler_timeout"]) > 0 and section.getboolean("faulthandler_exit_on_timeout")
-    found = []
-    for folder in ("unit", "process", "e2e", "docs"):
-        for path in sorted((ROOT / "tests" / folder).rglob("test_*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                    endless = node.func.attr in ("join", "communicate") and not node.args and not node.keywords
-                    if endless:
-                        found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert not found

@@ -150,87 +150,72 @@ def test_gauges_fall_however_a_job_ends():
     ] == [1] * 4
 
 
-def test_pieces_are_joined_for_a_unary_caller_and_credit_comes_back_at_once():
-    async def scenario() -> None:
-        job, owner = sent()
-        result = asyncio.ensure_future(job.result())
-        await asyncio.sleep(0)
-        job.deliver(Chunk(job.id, b"one ", last=False, status=201, headers=[("a", "b")]))
-        job.deliver(Chunk(job.id, b"two", last=True, status=500))
-        assert bytes(await result) == b"one two"
-        assert (job.status, list(job.headers)) == (201, [("a", "b")])
-        assert owner.granted == [4 + 64]
-
-    asyncio.run(scenario())
+async def test_pieces_are_joined_for_a_unary_caller_and_credit_comes_back_at_once():
+    job, owner = sent()
+    result = asyncio.ensure_future(job.result())
+    await asyncio.sleep(0)
+    job.deliver(Chunk(job.id, b"one ", last=False, status=201, headers=[("a", "b")]))
+    job.deliver(Chunk(job.id, b"two", last=True, status=500))
+    assert bytes(await result) == b"one two"
+    assert (job.status, list(job.headers)) == (201, [("a", "b")])
+    assert owner.granted == [4 + 64]
 
 
-def test_a_stream_gives_what_is_ready_together_and_ends_with_the_last_piece():
-    async def scenario() -> None:
-        job, _ = sent(stream=True)
-        job.deliver(Chunk(job.id, b"1", last=False))
-        job.deliver(Chunk(job.id, b"2", last=False))
-        seen = []
-        async for pieces in chunks(job):
-            seen.append([bytes(piece) for piece in pieces])
-            if len(seen) == 1:
-                job.deliver(Chunk(job.id, b"3", last=True))
-        assert seen == [[b"1", b"2"], [b"3"]]
-
-    asyncio.run(scenario())
+async def test_a_stream_gives_what_is_ready_together_and_ends_with_the_last_piece():
+    job, _ = sent(stream=True)
+    job.deliver(Chunk(job.id, b"1", last=False))
+    job.deliver(Chunk(job.id, b"2", last=False))
+    seen = []
+    async for pieces in chunks(job):
+        seen.append([bytes(piece) for piece in pieces])
+        if len(seen) == 1:
+            job.deliver(Chunk(job.id, b"3", last=True))
+    assert seen == [[b"1", b"2"], [b"3"]]
 
 
-def test_an_answer_is_whole_when_it_ends_with_its_first_piece():
-    async def scenario() -> None:
-        job, _ = sent(stream=True)
-        whole = asyncio.ensure_future(job.whole())
-        await asyncio.sleep(0)
-        job.deliver(Chunk(job.id, b"all"))
-        assert await whole == [b"all"]
-        empty, _ = sent(stream=True)
-        empty.deliver(Chunk(empty.id, b""))
-        assert await empty.whole() == []
-        more, _ = sent(stream=True)
-        more.deliver(Chunk(more.id, b"1", last=False))
-        assert await more.whole() is None
-        coming = chunks(more)
-        assert await anext(coming) == [b"1"]
-        more.deliver(Chunk(more.id, b"2"))
-        assert [ready async for ready in coming] == [[b"2"]]
-
-    asyncio.run(scenario())
+async def test_an_answer_is_whole_when_it_ends_with_its_first_piece():
+    job, _ = sent(stream=True)
+    whole = asyncio.ensure_future(job.whole())
+    await asyncio.sleep(0)
+    job.deliver(Chunk(job.id, b"all"))
+    assert await whole == [b"all"]
+    empty, _ = sent(stream=True)
+    empty.deliver(Chunk(empty.id, b""))
+    assert await empty.whole() == []
+    more, _ = sent(stream=True)
+    more.deliver(Chunk(more.id, b"1", last=False))
+    assert await more.whole() is None
+    coming = chunks(more)
+    assert await anext(coming) == [b"1"]
+    more.deliver(Chunk(more.id, b"2"))
+    assert [ready async for ready in coming] == [[b"2"]]
 
 
-def test_an_answer_that_failed_after_its_first_piece_is_a_failure_as_long_as_nobody_has_read_it():
-    async def scenario() -> None:
-        job, _ = sent(stream=True)
-        job.deliver(Chunk(job.id, b"1", last=False))
-        job.fail(NoWorker("gone"))
-        with pytest.raises(NoWorker):
-            await job.whole()
-        left, owner = sent(stream=True)
-        waiting = asyncio.ensure_future(left.whole())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.wait({waiting})
-        assert left.state is JobState.CANCELLED and owner.released == [left]
-
-    asyncio.run(scenario())
+async def test_an_answer_that_failed_after_its_first_piece_is_a_failure_as_long_as_nobody_has_read_it():
+    job, _ = sent(stream=True)
+    job.deliver(Chunk(job.id, b"1", last=False))
+    job.fail(NoWorker("gone"))
+    with pytest.raises(NoWorker):
+        await job.whole()
+    left, owner = sent(stream=True)
+    waiting = asyncio.ensure_future(left.whole())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    assert left.state is JobState.CANCELLED and owner.released == [left]
 
 
-def test_a_reader_that_takes_gives_credit_and_one_that_does_not_gives_none():
-    async def scenario() -> None:
-        job, owner = sent(stream=True)
-        job.deliver(Chunk(job.id, b"x" * 70_000, last=False))
-        coming = chunks(job)
-        await anext(coming)
-        assert owner.granted == []
-        job.deliver(Chunk(job.id, b"y", last=False))
-        await anext(coming)
-        assert owner.granted == [70_064]
-        await coming.aclose()
-        assert job.state is JobState.CANCELLED and owner.released == [job]
-
-    asyncio.run(scenario())
+async def test_a_reader_that_takes_gives_credit_and_one_that_does_not_gives_none():
+    job, owner = sent(stream=True)
+    job.deliver(Chunk(job.id, b"x" * 70_000, last=False))
+    coming = chunks(job)
+    await anext(coming)
+    assert owner.granted == []
+    job.deliver(Chunk(job.id, b"y", last=False))
+    await anext(coming)
+    assert owner.granted == [70_064]
+    await coming.aclose()
+    assert job.state is JobState.CANCELLED and owner.released == [job]
 
 
 def test_a_reader_is_waited_for_from_the_piece_it_takes_until_it_asks_for_more():
@@ -258,51 +243,42 @@ def test_a_stream_may_not_have_less_credit_than_is_given_back_at_once():
         load_config([option], environ={})
 
 
-def test_an_error_in_a_stream_comes_after_the_pieces_before_it():
-    async def scenario() -> None:
-        job, _ = sent(stream=True)
-        job.deliver(Chunk(job.id, b"1", last=False))
-        job.failed_by_worker(Failed(job.id, 503, "Prediction failed"))
-        seen = []
-        with pytest.raises(HandlerFailed) as failure:
-            async for pieces in chunks(job):
-                seen += pieces
-        assert seen == [b"1"] and failure.value.code is Code.UNAVAILABLE
-
-    asyncio.run(scenario())
+async def test_an_error_in_a_stream_comes_after_the_pieces_before_it():
+    job, _ = sent(stream=True)
+    job.deliver(Chunk(job.id, b"1", last=False))
+    job.failed_by_worker(Failed(job.id, 503, "Prediction failed"))
+    seen = []
+    with pytest.raises(HandlerFailed) as failure:
+        async for pieces in chunks(job):
+            seen += pieces
+    assert seen == [b"1"] and failure.value.code is Code.UNAVAILABLE
 
 
-def test_a_caller_that_leaves_cancels_wherever_the_job_is():
-    async def scenario() -> None:
-        job, owner = sent()
-        waiting = asyncio.ensure_future(job.result())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert job.state is JobState.CANCELLED and owner.released == [job]
-        job.deliver(Chunk(job.id, b"late"))
-        with pytest.raises(Cancelled):
-            await job.result()
-
-    asyncio.run(scenario())
+async def test_a_caller_that_leaves_cancels_wherever_the_job_is():
+    job, owner = sent()
+    waiting = asyncio.ensure_future(job.result())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert job.state is JobState.CANCELLED and owner.released == [job]
+    job.deliver(Chunk(job.id, b"late"))
+    with pytest.raises(Cancelled):
+        await job.result()
 
 
-def test_an_answer_over_the_limit_fails_with_both_sizes_and_stops_the_handler():
-    async def scenario() -> None:
-        job, owner = sent(response_bytes_max=10)
-        job.deliver(Chunk(job.id, b"x" * 5, last=False))
-        job.deliver(Chunk(job.id, b"x" * 6, last=False))
-        assert owner.released == [job]
-        passed_on = []
-        with pytest.raises(MessageTooLarge):
-            async for ready in chunks(job):
-                passed_on += ready
-        assert passed_on == []
-        with pytest.raises(MessageTooLarge, match="11 bytes is over max_response_size of 10"):
-            await job.result()
-
-    asyncio.run(scenario())
+async def test_an_answer_over_the_limit_fails_with_both_sizes_and_stops_the_handler():
+    job, owner = sent(response_bytes_max=10)
+    job.deliver(Chunk(job.id, b"x" * 5, last=False))
+    job.deliver(Chunk(job.id, b"x" * 6, last=False))
+    assert owner.released == [job]
+    passed_on = []
+    with pytest.raises(MessageTooLarge):
+        async for ready in chunks(job):
+            passed_on += ready
+    assert passed_on == []
+    with pytest.raises(MessageTooLarge, match="11 bytes is over max_response_size of 10"):
+        await job.result()
 
 
 def test_the_ledger_tells_when_nothing_is_left():
@@ -375,7 +351,7 @@ ENDINGS: dict[str, Callable[[Job], object]] = {
 @pytest.mark.parametrize("read", [joined, in_pieces, streamed])
 @pytest.mark.parametrize("early", [True, False], ids=["ended before", "awaited"])
 @pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
-def test_a_failed_job_is_freed_as_soon_as_its_caller_has_its_error(no_collector, end, early, read, kind):
+async def test_a_failed_job_is_freed_as_soon_as_its_caller_has_its_error(no_collector, end, early, read, kind):
     async def call(job: Job) -> tuple[str, Code]:
         """Handles an error as the services do: they take the needed parts and release it."""
         try:
@@ -384,42 +360,36 @@ def test_a_failed_job_is_freed_as_soon_as_its_caller_has_its_error(no_collector,
             return error.message, error.code
         return "", Code.OK
 
-    async def scenario() -> None:
-        body = Body(b"12345")
-        job = kind(Ledger(), [Input("data", "", body)], request_id="r", response_bytes_max=100)
-        job.owner = Recording()
-        job.move(JobState.QUEUED)
-        job.move(JobState.SENT)
-        alive = weakref.ref(body)
-        del body
-        if early:
-            end(job)
-        answer = asyncio.ensure_future(call(job))
-        await asyncio.sleep(0)
-        if not early:
-            end(job)
-        message, code = await answer
-        assert (message and code) or end is ENDINGS["too large"]
-        del job, answer
-        assert alive() is None, gc.get_referrers(alive())
-
-    asyncio.run(scenario())
+    body = Body(b"12345")
+    job = kind(Ledger(), [Input("data", "", body)], request_id="r", response_bytes_max=100)
+    job.owner = Recording()
+    job.move(JobState.QUEUED)
+    job.move(JobState.SENT)
+    alive = weakref.ref(body)
+    del body
+    if early:
+        end(job)
+    answer = asyncio.ensure_future(call(job))
+    await asyncio.sleep(0)
+    if not early:
+        end(job)
+    message, code = await answer
+    assert (message and code) or end is ENDINGS["too large"]
+    del job, answer
+    assert alive() is None, gc.get_referrers(alive())
 
 
-def test_every_raise_has_an_exception_of_its_own_that_says_the_same():
-    async def scenario() -> None:
-        job, _ = sent()
-        given = HandlerFailed(413, "too long")
-        job.fail(given)
-        raised = []
-        for read in (joined, in_pieces, streamed):
-            try:
-                await read(job)
-            except HandlerFailed as error:
-                raised.append(error)
-        assert len({id(error) for error in (given, *raised)}) == 4 and given.__traceback__ is None
-        assert {(error.message, error.code, error.http_status) for error in raised} == {
-            ("too long", given.code, given.http_status)
-        }
-
-    asyncio.run(scenario())
+async def test_every_raise_has_an_exception_of_its_own_that_says_the_same():
+    job, _ = sent()
+    given = HandlerFailed(413, "too long")
+    job.fail(given)
+    raised = []
+    for read in (joined, in_pieces, streamed):
+        try:
+            await read(job)
+        except HandlerFailed as error:
+            raised.append(error)
+    assert len({id(error) for error in (given, *raised)}) == 4 and given.__traceback__ is None
+    assert {(error.message, error.code, error.http_status) for error in raised} == {
+        ("too long", given.code, given.http_status)
+    }

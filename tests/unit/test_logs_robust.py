@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import logging
@@ -217,17 +216,13 @@ def test_json_escapes_everything(tmp_path: Path, logging_as_before: None) -> Non
     assert [one["request_id"] for one in found] == ["r2", "r1", "r3"]
 
 
-def test_garbage_and_long_lines_of_a_worker_become_lines(tmp_path: Path) -> None:
+async def test_garbage_and_long_lines_of_a_worker_become_lines(tmp_path: Path) -> None:
     lines: list[str] = []
-
-    async def scenario() -> None:
-        read, write = os.pipe()
-        reader = LineReader(read, "stdout", lambda _, line: lines.append(line))
-        os.write(write, b"\xff\xfe\x00ok\r\n" + b"x" * 50_000)
-        reader.finish()
-        os.close(write)
-
-    asyncio.run(scenario())
+    read, write = os.pipe()
+    reader = LineReader(read, "stdout", lambda _, line: lines.append(line))
+    os.write(write, b"\xff\xfe\x00ok\r\n" + b"x" * 50_000)
+    reader.finish()
+    os.close(write)
     assert lines == ["\\xff\\xfe\x00ok", "x" * 50_000]
 
 

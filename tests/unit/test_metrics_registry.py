@@ -494,8 +494,3 @@ def test_files_that_cannot_be_used(tmp_path: Path, text: str, words: str) -> Non
     with pytest.raises(ConfigError, match="metrics_config") as caught:
         read_definitions(file)
     assert words in caught.value.message
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="can't be read"):
-        read_definitions(tmp_path / "none.yaml")

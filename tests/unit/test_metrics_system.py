@@ -112,7 +112,7 @@ def test_the_memory_of_workers_on_gpus(caplog: pytest.LogCaptureFixture) -> None
     assert "modelGpuMemory" in caplog.text and "m_1.0" in caplog.text and "7, 8" in caplog.text
 
 
-def test_nvidia_smi_is_asked_where_the_library_is_missing() -> None:
+async def test_nvidia_smi_is_asked_where_the_library_is_missing() -> None:
     class Without(GpuReader):
         def _open(self) -> Any:
             return False
@@ -123,14 +123,11 @@ def test_nvidia_smi_is_asked_where_the_library_is_missing() -> None:
         asked.append(command)
         return "0, 42, 20480, 81920\n1, [N/A], [N/A], 81920\n2, 1, 1, 1\n"
 
-    async def scenario() -> None:
-        gpus = Gpus(2, run, Without(2))
-        assert gpus.stale and not gpus.loads
-        for found in await asyncio.gather(gpus.fresh(), gpus.fresh()):
-            assert found == [GpuLoad(0, 42.0, 20 << 30, 80 << 30)]
-        assert asked == [SMI] and not gpus.stale
-
-    asyncio.run(scenario())
+    gpus = Gpus(2, run, Without(2))
+    assert gpus.stale and not gpus.loads
+    for found in await asyncio.gather(gpus.fresh(), gpus.fresh()):
+        assert found == [GpuLoad(0, 42.0, 20 << 30, 80 << 30)]
+    assert asked == [SMI] and not gpus.stale
     assert smi_loads("", 2) == []
 
 

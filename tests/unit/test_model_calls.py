@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from ts.protocol.frames import CALL_ID_MIN, Buffer, Call, Chunk, Credit, Failed, Message
@@ -54,10 +54,6 @@ def calls_of(answers: Scripted) -> tuple[HandlerCalls, list[Message], list[Batch
     return HandlerCalls(answers.answer, "a", sent.append, alive.append, 1.0), sent, alive
 
 
-def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(scenario())
-
-
 async def turns() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
@@ -73,116 +69,91 @@ def job(deadline_s: float = math.inf) -> Job:
     return made
 
 
-def test_pieces_go_back_in_order_and_end() -> None:
-    async def scenario() -> None:
-        calls, sent, _ = calls_of(Scripted(b"x", b"y"))
-        calls.begin(Call(CALL_ID_MIN, {}), None)
-        await turns()
-        assert sent == [Chunk(CALL_ID_MIN, b"x", False), Chunk(CALL_ID_MIN, b"y", False), Chunk(CALL_ID_MIN, b"")]
-
-    run(scenario)
+async def test_pieces_go_back_in_order_and_end() -> None:
+    calls, sent, _ = calls_of(Scripted(b"x", b"y"))
+    calls.begin(Call(CALL_ID_MIN, {}), None)
+    await turns()
+    assert sent == [Chunk(CALL_ID_MIN, b"x", False), Chunk(CALL_ID_MIN, b"y", False), Chunk(CALL_ID_MIN, b"")]
 
 
-def test_a_refusal_is_told_with_its_status() -> None:
-    async def scenario() -> None:
-        calls, sent, _ = calls_of(Scripted())
-        calls.begin(Call(CALL_ID_MIN, {"missing": True}), None)
-        await turns()
-        assert sent == [Failed(CALL_ID_MIN, 404, "Model not found: b")]
-
-    run(scenario)
+async def test_a_refusal_is_told_with_its_status() -> None:
+    calls, sent, _ = calls_of(Scripted())
+    calls.begin(Call(CALL_ID_MIN, {"missing": True}), None)
+    await turns()
+    assert sent == [Failed(CALL_ID_MIN, 404, "Model not found: b")]
 
 
-def test_a_model_that_takes_nothing_gets_no_more_than_its_credit() -> None:
-    async def scenario() -> None:
-        calls, sent, _ = calls_of(Scripted(*[bytes(100_000)] * 7))
-        calls.begin(Call(CALL_ID_MIN, {}), None)
-        await turns()
-        assert len(sent) == 3
-        calls.grant(Credit(CALL_ID_MIN, 200_000))
-        await turns()
-        assert len(sent) == 5
-        calls.grant(Credit(CALL_ID_MIN, 200_000))
-        await turns()
-        assert sent[-1] == Chunk(CALL_ID_MIN, b"")
-
-    run(scenario)
+async def test_a_model_that_takes_nothing_gets_no_more_than_its_credit() -> None:
+    calls, sent, _ = calls_of(Scripted(*[bytes(100_000)] * 7))
+    calls.begin(Call(CALL_ID_MIN, {}), None)
+    await turns()
+    assert len(sent) == 3
+    calls.grant(Credit(CALL_ID_MIN, 200_000))
+    await turns()
+    assert len(sent) == 5
+    calls.grant(Credit(CALL_ID_MIN, 200_000))
+    await turns()
+    assert sent[-1] == Chunk(CALL_ID_MIN, b"")
 
 
-def test_there_is_a_limit_to_calls_at_a_time(monkeypatch: Any) -> None:
+async def test_there_is_a_limit_to_calls_at_a_time(monkeypatch: Any) -> None:
     monkeypatch.setattr(worker_calls, "CALLS_MAX", 2)
-
-    async def scenario() -> None:
-        calls, sent, _ = calls_of(Scripted(None))
-        for number in range(3):
-            calls.begin(Call(CALL_ID_MIN + number, {}), None)
-        (refused,) = sent
-        assert isinstance(refused, Failed) and refused.code == 503 and "2 calls" in refused.message
-        calls.close()
-        await turns()
-
-    run(scenario)
+    calls, sent, _ = calls_of(Scripted(None))
+    for number in range(3):
+        calls.begin(Call(CALL_ID_MIN + number, {}), None)
+    (refused,) = sent
+    assert isinstance(refused, Failed) and refused.code == 503 and "2 calls" in refused.message
+    calls.close()
+    await turns()
 
 
-def test_a_cancel_may_come_before_its_call() -> None:
-    async def scenario() -> None:
-        answers = Scripted(None)
-        calls, sent, _ = calls_of(answers)
-        calls.cancel(CALL_ID_MIN)
-        calls.begin(Call(CALL_ID_MIN, {}), None)
-        await turns()
-        assert [type(one) for one in sent] == [Failed] and not answers.callers
-
-    run(scenario)
+async def test_a_cancel_may_come_before_its_call() -> None:
+    answers = Scripted(None)
+    calls, sent, _ = calls_of(answers)
+    calls.cancel(CALL_ID_MIN)
+    calls.begin(Call(CALL_ID_MIN, {}), None)
+    await turns()
+    assert [type(one) for one in sent] == [Failed] and not answers.callers
 
 
-def test_a_call_may_be_cancelled_before_it_has_begun_to_run() -> None:
-    async def scenario() -> None:
-        calls, sent, _ = calls_of(Scripted(None))
-        calls.begin(Call(CALL_ID_MIN, {}), None)
-        calls.cancel(CALL_ID_MIN)
-        await turns()
-        assert sent == [Failed(CALL_ID_MIN, 499, worker_calls.CANCELLED)] and not calls._open
-
-    run(scenario)
+async def test_a_call_may_be_cancelled_before_it_has_begun_to_run() -> None:
+    calls, sent, _ = calls_of(Scripted(None))
+    calls.begin(Call(CALL_ID_MIN, {}), None)
+    calls.cancel(CALL_ID_MIN)
+    await turns()
+    assert sent == [Failed(CALL_ID_MIN, 499, worker_calls.CANCELLED)] and not calls._open
 
 
-def test_a_call_ends_with_the_last_request_of_its_batch() -> None:
-    async def scenario() -> None:
-        answers = Scripted(None)
-        calls, sent, alive = calls_of(answers)
-        first, second = job(), job(time.monotonic() + 50)
-        batch, other = batch_with(first, second), batch_with(job())
-        calls.begin(Call(CALL_ID_MIN, {}), batch)
-        calls.begin(Call(CALL_ID_MIN + 1, {}), other)
-        await turns()
-        assert [caller.deadline_s for caller in answers.callers] == [math.inf, math.inf] and alive == [batch, other]
-        first.cancel()
-        calls.release(batch)
-        await turns()
-        assert not sent
-        second.cancel()
-        calls.release(batch)
-        await turns()
-        (failed,) = sent
-        assert isinstance(failed, Failed) and (failed.job_id, failed.code) == (CALL_ID_MIN, 499)
-        assert "nobody waits" in failed.message and answers.ended == 1
-        calls.close()
-        await turns()
-        assert answers.ended == 2
-
-    run(scenario)
+async def test_a_call_ends_with_the_last_request_of_its_batch() -> None:
+    answers = Scripted(None)
+    calls, sent, alive = calls_of(answers)
+    first, second = job(), job(time.monotonic() + 50)
+    batch, other = batch_with(first, second), batch_with(job())
+    calls.begin(Call(CALL_ID_MIN, {}), batch)
+    calls.begin(Call(CALL_ID_MIN + 1, {}), other)
+    await turns()
+    assert [caller.deadline_s for caller in answers.callers] == [math.inf, math.inf] and alive == [batch, other]
+    first.cancel()
+    calls.release(batch)
+    await turns()
+    assert not sent
+    second.cancel()
+    calls.release(batch)
+    await turns()
+    (failed,) = sent
+    assert isinstance(failed, Failed) and (failed.job_id, failed.code) == (CALL_ID_MIN, 499)
+    assert "nobody waits" in failed.message and answers.ended == 1
+    calls.close()
+    await turns()
+    assert answers.ended == 2
 
 
-def test_the_latest_deadline_of_a_batch_is_that_of_its_calls() -> None:
-    async def scenario() -> None:
-        answers = Scripted()
-        calls, _, _ = calls_of(answers)
-        calls.begin(Call(CALL_ID_MIN, {}), batch_with(job(5.0), job(9.0)))
-        await turns()
-        assert answers.callers == [Caller("a", 9.0, 1.0, "r", ())]
-
-    run(scenario)
+async def test_the_latest_deadline_of_a_batch_is_that_of_its_calls() -> None:
+    answers = Scripted()
+    calls, _, _ = calls_of(answers)
+    calls.begin(Call(CALL_ID_MIN, {}), batch_with(job(5.0), job(9.0)))
+    await turns()
+    assert answers.callers == [Caller("a", 9.0, 1.0, "r", ())]
 
 
 def test_a_worker_that_waits_for_another_model_does_not_hang() -> None:
@@ -234,44 +205,35 @@ async def answer_of(service: ModelCalls, caller: Caller, **what: Any) -> list[tu
     return [one async for one in service.answer({**NAMED, **what}, b"", caller)]
 
 
-def test_a_call_that_gets_no_turn_ends_with_an_error_that_says_so() -> None:
-    async def scenario() -> None:
-        lone: Any = Lone()
+async def test_a_call_that_gets_no_turn_ends_with_an_error_that_says_so() -> None:
+    lone: Any = Lone()
+    try:
+        await answer_of(ModelCalls(lone, SequenceHeaders("", "", "")), Caller("a", math.inf, 0.01))
+    except DeadlineExceeded as error:
+        assert "Model b gave no answer to a call from model a" in error.message and "busy" in error.message
+    assert lone.jobs[0].state is JobState.CANCELLED and not len(lone.queue)
+
+
+async def test_a_call_carries_the_trace_of_its_request_and_no_other_header() -> None:
+    lone: Any = Lone()
+    headers = [("authorization", "secret"), ("traceparent", "00-1-2-01")]
+    caller = Caller("a", time.monotonic() + 0.01, 60.0, "outer", headers)
+    try:
+        await answer_of(ModelCalls(lone, SequenceHeaders("", "", "")), caller)
+    except DeadlineExceeded:
+        pass
+    (asked,) = lone.jobs
+    assert asked.request_headers == [("traceparent", "00-1-2-01")] and asked.request_id == "outer"
+
+
+async def test_readiness_and_what_is_not_known() -> None:
+    lone: Any = Lone()
+    service, caller = ModelCalls(lone, SequenceHeaders("", "", "")), Caller("a", math.inf, 1.0)
+    ((data, last),) = await answer_of(service, caller, operation="ready")
+    assert last and json.loads(bytes(data)) == {"ready": False}
+    for operation in ("load", "dance"):
         try:
-            await answer_of(ModelCalls(lone, SequenceHeaders("", "", "")), Caller("a", math.inf, 0.01))
-        except DeadlineExceeded as error:
-            assert "Model b gave no answer to a call from model a" in error.message and "busy" in error.message
-        assert lone.jobs[0].state is JobState.CANCELLED and not len(lone.queue)
-
-    run(scenario)
-
-
-def test_a_call_carries_the_trace_of_its_request_and_no_other_header() -> None:
-    async def scenario() -> None:
-        lone: Any = Lone()
-        headers = [("authorization", "secret"), ("traceparent", "00-1-2-01")]
-        caller = Caller("a", time.monotonic() + 0.01, 60.0, "outer", headers)
-        try:
-            await answer_of(ModelCalls(lone, SequenceHeaders("", "", "")), caller)
-        except DeadlineExceeded:
-            pass
-        (asked,) = lone.jobs
-        assert asked.request_headers == [("traceparent", "00-1-2-01")] and asked.request_id == "outer"
-
-    run(scenario)
-
-
-def test_readiness_and_what_is_not_known() -> None:
-    async def scenario() -> None:
-        lone: Any = Lone()
-        service, caller = ModelCalls(lone, SequenceHeaders("", "", "")), Caller("a", math.inf, 1.0)
-        ((data, last),) = await answer_of(service, caller, operation="ready")
-        assert last and json.loads(bytes(data)) == {"ready": False}
-        for operation in ("load", "dance"):
-            try:
-                await answer_of(service, caller, operation=operation)
-                raise AssertionError(operation)
-            except ServeError as error:
-                assert error.http_status == 400
-
-    run(scenario)
+            await answer_of(service, caller, operation=operation)
+            raise AssertionError(operation)
+        except ServeError as error:
+            assert error.http_status == 400

@@ -249,7 +249,7 @@ def test_calls_that_ran_out_of_time_or_are_given_up_end_at_the_server(serve: Cal
     until(lambda: ended == [False, False])
 
 
-def test_a_connection_that_is_silent_is_not_used_again(serve: Callable[..., Server]) -> None:
+async def test_a_connection_that_is_silent_is_not_used_again(serve: Callable[..., Server]) -> None:
     """What was between both has forgotten it, and says nothing, not even an end: a network that loses a machine."""
     port, passes = serve().port, [True, True]
 
@@ -268,19 +268,15 @@ def test_a_connection_that_is_silent_is_not_used_again(serve: Callable[..., Serv
             await asyncio.gather(passed(reader, back), passed(there, writer))
 
     made: list[Any] = []
-
-    async def scenario() -> None:
-        async with await asyncio.start_server(connect, "127.0.0.1", 0) as between:
-            asked = Channel(f"127.0.0.1:{between.sockets[0].getsockname()[1]}")
-            assert await asked.call(PATH, b"a", (), GUARD_S) == b"a"
-            passes[0] = False
-            assert (await failure(asked.call(PATH, b"b", (), 0.2))).code == Code.DEADLINE_EXCEEDED
-            assert await asked.call(PATH, b"c", (), GUARD_S) == b"c"
-            await asked.close()
-            await asyncio.gather(*made)
-        assert len(made) == 2
-
-    run(scenario)
+    async with await asyncio.start_server(connect, "127.0.0.1", 0) as between:
+        asked = Channel(f"127.0.0.1:{between.sockets[0].getsockname()[1]}")
+        assert await asked.call(PATH, b"a", (), GUARD_S) == b"a"
+        passes[0] = False
+        assert (await failure(asked.call(PATH, b"b", (), 0.2))).code == Code.DEADLINE_EXCEEDED
+        assert await asked.call(PATH, b"c", (), GUARD_S) == b"c"
+        await asked.close()
+        await asyncio.gather(*made)
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize("variable", ["REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"])
@@ -412,7 +408,7 @@ def test_more_requests_than_connections(server: HttpServer) -> None:
 
 
 @pytest.mark.parametrize("is_secured", [False, True])
-def test_a_request_that_is_given_up_or_too_late_ends_its_connection(certified: Path, is_secured: bool) -> None:
+async def test_a_request_that_is_given_up_or_too_late_ends_its_connection(certified: Path, is_secured: bool) -> None:
     """The server sees the end of the connection."""
     ended, tls = [], None
     if is_secured:
@@ -432,22 +428,18 @@ def test_a_request_that_is_given_up_or_too_late_ends_its_connection(certified: P
         writer.close()
 
     begun: list[bytes] = []
-
-    async def scenario() -> None:
-        async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls) as listening:
-            asked = Connections(f"localhost:{listening.sockets[0].getsockname()[1]}", trusted)
-            assert (await failure(asked.post("/late", b"x", {}, 0.3))).code == Code.DEADLINE_EXCEEDED
-            given_up = asyncio.ensure_future(asked.post("/given-up", b"x", {}, GUARD_S))
-            await until_async(lambda: len(begun) == 2)
-            given_up.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await given_up
-            await until_async(lambda: len(ended) == 2)
-            assert await asked.post("/on", b"x", {}, GUARD_S) == (200, b"yes")
-            asked.close()
-            await until_async(lambda: len(ended) == 3)
-
-    run(scenario)
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls) as listening:
+        asked = Connections(f"localhost:{listening.sockets[0].getsockname()[1]}", trusted)
+        assert (await failure(asked.post("/late", b"x", {}, 0.3))).code == Code.DEADLINE_EXCEEDED
+        given_up = asyncio.ensure_future(asked.post("/given-up", b"x", {}, GUARD_S))
+        await until_async(lambda: len(begun) == 2)
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        await until_async(lambda: len(ended) == 2)
+        assert await asked.post("/on", b"x", {}, GUARD_S) == (200, b"yes")
+        asked.close()
+        await until_async(lambda: len(ended) == 3)
 
 
 def test_tls_over_http(certified: Path) -> None:
@@ -487,39 +479,31 @@ async def scripted(*connections: list[bytes], made: list[None]) -> Any:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-def test_a_connection_that_was_closed_while_idle_is_replaced() -> None:
+async def test_a_connection_that_was_closed_while_idle_is_replaced() -> None:
     made: list[None] = []
-
-    async def scenario() -> None:
-        async with scripted([YES], [YES, b""], [YES], made=made) as host:
-            asked = Connections(host)
-            for _ in range(3):
-                assert await asked.post("/", b"", {}, GUARD_S) == (200, b"yes")
-            asked.close()
-
-    run(scenario)
+    async with scripted([YES], [YES, b""], [YES], made=made) as host:
+        asked = Connections(host)
+        for _ in range(3):
+            assert await asked.post("/", b"", {}, GUARD_S) == (200, b"yes")
+        asked.close()
     assert len(made) == 3
 
 
-def test_a_connection_that_ends_within_an_answer_or_at_the_first_request_is_not_asked_again() -> None:
+async def test_a_connection_that_ends_within_an_answer_or_at_the_first_request_is_not_asked_again() -> None:
     chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\nyes\r\n"
     too_large = HEAD + b"content-length: %d\r\n\r\n" % (BODY_BYTES_MAX + 1)
     made: list[None] = []
-
-    async def scenario() -> None:
-        async with scripted([YES, YES[:-1]], [b""], [chunked], [b"\0\0\6\4\0\r\n\r\n"], [too_large], made=made) as host:
-            asked = Connections(host)
-            assert await asked.post("/", b"", {}, GUARD_S) == (200, b"yes")
-            for says in ("IncompleteRead", "RemoteDisconnected", "Incomplete", "BadStatusLine", "over 2147483647"):
-                failed = await failure(asked.post("/", b"", {}, GUARD_S))
-                assert (failed.code, failed.unseen) == (Code.UNAVAILABLE, False) and says in failed.message
-            asked.close()
-
-    run(scenario)
+    async with scripted([YES, YES[:-1]], [b""], [chunked], [b"\0\0\6\4\0\r\n\r\n"], [too_large], made=made) as host:
+        asked = Connections(host)
+        assert await asked.post("/", b"", {}, GUARD_S) == (200, b"yes")
+        for says in ("IncompleteRead", "RemoteDisconnected", "Incomplete", "BadStatusLine", "over 2147483647"):
+            failed = await failure(asked.post("/", b"", {}, GUARD_S))
+            assert (failed.code, failed.unseen) == (Code.UNAVAILABLE, False) and says in failed.message
+        asked.close()
     assert len(made) == 5
 
 
-def test_only_requests_that_did_not_reach_the_predictor_are_repeated() -> None:
+async def test_only_requests_that_did_not_reach_the_predictor_are_repeated() -> None:
     port, requests = free_port(), 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -531,22 +515,19 @@ def test_only_requests_that_did_not_reach_the_predictor_are_repeated() -> None:
             writer.write(HEAD + b"content-length: 2\r\n\r\n{}")
         writer.close()
 
-    async def scenario() -> None:
-        host = f"127.0.0.1:{port}"
-        once, asked = (Predictor(PredictorConfig(host, predictor_request_retries=n)) for n in (0, 1_000_000))
-        early = asyncio.ensure_future(asked.predict("a b", {}, None))
-        with pytest.raises(PredictionException, match="can't be reached") as failed:
-            await once.predict("a b", {}, None)
-        assert failed.value.error_code == 503 and not early.done()
-        async with await asyncio.start_server(serve, "127.0.0.1", port):
-            assert await early == {}
-            with pytest.raises(PredictionException, match="the connection was lost") as failed:
-                await asked.predict("a b", {}, None)
-        assert failed.value.error_code == 503
-        for one in (once, asked):
-            await one.close()
-
-    run(scenario)
+    host = f"127.0.0.1:{port}"
+    once, asked = (Predictor(PredictorConfig(host, predictor_request_retries=n)) for n in (0, 1_000_000))
+    early = asyncio.ensure_future(asked.predict("a b", {}, None))
+    with pytest.raises(PredictionException, match="can't be reached") as failed:
+        await once.predict("a b", {}, None)
+    assert failed.value.error_code == 503 and not early.done()
+    async with await asyncio.start_server(serve, "127.0.0.1", port):
+        assert await early == {}
+        with pytest.raises(PredictionException, match="the connection was lost") as failed:
+            await asked.predict("a b", {}, None)
+    assert failed.value.error_code == 503
+    for one in (once, asked):
+        await one.close()
     assert requests == 2
 
 
@@ -565,13 +546,10 @@ def test_only_requests_that_did_not_reach_the_predictor_are_repeated() -> None:
         (b"HTTP/1.1 422 .\r\ncontent-length: 14\r\n\r\n" + b'{"error":"no"}', 422, "no"),
     ],
 )
-def test_answers_of_a_predictor_that_are_none(answer: bytes, status: int, says: str) -> None:
-    async def scenario() -> None:
-        async with scripted([answer], made=[]) as host:
-            asked = Predictor(PredictorConfig(host, V2))
-            with pytest.raises(PredictionException, match=says) as failed:
-                await asked.predict("m", {}, None)
-            assert failed.value.error_code == status
-            await asked.close()
-
-    run(scenario)
+async def test_answers_of_a_predictor_that_are_none(answer: bytes, status: int, says: str) -> None:
+    async with scripted([answer], made=[]) as host:
+        asked = Predictor(PredictorConfig(host, V2))
+        with pytest.raises(PredictionException, match=says) as failed:
+            await asked.predict("m", {}, None)
+        assert failed.value.error_code == status
+        await asked.close()

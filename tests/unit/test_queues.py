@@ -62,36 +62,30 @@ async def turns(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-def test_what_idle_workers_will_take_needs_no_room_in_the_queue() -> None:
-    async def scenario() -> None:
-        queue, ledger, workers = JobQueue(Policy(jobs_max=2)), Ledger(), [Taking(), Taking()]
-        for worker in workers:
-            queue.attach(worker)
-        await turns()
-        for _ in range(4):  # in one turn of the loop
-            queue.put(job(ledger))
-        with pytest.raises(QueueFull):
-            queue.put(job(ledger))
-        await turns()
-        assert [len(worker.taken) for worker in workers] == [1, 1]
-        assert len(queue) == 2
-
-    asyncio.run(scenario())
-
-
-def test_what_has_expired_takes_no_room_and_is_answered() -> None:
-    async def scenario() -> None:
-        queue, ledger = JobQueue(Policy(jobs_max=2)), Ledger()
-        late, later = job(ledger, deadline_s=time.monotonic() - 1), job(ledger, deadline_s=time.monotonic() + 60)
-        queue.put(late)
-        queue.put(later)
+async def test_what_idle_workers_will_take_needs_no_room_in_the_queue() -> None:
+    queue, ledger, workers = JobQueue(Policy(jobs_max=2)), Ledger(), [Taking(), Taking()]
+    for worker in workers:
+        queue.attach(worker)
+    await turns()
+    for _ in range(4):  # in one turn of the loop
         queue.put(job(ledger))
-        with pytest.raises(DeadlineExceeded, match="never ran"):
-            await late.result()
-        queue.expire(time.monotonic() + 61)
-        assert (later.state, len(queue)) == (JobState.EXPIRED, 1)
+    with pytest.raises(QueueFull):
+        queue.put(job(ledger))
+    await turns()
+    assert [len(worker.taken) for worker in workers] == [1, 1]
+    assert len(queue) == 2
 
-    asyncio.run(scenario())
+
+async def test_what_has_expired_takes_no_room_and_is_answered() -> None:
+    queue, ledger = JobQueue(Policy(jobs_max=2)), Ledger()
+    late, later = job(ledger, deadline_s=time.monotonic() - 1), job(ledger, deadline_s=time.monotonic() + 60)
+    queue.put(late)
+    queue.put(later)
+    queue.put(job(ledger))
+    with pytest.raises(DeadlineExceeded, match="never ran"):
+        await late.result()
+    queue.expire(time.monotonic() + 61)
+    assert (later.state, len(queue)) == (JobState.EXPIRED, 1)
 
 
 class Looked(JobQueue):
@@ -105,58 +99,49 @@ class Looked(JobQueue):
 
 
 @pytest.mark.pure_form  # it derives from JobQueue
-def test_a_full_queue_refuses_without_a_look_at_every_job() -> None:
-    async def scenario() -> None:
-        queue, ledger, far_s = Looked(Policy(jobs_max=1000)), Ledger(), time.monotonic() + 1000
-        for number in range(1000):
-            queue.put(job(ledger, deadline_s=far_s + number))
-        for _ in range(100):
-            with pytest.raises(QueueFull):
-                queue.put(job(ledger))
-        assert queue.looks == 0
-        queue.expire(far_s)
-        assert (queue.looks, len(queue)) == (1, 999)
-        queue.expire(far_s + 0.5)
-        assert queue.looks == 1
-        queue.expire(far_s + 2)
-        assert (queue.looks, len(queue)) == (2, 997)
-
-    asyncio.run(scenario())
+async def test_a_full_queue_refuses_without_a_look_at_every_job() -> None:
+    queue, ledger, far_s = Looked(Policy(jobs_max=1000)), Ledger(), time.monotonic() + 1000
+    for number in range(1000):
+        queue.put(job(ledger, deadline_s=far_s + number))
+    for _ in range(100):
+        with pytest.raises(QueueFull):
+            queue.put(job(ledger))
+    assert queue.looks == 0
+    queue.expire(far_s)
+    assert (queue.looks, len(queue)) == (1, 999)
+    queue.expire(far_s + 0.5)
+    assert queue.looks == 1
+    queue.expire(far_s + 2)
+    assert (queue.looks, len(queue)) == (2, 997)
 
 
-def test_what_comes_back_expires_as_before() -> None:
-    async def scenario() -> None:
-        queue, ledger, worker = JobQueue(Policy()), Ledger(), Taking()
-        late, never = job(ledger, deadline_s=time.monotonic() + 60), job(ledger)
-        queue.attach(worker)
-        queue.put(late)
-        await turns()
-        assert worker.taken == [late]
-        queue.expire(time.monotonic() + 59)
-        queue.detach(worker)
-        queue.put_back([late])
-        queue.put(never)
-        queue.expire(time.monotonic() + 61)
-        assert (late.state, len(queue)) == (JobState.EXPIRED, 1)
-
-    asyncio.run(scenario())
+async def test_what_comes_back_expires_as_before() -> None:
+    queue, ledger, worker = JobQueue(Policy()), Ledger(), Taking()
+    late, never = job(ledger, deadline_s=time.monotonic() + 60), job(ledger)
+    queue.attach(worker)
+    queue.put(late)
+    await turns()
+    assert worker.taken == [late]
+    queue.expire(time.monotonic() + 59)
+    queue.detach(worker)
+    queue.put_back([late])
+    queue.put(never)
+    queue.expire(time.monotonic() + 61)
+    assert (late.state, len(queue)) == (JobState.EXPIRED, 1)
 
 
-def test_a_ticket_is_an_idle_worker() -> None:
-    async def scenario() -> None:
-        queue, ledger = TicketQueue(Policy(jobs_max=100), "all are busy"), Ledger()
+async def test_a_ticket_is_an_idle_worker() -> None:
+    queue, ledger = TicketQueue(Policy(jobs_max=100), "all are busy"), Ledger()
+    with pytest.raises(QueueFull, match="all are busy"):
+        queue.put(job(ledger))
+    for _ in range(2):
+        queue.attach(Taking())
+    queue.put(job(ledger))
+    queue.put(job(ledger))
+    for _ in range(2):
         with pytest.raises(QueueFull, match="all are busy"):
             queue.put(job(ledger))
-        for _ in range(2):
-            queue.attach(Taking())
-        queue.put(job(ledger))
-        queue.put(job(ledger))
-        for _ in range(2):
-            with pytest.raises(QueueFull, match="all are busy"):
-                queue.put(job(ledger))
-            await turns()
-
-    asyncio.run(scenario())
+        await turns()
 
 
 @pytest.mark.parametrize(
@@ -208,52 +193,46 @@ def test_a_batch_is_sent_ahead_of_the_end_of_quick_ones(
     assert bool(running.room(ahead_s)) is takes
 
 
-def test_a_batch_with_room_is_not_sent_ahead_and_an_only_worker_gets_a_full_one_early() -> None:
-    async def scenario() -> None:
-        def limits_with(queue: JobQueue, workers: int) -> tuple[float, float]:
-            ledger, attached = Ledger(), [Taking() for _ in range(workers)]
-            for one in attached:
-                one.taken = [job(ledger)]
-                queue.attach(one)
-            found = []
-            for name in ("first", "second"):
-                queue.put(PriorityJob(ledger, [Input(name, "", b"x")], request_id="r").ranked(0, 0.0))
-                queue._dispatch()
-                found.append(attached[0].limits[-1])
-            return found[0], found[1]
+async def test_a_batch_with_room_is_not_sent_ahead_and_an_only_worker_gets_a_full_one_early() -> None:
+    def limits_with(queue: JobQueue, workers: int) -> tuple[float, float]:
+        ledger, attached = Ledger(), [Taking() for _ in range(workers)]
+        for one in attached:
+            one.taken = [job(ledger)]
+            queue.attach(one)
+        found = []
+        for name in ("first", "second"):
+            queue.put(PriorityJob(ledger, [Input(name, "", b"x")], request_id="r").ranked(0, 0.0))
+            queue._dispatch()
+            found.append(attached[0].limits[-1])
+        return found[0], found[1]
 
-        assert limits_with(JobQueue(Policy(batch_size=2)), 1) == (PART_AHEAD_S, SOLE_AHEAD_S)
-        assert limits_with(JobQueue(Policy(batch_size=2)), 2) == (PART_AHEAD_S, AHEAD_S)
-        assert limits_with(JobQueue(Policy()), 1) == (SOLE_AHEAD_S, SOLE_AHEAD_S)
-        # A request with a higher priority could still come.
-        assert limits_with(PriorityQueue(Policy(batch_size=2), Priorities()), 1) == (PART_AHEAD_S, AHEAD_S)
-
-    asyncio.run(scenario())
+    assert limits_with(JobQueue(Policy(batch_size=2)), 1) == (PART_AHEAD_S, SOLE_AHEAD_S)
+    assert limits_with(JobQueue(Policy(batch_size=2)), 2) == (PART_AHEAD_S, AHEAD_S)
+    assert limits_with(JobQueue(Policy()), 1) == (SOLE_AHEAD_S, SOLE_AHEAD_S)
+    # A request with a higher priority could still come.
+    assert limits_with(PriorityQueue(Policy(batch_size=2), Priorities()), 1) == (PART_AHEAD_S, AHEAD_S)
 
 
-def test_a_request_that_fits_no_message_fails_and_its_batch_goes_on_without_it() -> None:
-    async def scenario() -> None:
-        ours, theirs = socket.socketpair()
-        queue, ledger = JobQueue(Policy(batch_size=3)), Ledger()
-        worker = Worker(1, WorkerPlan(ProcessSpec("m", {}), {}, 1, 1, 1 << 20), CPU, queue)
-        worker._connection = Connection(ours, lambda messages: None, lambda reason: None, 1 << 20)
-        worker.state = WorkerState.READY
-        jobs = [job(ledger), job(ledger, "n" * 70_000), job(ledger)]
-        for each in jobs:
-            queue.put(each)
-        queue.attach(worker)
-        await turns()
-        with pytest.raises(InvalidArgument, match="can't be passed to a worker"):
-            await jobs[1].result()
-        assert [each.state for each in jobs] == [JobState.SENT, JobState.FAILED, JobState.SENT]
-        assert not worker.holds(jobs[1])
-        sent = Decoder(1 << 20).feed(theirs.recv(1 << 20))
-        ids = [item.job_id for message in sent if isinstance(message, Predict) for item in message.items]
-        assert ids == [jobs[0].id, jobs[2].id]
-        worker._connection.close()
-        theirs.close()
-
-    asyncio.run(scenario())
+async def test_a_request_that_fits_no_message_fails_and_its_batch_goes_on_without_it() -> None:
+    ours, theirs = socket.socketpair()
+    queue, ledger = JobQueue(Policy(batch_size=3)), Ledger()
+    worker = Worker(1, WorkerPlan(ProcessSpec("m", {}), {}, 1, 1, 1 << 20), CPU, queue)
+    worker._connection = Connection(ours, lambda messages: None, lambda reason: None, 1 << 20)
+    worker.state = WorkerState.READY
+    jobs = [job(ledger), job(ledger, "n" * 70_000), job(ledger)]
+    for each in jobs:
+        queue.put(each)
+    queue.attach(worker)
+    await turns()
+    with pytest.raises(InvalidArgument, match="can't be passed to a worker"):
+        await jobs[1].result()
+    assert [each.state for each in jobs] == [JobState.SENT, JobState.FAILED, JobState.SENT]
+    assert not worker.holds(jobs[1])
+    sent = Decoder(1 << 20).feed(theirs.recv(1 << 20))
+    ids = [item.job_id for message in sent if isinstance(message, Predict) for item in message.items]
+    assert ids == [jobs[0].id, jobs[2].id]
+    worker._connection.close()
+    theirs.close()
 
 
 def ready_worker(queue: JobQueue, ours: socket.socket) -> Worker:
@@ -263,59 +242,51 @@ def ready_worker(queue: JobQueue, ours: socket.socket) -> Worker:
     return worker
 
 
-def test_a_deadline_ends_what_runs_and_the_time_to_begin_does_not() -> None:
-    async def scenario() -> None:
-        ours, theirs = socket.socketpair()
-        queue, ledger = JobQueue(Policy(batch_size=2)), Ledger()
-        worker = ready_worker(queue, ours)
-        now_s = time.monotonic()
-        data = [Input("data", "", b"")]
-        bound = Job(ledger, data, request_id="r", deadline_s=now_s + 60, ends_s=now_s + 60)
-        patient = Job(ledger, data, request_id="r", deadline_s=now_s + 60)  # clientTimeoutInMills is a limit to begin
-        for each in (bound, patient):
-            queue.put(each)
-        queue.attach(worker)
-        await turns()
-        worker.tick(now_s + 59)
-        assert (bound.state, patient.state) == (JobState.SENT, JobState.SENT)
-        worker.tick(now_s + 61)
-        with pytest.raises(DeadlineExceeded, match="after the request was given to a worker"):
-            await bound.result()
-        assert (bound.state, patient.state) == (JobState.EXPIRED, JobState.SENT)
-        worker.flush()
-        told = Decoder(1 << 20).feed(theirs.recv(1 << 20))
-        assert [message.job_id for message in told if isinstance(message, Cancel)] == [bound.id]
-        theirs.sendall(encode_bytes(Chunk(bound.id, b"late")) + encode_bytes(Chunk(patient.id, b"in time")))
-        assert await patient.result() == b"in time"
-        assert not worker.busy
-        assert worker._connection is not None
-        worker._connection.close()
-        theirs.close()
-
-    asyncio.run(scenario())
+async def test_a_deadline_ends_what_runs_and_the_time_to_begin_does_not() -> None:
+    ours, theirs = socket.socketpair()
+    queue, ledger = JobQueue(Policy(batch_size=2)), Ledger()
+    worker = ready_worker(queue, ours)
+    now_s = time.monotonic()
+    data = [Input("data", "", b"")]
+    bound = Job(ledger, data, request_id="r", deadline_s=now_s + 60, ends_s=now_s + 60)
+    patient = Job(ledger, data, request_id="r", deadline_s=now_s + 60)  # clientTimeoutInMills is a limit to begin
+    for each in (bound, patient):
+        queue.put(each)
+    queue.attach(worker)
+    await turns()
+    worker.tick(now_s + 59)
+    assert (bound.state, patient.state) == (JobState.SENT, JobState.SENT)
+    worker.tick(now_s + 61)
+    with pytest.raises(DeadlineExceeded, match="after the request was given to a worker"):
+        await bound.result()
+    assert (bound.state, patient.state) == (JobState.EXPIRED, JobState.SENT)
+    worker.flush()
+    told = Decoder(1 << 20).feed(theirs.recv(1 << 20))
+    assert [message.job_id for message in told if isinstance(message, Cancel)] == [bound.id]
+    theirs.sendall(encode_bytes(Chunk(bound.id, b"late")) + encode_bytes(Chunk(patient.id, b"in time")))
+    assert await patient.result() == b"in time"
+    assert not worker.busy
+    assert worker._connection is not None
+    worker._connection.close()
+    theirs.close()
 
 
-def test_a_worker_whose_end_cannot_be_settled_is_gone_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        ours, theirs = socket.socketpair()
-        queue, ledger = JobQueue(Policy()), Ledger()
-        worker = ready_worker(queue, ours)
-        worker._loaded.set_result(None)
-        worker.process = WorkerProcess(
-            1 << 30, "m", ours, io.BytesIO()
-        )  # without a descriptor: its progress can't be read
-        worker.process.exited.set_result(ExitStatus(-9))
-        running = job(ledger)
-        queue.put(running)
-        queue.attach(worker)
-        await turns()
-        theirs.close()
-        with pytest.raises(WorkerDied, match="killed by SIGKILL") as died:
-            await asyncio.wait_for(running.result(), GUARD_S)
-        assert died.value.code is Code.UNAVAILABLE
-        assert "SIGKILL" in await asyncio.wait_for(worker.ended, GUARD_S)
-        assert worker.state is WorkerState.FAILED and not worker.busy
-
-    with caplog.at_level(logging.ERROR):
-        asyncio.run(scenario())
+async def test_a_worker_whose_end_cannot_be_settled_is_gone_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    ours, theirs = socket.socketpair()
+    queue, ledger = JobQueue(Policy()), Ledger()
+    worker = ready_worker(queue, ours)
+    worker._loaded.set_result(None)
+    worker.process = WorkerProcess(1 << 30, "m", ours, io.BytesIO())  # without a descriptor: its progress can't be read
+    worker.process.exited.set_result(ExitStatus(-9))
+    running = job(ledger)
+    queue.put(running)
+    queue.attach(worker)
+    await turns()
+    theirs.close()
+    with pytest.raises(WorkerDied, match="killed by SIGKILL") as died:
+        await asyncio.wait_for(running.result(), GUARD_S)
+    assert died.value.code is Code.UNAVAILABLE
+    assert "SIGKILL" in await asyncio.wait_for(worker.ended, GUARD_S)
+    assert worker.state is WorkerState.FAILED and not worker.busy
     assert "could not be settled" in caplog.text

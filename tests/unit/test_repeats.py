@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stage import Skipping, Stage, pool_of, run, waiting
+from stage import Skipping, Stage, pool_of, waiting
 from support import until_async
 from ts.protocol.frames import Chunk, Failed, Input, Predict
 from ts_frontend.errors import Code, DeadlineExceeded, HandlerFailed, Quarantined, WorkerDied
@@ -90,338 +90,298 @@ def counts(pool: Pool) -> tuple[int, int, int]:
     return repeats.after_deaths, repeats.after_failures, repeats.quarantined
 
 
-def test_a_begun_request_of_a_dead_worker_runs_once_more(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        stage, ledger = Stage(), Ledger()
-        pool = await served(stage)
-        job = waiting(pool, ledger)
-        await stage.actors[0].batch()
-        stage.actors[0].end(-9)
-        await until_async(lambda: len(stage.actors) == 2)
-        stage.actors[1].answer(await stage.actors[1].batch())
-        assert await job.result() == b"ok"
-        finished([job], ledger)
-        assert counts(pool) == (1, 0, 0)
-        await pool.close(0)
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
+async def test_a_begun_request_of_a_dead_worker_runs_once_more(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    stage, ledger = Stage(), Ledger()
+    pool = await served(stage)
+    job = waiting(pool, ledger)
+    await stage.actors[0].batch()
+    stage.actors[0].end(-9)
+    await until_async(lambda: len(stage.actors) == 2)
+    stage.actors[1].answer(await stage.actors[1].batch())
+    assert await job.result() == b"ok"
+    finished([job], ledger)
+    assert counts(pool) == (1, 0, 0)
+    await pool.close(0)
     assert "Request r runs once more: worker 9000 of m_1.0 died with it" in caplog.text
 
 
-def test_without_idempotent_it_fails() -> None:
-    async def scenario() -> None:
-        stage = Stage()
-        pool = pool_of(stage, Skipping())
-        await pool.scale(1)
-        job = waiting(pool)
-        await stage.actors[0].batch()
-        stage.actors[0].end(-9)
-        with pytest.raises(WorkerDied):
-            await job.result()
-        await pool.close(0)
-
-    run(scenario())
+async def test_without_idempotent_it_fails() -> None:
+    stage = Stage()
+    pool = pool_of(stage, Skipping())
+    await pool.scale(1)
+    job = waiting(pool)
+    await stage.actors[0].batch()
+    stage.actors[0].end(-9)
+    with pytest.raises(WorkerDied):
+        await job.result()
+    await pool.close(0)
 
 
-def test_one_that_killed_two_workers_is_quarantined_and_its_neighbours_are_answered(
+async def test_one_that_killed_two_workers_is_quarantined_and_its_neighbours_are_answered(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Four in a batch, of which one kills: each runs again alone, so that only that one is with a second death."""
+    caplog.set_level(logging.ERROR)
+    stage, ledger = Stage(), Ledger()
+    pool = await served(stage, batch_size=4)
+    jobs = [waiting(pool, ledger) for _ in range(4)]
+    culprit = jobs[1].id
+    runs = dict.fromkeys((job.id for job in jobs), 0)
+    actor = 0
+    while not ledger.counts[JobState.FAILED] or ledger.live:
+        batch = await stage.actors[actor].batch()
+        for item in batch.items:
+            runs[item.job_id] += 1
+        if culprit in (item.job_id for item in batch.items):
+            stage.actors[actor].end(-11)
+            actor += 1
 
-    async def scenario() -> None:
-        stage, ledger = Stage(), Ledger()
-        pool = await served(stage, batch_size=4)
-        jobs = [waiting(pool, ledger) for _ in range(4)]
-        culprit = jobs[1].id
-        runs = dict.fromkeys((job.id for job in jobs), 0)
-        actor = 0
-        while not ledger.counts[JobState.FAILED] or ledger.live:
-            batch = await stage.actors[actor].batch()
-            for item in batch.items:
-                runs[item.job_id] += 1
-            if culprit in (item.job_id for item in batch.items):
-                stage.actors[actor].end(-11)
-                actor += 1
+            def started(count: int = actor) -> bool:
+                return len(stage.actors) > count
 
-                def started(count: int = actor) -> bool:
-                    return len(stage.actors) > count
-
-                await until_async(started)
-            else:
-                assert len(batch.items) == 1
-                stage.actors[actor].answer(batch)
-                await settled(jobs, batch)
-        with pytest.raises(Quarantined, match="Two workers died .* not run again.* SIGSEGV") as refused:
-            await jobs[1].result()
-        assert (refused.value.code, refused.value.http_status) == (Code.INTERNAL, 500)
-        assert [await job.result() for job in jobs if job.id != culprit] == [b"ok"] * 3
-        assert set(runs.values()) == {2} and stage.launched == 3
-        finished(jobs, ledger)
-        assert counts(pool) == (4, 0, 1)
-        await pool.close(0)
-
-    with caplog.at_level(logging.ERROR):
-        run(scenario())
+            await until_async(started)
+        else:
+            assert len(batch.items) == 1
+            stage.actors[actor].answer(batch)
+            await settled(jobs, batch)
+    with pytest.raises(Quarantined, match="Two workers died .* not run again.* SIGSEGV") as refused:
+        await jobs[1].result()
+    assert (refused.value.code, refused.value.http_status) == (Code.INTERNAL, 500)
+    assert [await job.result() for job in jobs if job.id != culprit] == [b"ok"] * 3
+    assert set(runs.values()) == {2} and stage.launched == 3
+    finished(jobs, ledger)
+    assert counts(pool) == (4, 0, 1)
+    await pool.close(0)
     assert "Request r is not run again: worker 9000 of m_1.0 is the second that died with it" in caplog.text
 
 
-def test_what_runs_again_after_a_death_has_its_worker_to_itself() -> None:
+async def test_what_runs_again_after_a_death_has_its_worker_to_itself() -> None:
     """Of a handler that runs requests side by side: a new request must not die with the suspect."""
-
-    async def scenario() -> None:
-        stage, ledger = Stage(), Ledger()
-        stage.handler_kind = "async"
-        pool = await served(stage)
-        jobs = [waiting(pool, ledger) for _ in range(3)]
-        for _ in jobs:
-            await stage.actors[0].batch()
-        stage.actors[0].end(-9)
-        await until_async(lambda: len(stage.actors) == 2)
-        late = waiting(pool, ledger)
-        actor = stage.actors[1]
-        for job in jobs:
-            batch = await actor.batch()
-            assert [item.job_id for item in batch.items] == [job.id]
-            for _ in range(5):
-                await asyncio.sleep(0)
-            assert actor.heard(Predict) is None, "nothing beside it"
-            actor.answer(batch)
-            assert await job.result() == b"ok"
-        actor.answer(await actor.batch())
-        assert await late.result() == b"ok"
-        side_by_side = [waiting(pool, ledger) for _ in range(2)]
-        batches = [await actor.batch() for _ in range(2)]
-        for batch in batches:
-            actor.answer(batch)
-        for job in side_by_side:
-            await job.result()
-        finished([*jobs, late, *side_by_side], ledger)
-        await pool.close(0)
-
-    run(scenario())
-
-
-def test_a_busy_worker_is_kept_free_for_what_goes_alone() -> None:
-    """The dead worker never comes back; the other one always has something to do."""
-
-    async def scenario() -> None:
-        stage, ledger = Stage("ready", "ready", *["hangs"] * 9), Ledger()
-        stage.handler_kind = "async"
-        pool = await served(stage, workers=2)
-        first, busy = waiting(pool, ledger), waiting(pool, ledger)
+    stage, ledger = Stage(), Ledger()
+    stage.handler_kind = "async"
+    pool = await served(stage)
+    jobs = [waiting(pool, ledger) for _ in range(3)]
+    for _ in jobs:
         await stage.actors[0].batch()
-        batch = await stage.actors[1].batch()
-        stage.actors[0].end(-9)
-        await until_async(lambda: pool.queue.waiting() == [first])
-        later = waiting(pool, ledger)
+    stage.actors[0].end(-9)
+    await until_async(lambda: len(stage.actors) == 2)
+    late = waiting(pool, ledger)
+    actor = stage.actors[1]
+    for job in jobs:
+        batch = await actor.batch()
+        assert [item.job_id for item in batch.items] == [job.id]
         for _ in range(5):
             await asyncio.sleep(0)
-        assert stage.actors[1].heard(Predict) is None, "it takes nothing new"
+        assert actor.heard(Predict) is None, "nothing beside it"
+        actor.answer(batch)
+        assert await job.result() == b"ok"
+    actor.answer(await actor.batch())
+    assert await late.result() == b"ok"
+    side_by_side = [waiting(pool, ledger) for _ in range(2)]
+    batches = [await actor.batch() for _ in range(2)]
+    for batch in batches:
+        actor.answer(batch)
+    for job in side_by_side:
+        await job.result()
+    finished([*jobs, late, *side_by_side], ledger)
+    await pool.close(0)
+
+
+async def test_a_busy_worker_is_kept_free_for_what_goes_alone() -> None:
+    """The dead worker never comes back; the other one always has something to do."""
+    stage, ledger = Stage("ready", "ready", *["hangs"] * 9), Ledger()
+    stage.handler_kind = "async"
+    pool = await served(stage, workers=2)
+    first, busy = waiting(pool, ledger), waiting(pool, ledger)
+    await stage.actors[0].batch()
+    batch = await stage.actors[1].batch()
+    stage.actors[0].end(-9)
+    await until_async(lambda: pool.queue.waiting() == [first])
+    later = waiting(pool, ledger)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert stage.actors[1].heard(Predict) is None, "it takes nothing new"
+    stage.actors[1].answer(batch)
+    assert await busy.result() == b"ok"
+    for job in (first, later):
+        batch = await stage.actors[1].batch()
+        assert [item.job_id for item in batch.items] == [job.id]
         stage.actors[1].answer(batch)
-        assert await busy.result() == b"ok"
-        for job in (first, later):
-            batch = await stage.actors[1].batch()
-            assert [item.job_id for item in batch.items] == [job.id]
-            stage.actors[1].answer(batch)
-            assert await job.result() == b"ok"
-        finished([first, busy, later], ledger)
-        await pool.close(0)
-
-    run(scenario())
+        assert await job.result() == b"ok"
+    finished([first, busy, later], ledger)
+    await pool.close(0)
 
 
-def test_a_request_that_was_not_begun_twice_is_no_suspect() -> None:
+async def test_a_request_that_was_not_begun_twice_is_no_suspect() -> None:
     """Its second worker dies before the handler is called: it goes to a third one, alone again, and is answered."""
-
-    async def scenario() -> None:
-        stage, ledger = Stage(), Ledger()
-        pool = await served(stage)
-        job = waiting(pool, ledger)
-        await stage.actors[0].batch()
-        stage.actors[0].end(-9)
-        await until_async(lambda: len(stage.actors) == 2)
-        await stage.actors[1].batch(begins=False)
-        stage.actors[1].end(-9)
-        await until_async(lambda: len(stage.actors) == 3)
-        await stage.actors[2].batch()
-        assert counts(pool) == (1, 0, 0)
-        stage.actors[2].end(-9)
-        with pytest.raises(Quarantined):
-            await job.result()
-        finished([job], ledger)
-        await pool.close(0)
-
-    run(scenario())
+    stage, ledger = Stage(), Ledger()
+    pool = await served(stage)
+    job = waiting(pool, ledger)
+    await stage.actors[0].batch()
+    stage.actors[0].end(-9)
+    await until_async(lambda: len(stage.actors) == 2)
+    await stage.actors[1].batch(begins=False)
+    stage.actors[1].end(-9)
+    await until_async(lambda: len(stage.actors) == 3)
+    await stage.actors[2].batch()
+    assert counts(pool) == (1, 0, 0)
+    stage.actors[2].end(-9)
+    with pytest.raises(Quarantined):
+        await job.result()
+    finished([job], ledger)
+    await pool.close(0)
 
 
-def test_a_stopped_worker_gives_a_suspect_back_as_a_suspect() -> None:
-    async def scenario() -> None:
-        stage, ledger = Stage(), Ledger()
-        pool = await served(stage)
-        job = waiting(pool, ledger)
-        await stage.actors[0].batch()
-        stage.actors[0].end(-9)
-        await until_async(lambda: len(stage.actors) == 2)
-        await stage.actors[1].batch()
-        pool.slots[0].try_now()
-        scaling = asyncio.create_task(pool.scale(2))
-        await until_async(lambda: len(stage.actors) == 3)
-        await scaling
-        assert pool.slots[0].worker is not None
-        await pool.slots[0].worker.stop(0)
-        batch = await stage.actors[2].batch()
-        late = waiting(pool, ledger)
-        stage.actors[2].end(-9)
-        with pytest.raises(Quarantined):
-            await job.result()
-        assert [item.job_id for item in batch.items] == [job.id] and not late.done
-        await pool.close(0)
-
-    run(scenario())
+async def test_a_stopped_worker_gives_a_suspect_back_as_a_suspect() -> None:
+    stage, ledger = Stage(), Ledger()
+    pool = await served(stage)
+    job = waiting(pool, ledger)
+    await stage.actors[0].batch()
+    stage.actors[0].end(-9)
+    await until_async(lambda: len(stage.actors) == 2)
+    await stage.actors[1].batch()
+    pool.slots[0].try_now()
+    scaling = asyncio.create_task(pool.scale(2))
+    await until_async(lambda: len(stage.actors) == 3)
+    await scaling
+    assert pool.slots[0].worker is not None
+    await pool.slots[0].worker.stop(0)
+    batch = await stage.actors[2].batch()
+    late = waiting(pool, ledger)
+    stage.actors[2].end(-9)
+    with pytest.raises(Quarantined):
+        await job.result()
+    assert [item.job_id for item in batch.items] == [job.id] and not late.done
+    await pool.close(0)
 
 
-def test_begun_streams_and_fed_streams_and_hung_requests_are_not_repeated() -> None:
-    async def scenario() -> None:
-        stage, ledger = Stage(), Ledger()
-        stage.handler_kind = "async"
-        pool = await served(stage)
-        begun, quiet = waiting(pool, ledger, stream=True), waiting(pool, ledger, stream=True)
-        fed = FedJob(ledger, [Input("data", "", b"x")], request_id="fed", stream=True, alone=True)
-        pool.queue.put(fed)
-        fed.allow(1000)
-        await fed.feed([Input("data", "", b"more")])
-        actor = stage.actors[0]
-        for _ in range(3):
-            await actor.batch()
-        fed.allow(1000)
-        actor.say(Chunk(begun.id, b"piece", last=False))
-        await until_async(lambda: begun.received_bytes)
-        actor.end(-9)
-        for job in (begun, fed):
-            with pytest.raises(WorkerDied):
-                async for _ in chunks(job):
-                    pass
-        await until_async(lambda: len(stage.actors) == 2)
-        stage.actors[1].answer(await stage.actors[1].batch())
-        assert [bytes(piece) async for pieces in chunks(quiet) for piece in pieces] == [b"ok"]
-        finished([begun, quiet, fed], ledger)
+async def test_begun_streams_and_fed_streams_and_hung_requests_are_not_repeated() -> None:
+    stage, ledger = Stage(), Ledger()
+    stage.handler_kind = "async"
+    pool = await served(stage)
+    begun, quiet = waiting(pool, ledger, stream=True), waiting(pool, ledger, stream=True)
+    fed = FedJob(ledger, [Input("data", "", b"x")], request_id="fed", stream=True, alone=True)
+    pool.queue.put(fed)
+    fed.allow(1000)
+    await fed.feed([Input("data", "", b"more")])
+    actor = stage.actors[0]
+    for _ in range(3):
+        await actor.batch()
+    fed.allow(1000)
+    actor.say(Chunk(begun.id, b"piece", last=False))
+    await until_async(lambda: begun.received_bytes)
+    actor.end(-9)
+    for job in (begun, fed):
+        with pytest.raises(WorkerDied):
+            async for _ in chunks(job):
+                pass
+    await until_async(lambda: len(stage.actors) == 2)
+    stage.actors[1].answer(await stage.actors[1].batch())
+    assert [bytes(piece) async for pieces in chunks(quiet) for piece in pieces] == [b"ok"]
+    finished([begun, quiet, fed], ledger)
 
-        hung, neighbour = waiting(pool, ledger), waiting(pool, ledger)
-        batches = [await stage.actors[1].batch() for _ in range(2)]
-        worker = pool.slots[0].worker
-        assert worker is not None and [item.job_id for item in batches[0].items] == [hung.id]
-        now_s = time.monotonic()
-        worker._running.batches[batches[0].batch_id].active_s = now_s - 1e6
-        worker.tick(now_s)
-        worker.tick(now_s + worker._plan.neighbour_grace_s + 1)
-        with pytest.raises(WorkerDied, match="responseTimeout") as died:
-            await hung.result()
-        assert died.value.code is Code.INTERNAL
-        await until_async(lambda: len(stage.actors) == 3)
-        stage.actors[2].answer(await stage.actors[2].batch())
-        assert await neighbour.result() == b"ok"
-        await pool.close(0)
-
-    run(scenario())
+    hung, neighbour = waiting(pool, ledger), waiting(pool, ledger)
+    batches = [await stage.actors[1].batch() for _ in range(2)]
+    worker = pool.slots[0].worker
+    assert worker is not None and [item.job_id for item in batches[0].items] == [hung.id]
+    now_s = time.monotonic()
+    worker._running.batches[batches[0].batch_id].active_s = now_s - 1e6
+    worker.tick(now_s)
+    worker.tick(now_s + worker._plan.neighbour_grace_s + 1)
+    with pytest.raises(WorkerDied, match="responseTimeout") as died:
+        await hung.result()
+    assert died.value.code is Code.INTERNAL
+    await until_async(lambda: len(stage.actors) == 3)
+    stage.actors[2].answer(await stage.actors[2].batch())
+    assert await neighbour.result() == b"ok"
+    await pool.close(0)
 
 
 @pytest.mark.parametrize("how", ["cancelled", "expired"])
-def test_what_waits_to_run_again_can_be_cancelled_and_expires(how: str) -> None:
-    async def scenario() -> None:
-        stage, ledger = Stage("ready", "hangs"), Ledger()
-        pool = await served(stage)
-        job = waiting(pool, ledger, deadline_s=time.monotonic() + 1000)
-        await stage.actors[0].batch()
-        stage.actors[0].end(-9)
-        await until_async(lambda: len(pool.queue) == 1)
-        if how == "cancelled":
-            job.cancel()
-        else:
-            pool.tick(job.deadline_s + 1)
-            with pytest.raises(DeadlineExceeded, match="waited for another worker"):
-                await job.result()
-        finished([job], ledger)
-        assert len(pool.queue) == 0 and not pool.queue.waiting()
-        await pool.close(0)
-
-    run(scenario())
+async def test_what_waits_to_run_again_can_be_cancelled_and_expires(how: str) -> None:
+    stage, ledger = Stage("ready", "hangs"), Ledger()
+    pool = await served(stage)
+    job = waiting(pool, ledger, deadline_s=time.monotonic() + 1000)
+    await stage.actors[0].batch()
+    stage.actors[0].end(-9)
+    await until_async(lambda: len(pool.queue) == 1)
+    if how == "cancelled":
+        job.cancel()
+    else:
+        pool.tick(job.deadline_s + 1)
+        with pytest.raises(DeadlineExceeded, match="waited for another worker"):
+            await job.result()
+    finished([job], ledger)
+    assert len(pool.queue) == 0 and not pool.queue.waiting()
+    await pool.close(0)
 
 
-def test_a_batch_that_failed_as_a_whole_is_halved_until_the_culprit_fails_alone(
+async def test_a_batch_that_failed_as_a_whole_is_halved_until_the_culprit_fails_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        stage, ledger = Stage(), Ledger()
-        pool = await served(stage, batch_size=8)
-        jobs = [waiting(pool, ledger) for _ in range(8)]
-        culprit, sizes, runs = jobs[5].id, [], dict.fromkeys((job.id for job in jobs), 0)
-        actor = stage.actors[0]
-        while ledger.live:
-            batch = await actor.batch()
-            sizes.append(len(batch.items))
-            ids = [item.job_id for item in batch.items]
-            for job_id in ids:
-                runs[job_id] += 1
-            actor.fail(batch) if culprit in ids else actor.answer(batch)
-            await settled(jobs, batch)
-        assert sorted(sizes) == [1, 1, 2, 2, 4, 4, 8] and max(runs.values()) == 4
-        with pytest.raises(HandlerFailed, match="Prediction failed"):
-            await jobs[5].result()
-        assert [await job.result() for job in jobs if job.id != culprit] == [b"ok"] * 7
-        finished(jobs, ledger)
-        assert counts(pool) == (0, 8 + 4 + 2, 0)
-        await pool.close(0)
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
+    caplog.set_level(logging.WARNING)
+    stage, ledger = Stage(), Ledger()
+    pool = await served(stage, batch_size=8)
+    jobs = [waiting(pool, ledger) for _ in range(8)]
+    culprit, sizes, runs = jobs[5].id, [], dict.fromkeys((job.id for job in jobs), 0)
+    actor = stage.actors[0]
+    while ledger.live:
+        batch = await actor.batch()
+        sizes.append(len(batch.items))
+        ids = [item.job_id for item in batch.items]
+        for job_id in ids:
+            runs[job_id] += 1
+        actor.fail(batch) if culprit in ids else actor.answer(batch)
+        await settled(jobs, batch)
+    assert sorted(sizes) == [1, 1, 2, 2, 4, 4, 8] and max(runs.values()) == 4
+    with pytest.raises(HandlerFailed, match="Prediction failed"):
+        await jobs[5].result()
+    assert [await job.result() for job in jobs if job.id != culprit] == [b"ok"] * 7
+    finished(jobs, ledger)
+    assert counts(pool) == (0, 8 + 4 + 2, 0)
+    await pool.close(0)
     assert "8 requests that failed together (Prediction failed) run again in halves" in caplog.text
 
 
-def test_items_that_fail_by_themselves_are_not_repeated_nor_those_that_have_sent_something() -> None:
-    async def scenario() -> None:
-        stage, ledger = Stage(), Ledger()
-        pool = await served(stage, batch_size=3)
-        jobs = [waiting(pool, ledger, stream=index == 2) for index in range(3)]
-        actor = stage.actors[0]
-        batch = await actor.batch()
-        assert len(batch.items) == 3
-        actor.say(
-            Chunk(jobs[2].id, b"piece", last=False),
-            Failed(jobs[0].id, 422, "this one"),
-            Failed(jobs[1].id, 503, "all", whole=True),
-            Failed(jobs[2].id, 503, "all", whole=True),
-        )
-        with pytest.raises(HandlerFailed, match="this one"):
-            await jobs[0].result()
-        with pytest.raises(HandlerFailed, match="all"):
-            async for _ in chunks(jobs[2]):
-                pass
-        again = await actor.batch()
-        assert [item.job_id for item in again.items] == [jobs[1].id]
-        actor.fail(again)
-        with pytest.raises(HandlerFailed, match="Prediction failed"):
-            await jobs[1].result()
-        finished(jobs, ledger)
-        await pool.close(0)
-
-    run(scenario())
+async def test_items_that_fail_by_themselves_are_not_repeated_nor_those_that_have_sent_something() -> None:
+    stage, ledger = Stage(), Ledger()
+    pool = await served(stage, batch_size=3)
+    jobs = [waiting(pool, ledger, stream=index == 2) for index in range(3)]
+    actor = stage.actors[0]
+    batch = await actor.batch()
+    assert len(batch.items) == 3
+    actor.say(
+        Chunk(jobs[2].id, b"piece", last=False),
+        Failed(jobs[0].id, 422, "this one"),
+        Failed(jobs[1].id, 503, "all", whole=True),
+        Failed(jobs[2].id, 503, "all", whole=True),
+    )
+    with pytest.raises(HandlerFailed, match="this one"):
+        await jobs[0].result()
+    with pytest.raises(HandlerFailed, match="all"):
+        async for _ in chunks(jobs[2]):
+            pass
+    again = await actor.batch()
+    assert [item.job_id for item in again.items] == [jobs[1].id]
+    actor.fail(again)
+    with pytest.raises(HandlerFailed, match="Prediction failed"):
+        await jobs[1].result()
+    finished(jobs, ledger)
+    await pool.close(0)
 
 
-def test_a_request_that_is_cancelled_when_its_batch_fails_does_not_run_again() -> None:
-    async def scenario() -> None:
-        stage, ledger = Stage(), Ledger()
-        pool = await served(stage, batch_size=2)
-        jobs = [waiting(pool, ledger) for _ in range(2)]
-        actor = stage.actors[0]
-        batch = await actor.batch()
-        jobs[0].cancel()
-        actor.fail(batch)
-        again = await actor.batch()
-        assert [item.job_id for item in again.items] == [jobs[1].id]
-        actor.answer(again)
-        assert await jobs[1].result() == b"ok"
-        finished(jobs, ledger)
-        await pool.close(0)
-
-    run(scenario())
+async def test_a_request_that_is_cancelled_when_its_batch_fails_does_not_run_again() -> None:
+    stage, ledger = Stage(), Ledger()
+    pool = await served(stage, batch_size=2)
+    jobs = [waiting(pool, ledger) for _ in range(2)]
+    actor = stage.actors[0]
+    batch = await actor.batch()
+    jobs[0].cancel()
+    actor.fail(batch)
+    again = await actor.batch()
+    assert [item.job_id for item in again.items] == [jobs[1].id]
+    actor.answer(again)
+    assert await jobs[1].result() == b"ok"
+    finished(jobs, ledger)
+    await pool.close(0)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from stage import Skipping, Stage, pool_of, run, waiting
+from stage import Skipping, Stage, pool_of, waiting
 from support import until_async
 from ts_frontend.models.settings import Source, _autoscale
 from ts_frontend.workers.scaling import LoadSample, PoolScaler, Scaling, ScalingRule, percentile
@@ -167,46 +167,40 @@ def test_numbers_of_workers_outside_the_limits_are_corrected_at_once() -> None:
     assert found is not None and found[0] == 8
 
 
-def test_a_pool_gets_workers_while_requests_wait_and_loses_them_later() -> None:
-    async def scenario() -> None:
-        stage = Stage()
-        pool = pool_of(stage, Skipping())
-        scaler = PoolScaler(pool, ScalingRule(up_after_s=1, down_after_s=10), batch_size=1)
-        await pool.scale(scaler.between(1, 4))
-        jobs = [waiting(pool) for _ in range(8)]
-        await stage.actors[0].batch()
-        begun_s = jobs[0].queued_at_s
-        scaler.tick(begun_s + 1)
-        assert scaler.last is None, "not before upAfter"
-        scaler.tick(begun_s + 2.5)
-        await until_async(lambda: pool.ready_count == 2)
-        assert scaler.last is not None and (scaler.last.before, scaler.last.workers) == (1, 2)
-        assert "requests wait" in scaler.last.reason
-        for job in jobs:
-            job.cancel()
-        await until_async(lambda: not scaler.sample(begun_s).running)
-        for seconds in (20, 31):
-            await until_async(lambda: scaler._changing is not None and scaler._changing.done())
-            scaler.tick(begun_s + seconds)
-        await until_async(lambda: len(pool.slots) == 1)
-        assert (scaler.ups, scaler.downs) == (1, 1)
-        await scaler.close()
-        await pool.close(0)
-
-    run(scenario())
+async def test_a_pool_gets_workers_while_requests_wait_and_loses_them_later() -> None:
+    stage = Stage()
+    pool = pool_of(stage, Skipping())
+    scaler = PoolScaler(pool, ScalingRule(up_after_s=1, down_after_s=10), batch_size=1)
+    await pool.scale(scaler.between(1, 4))
+    jobs = [waiting(pool) for _ in range(8)]
+    await stage.actors[0].batch()
+    begun_s = jobs[0].queued_at_s
+    scaler.tick(begun_s + 1)
+    assert scaler.last is None, "not before upAfter"
+    scaler.tick(begun_s + 2.5)
+    await until_async(lambda: pool.ready_count == 2)
+    assert scaler.last is not None and (scaler.last.before, scaler.last.workers) == (1, 2)
+    assert "requests wait" in scaler.last.reason
+    for job in jobs:
+        job.cancel()
+    await until_async(lambda: not scaler.sample(begun_s).running)
+    for seconds in (20, 31):
+        await until_async(lambda: scaler._changing is not None and scaler._changing.done())
+        scaler.tick(begun_s + seconds)
+    await until_async(lambda: len(pool.slots) == 1)
+    assert (scaler.ups, scaler.downs) == (1, 1)
+    await scaler.close()
+    await pool.close(0)
 
 
-def test_a_number_that_was_asked_for_is_no_subject_of_autoscaling() -> None:
-    async def scenario() -> None:
-        pool = pool_of(Stage(), Skipping())
-        scaler = PoolScaler(pool, ScalingRule(up_after_s=0), batch_size=1)
-        assert [scaler.between(*pair) for pair in ((2, 2), (0, 4), (2, 4))] == [2, 0, 2]
-        await pool.scale(3)
-        assert scaler.between(1, 4) == 3, "a present number that is allowed stays"
-        assert scaler.between(3, 3) == 3 and not scaler.active
-        await pool.close(0)
-
-    run(scenario())
+async def test_a_number_that_was_asked_for_is_no_subject_of_autoscaling() -> None:
+    pool = pool_of(Stage(), Skipping())
+    scaler = PoolScaler(pool, ScalingRule(up_after_s=0), batch_size=1)
+    assert [scaler.between(*pair) for pair in ((2, 2), (0, 4), (2, 4))] == [2, 0, 2]
+    await pool.scale(3)
+    assert scaler.between(1, 4) == 3, "a present number that is allowed stays"
+    assert scaler.between(3, 3) == 3 and not scaler.active
+    await pool.close(0)
 
 
 @pytest.mark.parametrize(

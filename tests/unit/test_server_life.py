@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from stage import Actor, Skipping, Stage, run
+from stage import Actor, Skipping, Stage
 from support import GUARD_S, until_async
 from ts.protocol.frames import Predict
 from ts_frontend import process
@@ -173,99 +173,84 @@ async def stopped(life: Life) -> None:
     life.ended()
 
 
-def test_it_loads_then_listens_then_serves_and_leaves_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        listened: list[bool] = []
+async def test_it_loads_then_listens_then_serves_and_leaves_nothing(tmp_path: Path) -> None:
+    listened: list[bool] = []
 
-        async def loads() -> None:
-            listened.append(bool(life.addresses))
+    async def loads() -> None:
+        listened.append(bool(life.addresses))
 
-        stage = Stage(loads)
-        life = Life(tmp_path, stage, load_models="m", exit_on_error="true")
-        await life.ready()
-        assert (listened, life.steps, life.warnings) == ([False], ["loading m", "starting the workers"], [])
-        assert await life.health() == "SERVING"
-        assert await life.predicted() == b"ok"
-        assert list(life.snapshot().models) == ["m"]
-        await stopped(life)
-        assert stage.launched == 1
-
-    run(scenario())
+    stage = Stage(loads)
+    life = Life(tmp_path, stage, load_models="m", exit_on_error="true")
+    await life.ready()
+    assert (listened, life.steps, life.warnings) == ([False], ["loading m", "starting the workers"], [])
+    assert await life.health() == "SERVING"
+    assert await life.predicted() == b"ok"
+    assert list(life.snapshot().models) == ["m"]
+    await stopped(life)
+    assert stage.launched == 1
 
 
-def test_a_drain_is_not_ready_but_serves_and_answers_what_runs(
+async def test_a_drain_is_not_ready_but_serves_and_answers_what_runs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        clock = Held()
-        life = await Life(tmp_path, Stage(), clock, load_models="m", drain_grace_s="7").ready()
-        first = life.predicting()
-        actor, batch = await life.begun()
-        life.server.stop()
-        await until_async(lambda: clock.pauses == [7.0])
-        assert await life.health() == "NOT_SERVING"
-        actor.answer(batch)
-        assert await first == b"ok"
-        assert await life.predicted() == b"ok", "until the grace is over, new requests are served"
-        last = life.predicting()
-        actor, batch = await life.begun()
-        clock.go.set()
-        await until_async(lambda: "Draining: " in caplog.text)
-        actor.answer(batch)
-        assert await last == b"ok"
-        await life.running
-        life.ended()
-        assert list(life.snapshot().models) == ["m"]
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await life.health()
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-
     caplog.set_level(logging.INFO)
-    run(scenario())
+    clock = Held()
+    life = await Life(tmp_path, Stage(), clock, load_models="m", drain_grace_s="7").ready()
+    first = life.predicting()
+    actor, batch = await life.begun()
+    life.server.stop()
+    await until_async(lambda: clock.pauses == [7.0])
+    assert await life.health() == "NOT_SERVING"
+    actor.answer(batch)
+    assert await first == b"ok"
+    assert await life.predicted() == b"ok", "until the grace is over, new requests are served"
+    last = life.predicting()
+    actor, batch = await life.begun()
+    clock.go.set()
+    await until_async(lambda: "Draining: " in caplog.text)
+    actor.answer(batch)
+    assert await last == b"ok"
+    await life.running
+    life.ended()
+    assert list(life.snapshot().models) == ["m"]
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await life.health()
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_stop_while_a_model_loads_is_obeyed_at_once(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        stage = Stage("hangs")
-        life = Life(tmp_path, stage, load_models="m", exit_on_error="true", drain_grace_s="7")
-        await until_async(lambda: stage.actors)
-        await stopped(life)
-        assert not life.addresses and not SnapshotFiles(life.config.snapshot_dir).names()
-
-    run(scenario())
+async def test_a_stop_while_a_model_loads_is_obeyed_at_once(tmp_path: Path) -> None:
+    stage = Stage("hangs")
+    life = Life(tmp_path, stage, load_models="m", exit_on_error="true", drain_grace_s="7")
+    await until_async(lambda: stage.actors)
+    await stopped(life)
+    assert not life.addresses and not SnapshotFiles(life.config.snapshot_dir).names()
 
 
-def test_a_drain_tells_at_once_whoever_waits_for_a_model_that_loads(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        stage = Stage("hangs")
-        life = await Life(tmp_path, stage, load_models="m").ready()
-        await until_async(lambda: stage.actors)
-        asking = life.predicting()
-        while not await life.waiting():
-            assert not asking.done()
-        life.server.stop()
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await asking
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        await life.running
-        life.ended()
-
-    run(scenario())
+async def test_a_drain_tells_at_once_whoever_waits_for_a_model_that_loads(tmp_path: Path) -> None:
+    stage = Stage("hangs")
+    life = await Life(tmp_path, stage, load_models="m").ready()
+    await until_async(lambda: stage.actors)
+    asking = life.predicting()
+    while not await life.waiting():
+        assert not asking.done()
+    life.server.stop()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await asking
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    await life.running
+    life.ended()
 
 
-def test_a_second_stop_changes_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        clock = Held()
-        life = await Life(tmp_path, Stage(), clock, load_models="m", drain_grace_s="7").ready()
-        life.server.stop()
-        await until_async(lambda: clock.pauses)
-        life.server.stop()
-        assert await life.predicted() == b"ok" and clock.pauses == [7.0]
-        clock.go.set()
-        await life.running
-        life.ended()
-
-    run(scenario())
+async def test_a_second_stop_changes_nothing(tmp_path: Path) -> None:
+    clock = Held()
+    life = await Life(tmp_path, Stage(), clock, load_models="m", drain_grace_s="7").ready()
+    life.server.stop()
+    await until_async(lambda: clock.pauses)
+    life.server.stop()
+    assert await life.predicted() == b"ok" and clock.pauses == [7.0]
+    clock.go.set()
+    await life.running
+    life.ended()
 
 
 @pytest.fixture
@@ -286,73 +271,60 @@ def no_watchdog(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 
 @pytest.mark.parametrize("while_it", ["waits to be left", "answers"])
-def test_a_second_signal_ends_it_at_once(
+async def test_a_second_signal_ends_it_at_once(
     while_it: str, tmp_path: Path, no_watchdog: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        clock = Held()
-        life = await Life(tmp_path, Stage(), clock, load_models="m", drain_grace_s="7").ready()
-        signals = StopSignals(life.server, 99.0)
-        signals.watch(life.running)
-        asking = life.predicting()
-        await life.begun()
-        signal.raise_signal(signal.SIGTERM)
-        await until_async(lambda: clock.pauses)
-        if while_it == "answers":
-            clock.go.set()
-            await until_async(lambda: "Draining: " in caplog.text)
-        assert no_watchdog == [99.0] and not signals.status
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(asyncio.CancelledError):
-            await life.running
-        assert signals.status == 128 + signal.SIGINT and no_watchdog == [99.0]
-        life.ended()
-        with pytest.raises(grpc.aio.AioRpcError) as ended:
-            await asking
-        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
-
     caplog.set_level(logging.INFO)
-    run(scenario())
+    clock = Held()
+    life = await Life(tmp_path, Stage(), clock, load_models="m", drain_grace_s="7").ready()
+    signals = StopSignals(life.server, 99.0)
+    signals.watch(life.running)
+    asking = life.predicting()
+    await life.begun()
+    signal.raise_signal(signal.SIGTERM)
+    await until_async(lambda: clock.pauses)
+    if while_it == "answers":
+        clock.go.set()
+        await until_async(lambda: "Draining: " in caplog.text)
+    assert no_watchdog == [99.0] and not signals.status
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(asyncio.CancelledError):
+        await life.running
+    assert signals.status == 128 + signal.SIGINT and no_watchdog == [99.0]
+    life.ended()
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await asking
+    assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_models_that_fail_leave_the_others_serving(tmp_path: Path) -> None:
+async def test_models_that_fail_leave_the_others_serving(tmp_path: Path) -> None:
     """One that isn't there is named by the start, one whose handler raises by the answers to its requests."""
-
-    async def scenario() -> None:
-        write_model(tmp_path / "store", "broken")
-        life = await Life(tmp_path, BrokenFails(), Skipping(0), load_models="broken,missing,m").ready()
-        missing, count = life.warnings
-        assert "missing" in missing and count.startswith("1 of 3 was not loaded")
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await life.predicting("broken")
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert "SyntaxError: invalid syntax (m.py, line 1)" in str(refused.value.details())
-        assert await life.predicted() == b"ok"
-        await stopped(life)
-
-    run(scenario())
+    write_model(tmp_path / "store", "broken")
+    life = await Life(tmp_path, BrokenFails(), Skipping(0), load_models="broken,missing,m").ready()
+    missing, count = life.warnings
+    assert "missing" in missing and count.startswith("1 of 3 was not loaded")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await life.predicting("broken")
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "SyntaxError: invalid syntax (m.py, line 1)" in str(refused.value.details())
+    assert await life.predicted() == b"ok"
+    await stopped(life)
 
 
-def test_a_model_that_fails_ends_the_start_if_that_is_asked_for(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        life = Life(tmp_path, Stage("fails"), load_models="m", exit_on_error="true")
-        with pytest.raises(StartRefused, match=r"(?s)SyntaxError.*exit_on_error is on"):
-            await life.running
-        assert not life.addresses
-        life.ended()
-
-    run(scenario())
+async def test_a_model_that_fails_ends_the_start_if_that_is_asked_for(tmp_path: Path) -> None:
+    life = Life(tmp_path, Stage("fails"), load_models="m", exit_on_error="true")
+    with pytest.raises(StartRefused, match=r"(?s)SyntaxError.*exit_on_error is on"):
+        await life.running
+    assert not life.addresses
+    life.ended()
 
 
-def test_a_restart_brings_the_models_back(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        first = await Life(tmp_path, Stage(), load_models="m", default_workers_per_model="2").ready()
-        await stopped(first)
-        stage = Stage()
-        second = await Life(tmp_path, stage).ready()
-        assert second.warnings == ["Models of the last snapshot: m 1.0 (--ncs starts without)"]
-        assert await second.predicted() == b"ok"
-        await until_async(lambda: stage.launched == 2)
-        await stopped(second)
-
-    run(scenario())
+async def test_a_restart_brings_the_models_back(tmp_path: Path) -> None:
+    first = await Life(tmp_path, Stage(), load_models="m", default_workers_per_model="2").ready()
+    await stopped(first)
+    stage = Stage()
+    second = await Life(tmp_path, stage).ready()
+    assert second.warnings == ["Models of the last snapshot: m 1.0 (--ncs starts without)"]
+    assert await second.predicted() == b"ok"
+    await until_async(lambda: stage.launched == 2)
+    await stopped(second)

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from ts_frontend.config.parameters import REGISTER
 from ts_frontend.errors import InvalidArgument, ModelNotFound, ServeError
-from ts_frontend.grpc.call import Call, Shape
+from ts_frontend.grpc.call import Call
 from ts_frontend.grpc.management import ManagementService
 from ts_frontend.http.management import given
 from ts_frontend.http.request import Parameters
@@ -74,14 +74,6 @@ def arguments(method: str, request: Message) -> tuple[tuple[Any, ...], dict[str,
     ask(method, request, manager)
     ((_, args, kwargs),) = manager.calls
     return args, kwargs
-
-
-def test_methods_are_unary() -> None:
-    manager: Any = Manager()
-    methods = ManagementService(manager).methods()
-    names = ["DescribeModel", "ListModels", "RegisterModel", "ScaleWorker", "SetDefault", "UnregisterModel"]
-    assert [method.path for method in methods] == [f"{SERVICE}/{name}" for name in names]
-    assert {method.shape for method in methods} == {Shape.UNARY}
 
 
 def test_register_with_nothing_but_a_url() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.settings import ModelSettings, Requested, model_name_for, resolve
 from ts_frontend.workers.demand import DemandRule
@@ -45,12 +44,6 @@ def test_without_any_wish_the_defaults_hold() -> None:
     assert (settings.response_timeout_s, settings.startup_timeout_s) == (120, 110)
     assert settings.warnings == ()
     assert settings.runtime == "python"
-
-
-def test_the_servers_configuration_has_what_settings_need() -> None:
-    settings = resolve(NOTHING, {}, {}, ServerConfig())
-    assert settings.job_queue_size == 100
-    assert settings.response_timeout_s == 120
 
 
 @pytest.mark.parametrize(

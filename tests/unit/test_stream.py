@@ -141,7 +141,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def run(scenario: Coroutine[Any, Any, None]) -> None:
+def run_test(scenario: Coroutine[Any, Any, None]) -> None:
     """In a loop of its own, which must hear of no exception that nobody has seen."""
     heard: list[dict[str, Any]] = []
 
@@ -177,305 +177,263 @@ class Reader:
 # --- order
 
 
-def test_a_lane_answers_in_order_though_its_jobs_run_at_once() -> None:
-    async def scenario() -> None:
-        talk = Talk()
-        reader = Reader(talk)
-        talk.say("l a", "l b", "l c", None)
+async def test_a_lane_answers_in_order_though_its_jobs_run_at_once() -> None:
+    talk = Talk()
+    reader = Reader(talk)
+    talk.say("l a", "l b", "l c", None)
+    await settle()
+    assert talk.started == ["a", "b", "c"]
+    talk.answer("c")
+    talk.answer("b", "1", last=False)
+    await settle()
+    assert reader.got == []
+    talk.answer("a")
+    await settle()
+    assert reader.got == ["a=ok", "b=1"]
+    talk.answer("b", "2")
+    await reader.task
+    assert reader.got == ["a=ok", "b=1", "b=2", "c=ok"]
+
+
+async def test_lanes_in_turn_start_a_request_when_the_one_before_is_answered() -> None:
+    talk = Talk(in_turn=True)
+    reader = Reader(talk)
+    talk.say("x a", "x b", "y c", None)
+    await settle()
+    assert talk.started == ["a", "c"]
+    talk.answer("c")
+    talk.answer("a", "1", last=False)
+    await settle()
+    assert talk.started == ["a", "c"] and reader.got == ["c=ok", "a=1"]
+    talk.answer("a", "2")
+    await settle()
+    assert talk.started == ["a", "c", "b"]
+    talk.answer("b")
+    await reader.task
+    assert reader.got == ["c=ok", "a=1", "a=2", "b=ok"]
+
+
+async def test_a_lane_that_was_empty_takes_further_requests() -> None:
+    talk = Talk(in_turn=True)
+    reader = Reader(talk)
+    for name in "abc":
+        talk.say(f"l {name}")
         await settle()
-        assert talk.started == ["a", "b", "c"]
-        talk.answer("c")
-        talk.answer("b", "1", last=False)
+        talk.answer(name)
         await settle()
-        assert reader.got == []
-        talk.answer("a")
-        await settle()
-        assert reader.got == ["a=ok", "b=1"]
-        talk.answer("b", "2")
-        await reader.task
-        assert reader.got == ["a=ok", "b=1", "b=2", "c=ok"]
-
-    run(scenario())
+    talk.say(None)
+    await reader.task
+    assert reader.got == ["a=ok", "b=ok", "c=ok"]
 
 
-def test_lanes_in_turn_start_a_request_when_the_one_before_is_answered() -> None:
-    async def scenario() -> None:
-        talk = Talk(in_turn=True)
-        reader = Reader(talk)
-        talk.say("x a", "x b", "y c", None)
-        await settle()
-        assert talk.started == ["a", "c"]
-        talk.answer("c")
-        talk.answer("a", "1", last=False)
-        await settle()
-        assert talk.started == ["a", "c"] and reader.got == ["c=ok", "a=1"]
-        talk.answer("a", "2")
-        await settle()
-        assert talk.started == ["a", "c", "b"]
-        talk.answer("b")
-        await reader.task
-        assert reader.got == ["c=ok", "a=1", "a=2", "b=ok"]
-
-    run(scenario())
-
-
-def test_a_lane_that_was_empty_takes_further_requests() -> None:
-    async def scenario() -> None:
-        talk = Talk(in_turn=True)
-        reader = Reader(talk)
-        for name in "abc":
-            talk.say(f"l {name}")
-            await settle()
-            talk.answer(name)
-            await settle()
-        talk.say(None)
-        await reader.task
-        assert reader.got == ["a=ok", "b=ok", "c=ok"]
-
-    run(scenario())
-
-
-def test_requests_without_a_lane_are_answered_as_they_come_and_hold_nobody_up() -> None:
+async def test_requests_without_a_lane_are_answered_as_they_come_and_hold_nobody_up() -> None:
     """The third used to wait for the second, and so overtook the first."""
-
-    async def scenario() -> None:
-        talk = Talk()
-        reader = Reader(talk)
-        talk.say("l slow", "- free", "l third", None)
-        await settle()
-        talk.answer("third")
-        talk.answer("free")
-        await settle()
-        assert reader.got == ["free=ok"]
-        talk.answer("slow")
-        await reader.task
-        assert reader.got == ["free=ok", "slow=ok", "third=ok"]
-
-    run(scenario())
+    talk = Talk()
+    reader = Reader(talk)
+    talk.say("l slow", "- free", "l third", None)
+    await settle()
+    talk.answer("third")
+    talk.answer("free")
+    await settle()
+    assert reader.got == ["free=ok"]
+    talk.answer("slow")
+    await reader.task
+    assert reader.got == ["free=ok", "slow=ok", "third=ok"]
 
 
 # --- bounds
 
 
-def test_so_many_requests_are_read_ahead() -> None:
-    async def scenario() -> None:
-        talk = Talk()
-        reader = Reader(talk)
-        talk.say(*(f"- {number}" for number in range(REQUESTS_MAX + 10)), None)
+async def test_so_many_requests_are_read_ahead() -> None:
+    talk = Talk()
+    reader = Reader(talk)
+    talk.say(*(f"- {number}" for number in range(REQUESTS_MAX + 10)), None)
+    await settle()
+    assert len(talk.started) == REQUESTS_MAX and talk.read == REQUESTS_MAX + 1
+    talk.answer("3")
+    await settle()
+    assert len(talk.started) == REQUESTS_MAX + 1
+    while not reader.task.done():
+        for name in talk.started:
+            talk.answer(name)
         await settle()
-        assert len(talk.started) == REQUESTS_MAX and talk.read == REQUESTS_MAX + 1
-        talk.answer("3")
-        await settle()
-        assert len(talk.started) == REQUESTS_MAX + 1
-        while not reader.task.done():
-            for name in talk.started:
-                talk.answer(name)
-            await settle()
-        await reader.task
-        assert len(reader.got) == REQUESTS_MAX + 10
-
-    run(scenario())
+    await reader.task
+    assert len(reader.got) == REQUESTS_MAX + 10
 
 
 @pytest.mark.parametrize("in_turn", [False, True])
-def test_so_many_bytes_are_read_ahead_and_a_larger_request_alone(in_turn: bool) -> None:
-    async def scenario() -> None:
-        talk = Talk(in_turn=in_turn)
-        reader = Reader(talk)
-        large = bytes(REQUEST_BYTES_MAX // 2)
-        talk.say(b"x a " + large, b"y b", b"z c " + large, b"- d " + large * 3, b"- e", None)
-        await settle()
-        assert (talk.started, talk.read) == (["a", "b"], 3)
-        talk.answer("a")
-        await settle()
-        assert (talk.started, talk.read) == (["a", "b", "c"], 4)
-        talk.answer("b")
-        await settle()
-        assert talk.started == ["a", "b", "c"], "the largest goes alone"
-        talk.answer("c")
-        await settle()
-        assert talk.started == ["a", "b", "c", "d"]
-        talk.answer("d")
-        await settle()
-        talk.answer("e")
-        await reader.task
-
-    run(scenario())
+async def test_so_many_bytes_are_read_ahead_and_a_larger_request_alone(in_turn: bool) -> None:
+    talk = Talk(in_turn=in_turn)
+    reader = Reader(talk)
+    large = bytes(REQUEST_BYTES_MAX // 2)
+    talk.say(b"x a " + large, b"y b", b"z c " + large, b"- d " + large * 3, b"- e", None)
+    await settle()
+    assert (talk.started, talk.read) == (["a", "b"], 3)
+    talk.answer("a")
+    await settle()
+    assert (talk.started, talk.read) == (["a", "b", "c"], 4)
+    talk.answer("b")
+    await settle()
+    assert talk.started == ["a", "b", "c"], "the largest goes alone"
+    talk.answer("c")
+    await settle()
+    assert talk.started == ["a", "b", "c", "d"]
+    talk.answer("d")
+    await settle()
+    talk.answer("e")
+    await reader.task
 
 
-def test_a_slow_reader_slows_its_producers() -> None:
+async def test_a_slow_reader_slows_its_producers() -> None:
     """The credit of its jobs is the amount that may wait for the reader, plus the pieces being passed on."""
-
-    async def scenario() -> None:
-        talk = Talk()
-        reader = Reader(talk, stalled=True)
-        names = [str(number) for number in range(4)]
-        piece = bytes(64 * 1024)
-        talk.say(*(f"- {name}" for name in names), None)
-        await settle()
-        for _ in range(40):
-            for name in names:
-                talk.answer(name, piece, last=False)
-                await settle()
-        in_hands = len(names) + 1  # the one that the reader stalls with, and one of each job that waits to be let in
-        bound_bytes = READY_BYTES_MAX + in_hands * (len(piece) + 1000)
-        assert READY_BYTES_MAX <= talk.worker.granted_bytes <= bound_bytes
-        reader.read_on()
-        await settle()
-        assert talk.worker.granted_bytes >= 40 * 4 * len(piece)
+    talk = Talk()
+    reader = Reader(talk, stalled=True)
+    names = [str(number) for number in range(4)]
+    piece = bytes(64 * 1024)
+    talk.say(*(f"- {name}" for name in names), None)
+    await settle()
+    for _ in range(40):
         for name in names:
-            talk.answer(name)
-        await reader.task
-        assert sum(len(one) for one in reader.got) > 40 * 4 * len(piece)
-
-    run(scenario())
+            talk.answer(name, piece, last=False)
+            await settle()
+    in_hands = len(names) + 1  # the one that the reader stalls with, and one of each job that waits to be let in
+    bound_bytes = READY_BYTES_MAX + in_hands * (len(piece) + 1000)
+    assert READY_BYTES_MAX <= talk.worker.granted_bytes <= bound_bytes
+    reader.read_on()
+    await settle()
+    assert talk.worker.granted_bytes >= 40 * 4 * len(piece)
+    for name in names:
+        talk.answer(name)
+    await reader.task
+    assert sum(len(one) for one in reader.got) > 40 * 4 * len(piece)
 
 
 # --- failures
 
 
-def test_failures_in_the_middle_are_answers_and_the_stream_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        talk = Talk()
-        reader = Reader(talk)
-        talk.say("l a", "l refused", "l bad", "l broken", "l unwritable", "l z", None)
-        await settle()
-        assert talk.started == ["a", "bad", "unwritable", "z"]
-        talk.answer("z")
-        talk.answer("unwritable", last=False)
-        talk.answer("bad", "1", last=False)
-        talk.fail("bad")
-        await settle()
-        assert reader.got == [], "failures keep the order, too"
-        talk.answer("a")
-        await reader.task
-        assert reader.got == [
-            "a=ok",
-            "refused?Model not found: refused",
-            "bad=1",
-            "bad!bad is too long",
-            "broken?Test: KeyError in the server, see its log",
-            "unwritable!Test: ValueError in the server, see its log",
-            "z=ok",
-        ]
-        assert talk.over and talk.worker.released == [talk.jobs["unwritable"]]
-
-    with caplog.at_level(logging.ERROR):
-        run(scenario())
+async def test_failures_in_the_middle_are_answers_and_the_stream_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    talk = Talk()
+    reader = Reader(talk)
+    talk.say("l a", "l refused", "l bad", "l broken", "l unwritable", "l z", None)
+    await settle()
+    assert talk.started == ["a", "bad", "unwritable", "z"]
+    talk.answer("z")
+    talk.answer("unwritable", last=False)
+    talk.answer("bad", "1", last=False)
+    talk.fail("bad")
+    await settle()
+    assert reader.got == [], "failures keep the order, too"
+    talk.answer("a")
+    await reader.task
+    assert reader.got == [
+        "a=ok",
+        "refused?Model not found: refused",
+        "bad=1",
+        "bad!bad is too long",
+        "broken?Test: KeyError in the server, see its log",
+        "unwritable!Test: ValueError in the server, see its log",
+        "z=ok",
+    ]
+    assert talk.over and talk.worker.released == [talk.jobs["unwritable"]]
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [KeyError, ValueError]
 
 
-def test_a_failure_that_ends_the_stream_comes_after_the_answers_before_it() -> None:
-    async def scenario() -> None:
-        talk = Talk(failures_end=True)
-        reader = Reader(talk, stalled=True)
-        talk.say("l a", "l bad", "l never", "- free", "- other")
-        await settle()
-        talk.answer("free", "1", last=False)
-        await settle()
-        talk.answer("a")
-        await settle()
-        talk.fail("bad")
-        await settle()
-        assert talk.over, "the others are cancelled at once"
-        talk.say("l late", "l later")
-        await settle()
-        assert "late" not in talk.started
-        reader.read_on()
-        with pytest.raises(HandlerFailed, match="bad is too long"):
-            await reader.task
-        assert reader.got == ["free=1", "a=ok"]
-        assert {name: job.state for name, job in talk.jobs.items() if job in talk.worker.released} == dict.fromkeys(
-            ("never", "free", "other"), JobState.CANCELLED
-        )
-
-    run(scenario())
+async def test_a_failure_that_ends_the_stream_comes_after_the_answers_before_it() -> None:
+    talk = Talk(failures_end=True)
+    reader = Reader(talk, stalled=True)
+    talk.say("l a", "l bad", "l never", "- free", "- other")
+    await settle()
+    talk.answer("free", "1", last=False)
+    await settle()
+    talk.answer("a")
+    await settle()
+    talk.fail("bad")
+    await settle()
+    assert talk.over, "the others are cancelled at once"
+    talk.say("l late", "l later")
+    await settle()
+    assert "late" not in talk.started
+    reader.read_on()
+    with pytest.raises(HandlerFailed, match="bad is too long"):
+        await reader.task
+    assert reader.got == ["free=1", "a=ok"]
+    assert {name: job.state for name, job in talk.jobs.items() if job in talk.worker.released} == dict.fromkeys(
+        ("never", "free", "other"), JobState.CANCELLED
+    )
 
 
 @pytest.mark.parametrize("kind", ["the client's error", "a request that isn't one", "a defect"])
-def test_an_error_of_the_reading_side_ends_the_stream(kind: str) -> None:
+async def test_an_error_of_the_reading_side_ends_the_stream(kind: str) -> None:
     errors: dict[str, tuple[str | type[Exception], type[Exception]]] = {
         "the client's error": (InvalidArgument, InvalidArgument),
         "a request that isn't one": ("unreadable", InvalidArgument),
         "a defect": (ZeroDivisionError, ZeroDivisionError),
     }
-
-    async def scenario() -> None:
-        said, expected = errors[kind]
-        talk = Talk()
-        reader = Reader(talk)
-        talk.say("l a", "l b")
-        await settle()
-        talk.answer("a")
-        talk.say(said)
-        with pytest.raises(expected):
-            await reader.task
-        assert reader.got == ["a=ok"] and talk.over
-        assert talk.worker.released == [talk.jobs["b"]]
-
-    run(scenario())
+    said, expected = errors[kind]
+    talk = Talk()
+    reader = Reader(talk)
+    talk.say("l a", "l b")
+    await settle()
+    talk.answer("a")
+    talk.say(said)
+    with pytest.raises(expected):
+        await reader.task
+    assert reader.got == ["a=ok"] and talk.over
+    assert talk.worker.released == [talk.jobs["b"]]
 
 
 # --- a job that takes the whole stream
 
 
-def test_a_fed_job_takes_the_whole_stream() -> None:
-    async def scenario() -> None:
-        talk = Talk(fed=True)
-        reader = Reader(talk)
-        talk.say("l a")
-        await settle()
-        talk.jobs["a"].allow(FEED_BYTES)
-        talk.say("second", "third")
-        await settle()
-        talk.answer("a", "1", last=False)
-        await settle()
-        assert reader.got == ["a=1"]
-        talk.say(None)
-        await settle()
-        assert [[bytes(part.data) for part in feed.inputs] for feed in talk.worker.fed] == [[b"second"], [b"third"], []]
-        assert [feed.last for feed in talk.worker.fed] == [False, False, True]
-        talk.answer("a", "2")
-        await reader.task
-        assert talk.started == ["a"] and reader.got == ["a=1", "a=2"]
-
-    run(scenario())
+async def test_a_fed_job_takes_the_whole_stream() -> None:
+    talk = Talk(fed=True)
+    reader = Reader(talk)
+    talk.say("l a")
+    await settle()
+    talk.jobs["a"].allow(FEED_BYTES)
+    talk.say("second", "third")
+    await settle()
+    talk.answer("a", "1", last=False)
+    await settle()
+    assert reader.got == ["a=1"]
+    talk.say(None)
+    await settle()
+    assert [[bytes(part.data) for part in feed.inputs] for feed in talk.worker.fed] == [[b"second"], [b"third"], []]
+    assert [feed.last for feed in talk.worker.fed] == [False, False, True]
+    talk.answer("a", "2")
+    await reader.task
+    assert talk.started == ["a"] and reader.got == ["a=1", "a=2"]
 
 
 @pytest.mark.parametrize("failures_end", [False, True])
-def test_the_stream_ends_with_its_fed_job_whatever_the_client_still_sends(failures_end: bool) -> None:
-    async def scenario() -> None:
-        talk = Talk(fed=True, failures_end=failures_end)
-        reader = Reader(talk)
-        talk.say("l a", *["more"] * 5)
-        await settle()
-        if failures_end:
-            talk.fail("a")
-            with pytest.raises(HandlerFailed):
-                await reader.task
-        else:
-            talk.answer("a")
+async def test_the_stream_ends_with_its_fed_job_whatever_the_client_still_sends(failures_end: bool) -> None:
+    talk = Talk(fed=True, failures_end=failures_end)
+    reader = Reader(talk)
+    talk.say("l a", *["more"] * 5)
+    await settle()
+    if failures_end:
+        talk.fail("a")
+        with pytest.raises(HandlerFailed):
             await reader.task
-            assert reader.got == ["a=ok"]
-
-    run(scenario())
-
-
-def test_a_fed_job_that_takes_nothing_stops_its_client() -> None:
-    async def scenario() -> None:
-        talk = Talk(fed=True)
-        reader = Reader(talk)
-        talk.say("l a", *[bytes(FED_BYTES_MAX // 4)] * 20, None)
-        await settle()
-        assert 4 <= talk.read <= 7
-        for _ in range(20):
-            talk.jobs["a"].allow(FED_BYTES_MAX)
-            await settle()
-        assert talk.read == 21 and len(talk.worker.fed) == 21
+    else:
         talk.answer("a")
         await reader.task
+        assert reader.got == ["a=ok"]
 
-    run(scenario())
+
+async def test_a_fed_job_that_takes_nothing_stops_its_client() -> None:
+    talk = Talk(fed=True)
+    reader = Reader(talk)
+    talk.say("l a", *[bytes(FED_BYTES_MAX // 4)] * 20, None)
+    await settle()
+    assert 4 <= talk.read <= 7
+    for _ in range(20):
+        talk.jobs["a"].allow(FED_BYTES_MAX)
+        await settle()
+    assert talk.read == 21 and len(talk.worker.fed) == 21
+    talk.answer("a")
+    await reader.task
 
 
 # --- the caller leaves
@@ -516,32 +474,26 @@ outer: set[asyncio.Task[Any]] = set()
 
 @pytest.mark.parametrize("in_turn", [False, True])
 @pytest.mark.parametrize("fed", [False, True])
-def test_nothing_runs_on_wherever_the_caller_is_when_it_leaves(in_turn: bool, fed: bool) -> None:
-    async def scenario() -> None:
-        if in_turn and fed:
-            return  # a job that is fed starts at once
-        outer.clear()
-        outer.update(asyncio.all_tasks())
-        for turns in range(40):
-            await left_after(turns, Talk(in_turn=in_turn, fed=fed))
-
-    run(scenario())
+async def test_nothing_runs_on_wherever_the_caller_is_when_it_leaves(in_turn: bool, fed: bool) -> None:
+    if in_turn and fed:
+        return  # a job that is fed starts at once
+    outer.clear()
+    outer.update(asyncio.all_tasks())
+    for turns in range(40):
+        await left_after(turns, Talk(in_turn=in_turn, fed=fed))
 
 
-def test_closing_between_two_answers_ends_everything_before_it_returns() -> None:
-    async def scenario() -> None:
-        before = asyncio.all_tasks()
-        talk = Talk()
-        talk.say("l a", "- b")
-        first = asyncio.ensure_future(anext(talk.answers))
-        await settle()
-        talk.answer("b", "1", last=False)
-        assert await first == [b"b=1"]
-        await talk.answers.aclose()
-        assert asyncio.all_tasks() == before | {asyncio.current_task()}
-        assert talk.over and len(talk.worker.released) == 2
-
-    run(scenario())
+async def test_closing_between_two_answers_ends_everything_before_it_returns() -> None:
+    before = asyncio.all_tasks()
+    talk = Talk()
+    talk.say("l a", "- b")
+    first = asyncio.ensure_future(anext(talk.answers))
+    await settle()
+    talk.answer("b", "1", last=False)
+    assert await first == [b"b=1"]
+    await talk.answers.aclose()
+    assert asyncio.all_tasks() == before | {asyncio.current_task()}
+    assert talk.over and len(talk.worker.released) == 2
 
 
 # --- memory
@@ -638,34 +590,6 @@ async def entered(ahead: ReadAhead, size_bytes: int) -> asyncio.Task[None]:
     return task
 
 
-def test_so_many_and_no_more() -> None:
-    async def talk() -> None:
-        ahead = ReadAhead(requests_max=2, bytes_max=100)
-        assert (await entered(ahead, 1)).done() and (await entered(ahead, 1)).done()
-        third = await entered(ahead, 1)
-        assert not third.done()
-        ahead.leave(1)
-        await asyncio.wait_for(third, GUARD_S)
-
-    asyncio.run(talk())
-
-
-def test_so_many_bytes_and_a_larger_one_alone() -> None:
-    async def talk() -> None:
-        ahead = ReadAhead(requests_max=9, bytes_max=100)
-        assert (await entered(ahead, 1000)).done(), "nothing is before it"
-        second = await entered(ahead, 1)
-        assert not second.done()
-        ahead.leave(1000)
-        await asyncio.wait_for(second, GUARD_S)
-        assert (await entered(ahead, 99)).done()
-        full = await entered(ahead, 1)
-        assert not full.done()
-        full.cancel()
-
-    asyncio.run(talk())
-
-
 def test_one_who_gives_up_takes_nothing() -> None:
     async def talk() -> None:
         ahead = ReadAhead(requests_max=1, bytes_max=100)
@@ -726,15 +650,3 @@ def test_whoever_waits_goes_on_in_turn() -> None:
     taken = asyncio.run(scenario())
     assert sorted(taken) == [(name, number) for name in range(3) for number in range(5)]
     assert all([n for m, n in taken if m == name] == list(range(5)) for name in range(3))
-
-
-def test_what_waits_is_taken_at_once_up_to_the_end() -> None:
-    async def scenario() -> None:
-        answers = ReadyAnswers()
-        for number in range(3):
-            await answers.put([bytes([number])])
-        answers.end()
-        assert await answers.get() == [b"\0", b"\1", b"\2"]
-        assert await answers.get() is None
-
-    asyncio.run(scenario())

@@ -79,54 +79,45 @@ def new_pool(supervisor: Supervisor) -> RealPool:
     )
 
 
-def test_one_pools_mistake_does_not_stop_the_clock(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        supervisor = new_supervisor(tmp_path)
-        pools = [Pool("wrong", True), Pool("right", False)]
-        supervisor._busy.update(pools)  # type: ignore[arg-type]
-        await supervisor.start()
-        await asyncio.wait_for(asyncio.gather(*(pool.twice.wait() for pool in pools)), 30)
-        await supervisor.close()
-
-    with caplog.at_level(logging.ERROR):
-        asyncio.run(scenario())
+async def test_one_pools_mistake_does_not_stop_the_clock(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    supervisor = new_supervisor(tmp_path)
+    pools = [Pool("wrong", True), Pool("right", False)]
+    supervisor._busy.update(pools)  # type: ignore[arg-type]
+    await supervisor.start()
+    await asyncio.wait_for(asyncio.gather(*(pool.twice.wait() for pool in pools)), 30)
+    await supervisor.close()
     assert "Workers of wrong could not be supervised" in caplog.text
     assert "a mistake" in caplog.text
 
 
-def test_a_pool_is_ticked_while_it_is_busy(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        supervisor = new_supervisor(tmp_path)
-        idle, busy = Pool("idle", False, busy=False), Pool("busy", False)
-        supervisor._busy.update([idle, busy])  # type: ignore[list-item]
-        await supervisor.start()
-        await asyncio.wait_for(busy.twice.wait(), 30)
-        assert idle.ticks == 0 and supervisor._busy == {busy}  # type: ignore[comparison-overlap]
-        busy.busy = False
-        await until_async(lambda: not supervisor._busy)
-        await supervisor.close()
-
-    asyncio.run(scenario())
+async def test_a_pool_is_ticked_while_it_is_busy(tmp_path: Path) -> None:
+    supervisor = new_supervisor(tmp_path)
+    idle, busy = Pool("idle", False, busy=False), Pool("busy", False)
+    supervisor._busy.update([idle, busy])  # type: ignore[list-item]
+    await supervisor.start()
+    await asyncio.wait_for(busy.twice.wait(), 30)
+    assert idle.ticks == 0 and supervisor._busy == {busy}  # type: ignore[comparison-overlap]
+    busy.busy = False
+    await until_async(lambda: not supervisor._busy)
+    await supervisor.close()
 
 
-def test_pools_become_busy_with_workers_and_with_requests_that_load_a_model(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        supervisor = new_supervisor(tmp_path, NoLauncher())
-        ledger = Ledger()
-        pools = [new_pool(supervisor) for _ in range(3)]
-        assert not supervisor._busy
-        with pytest.raises(StartFailed):
-            await pools[0].scale(1)
-        assert supervisor._busy == {pools[0]}
-        resident = Demand().enter(pools[1], ledger, DemandRule(), lambda: 1)
-        resident.asked()
-        assert supervisor._busy == set(pools[:2])
-        for pool in pools:
-            await supervisor.dismiss(pool, 0.0)
-        assert not supervisor._busy
-        await supervisor.close()
-
-    asyncio.run(scenario())
+async def test_pools_become_busy_with_workers_and_with_requests_that_load_a_model(tmp_path: Path) -> None:
+    supervisor = new_supervisor(tmp_path, NoLauncher())
+    ledger = Ledger()
+    pools = [new_pool(supervisor) for _ in range(3)]
+    assert not supervisor._busy
+    with pytest.raises(StartFailed):
+        await pools[0].scale(1)
+    assert supervisor._busy == {pools[0]}
+    resident = Demand().enter(pools[1], ledger, DemandRule(), lambda: 1)
+    resident.asked()
+    assert supervisor._busy == set(pools[:2])
+    for pool in pools:
+        await supervisor.dismiss(pool, 0.0)
+    assert not supervisor._busy
+    await supervisor.close()
 
 
 class Files(SnapshotFiles):

@@ -131,22 +131,6 @@ def test_a_local_best_beyond_the_bounds_is_left() -> None:
     good_enough(surface, Bounds(p99_ms=4.0, memory_bytes=165), SPACE, start)
 
 
-@settings(max_examples=30)
-@given(seed=st.integers(0, 10**6), fixed_ms=st.floats(1, 50), each_ms=st.floats(0.1, 5), cores=st.integers(1, 8))
-def test_measurements_that_differ_a_little_each_time(seed: int, fixed_ms: float, each_ms: float, cores: int) -> None:
-    """The best is then told by the surface without noise."""
-    exact, noise = server(fixed_ms, each_ms, cores, 0.1, 100), random.Random(seed)
-
-    def measure(at: Trial) -> Measurement:
-        found = exact(at)
-        return Measurement(found.answers_per_s * noise.uniform(0.99, 1.01), found.p50_ms, found.p99_ms, 0)
-
-    found, measured = run(measure, Bounds())
-    assert found.best is not None and measured <= SPACE.size / 10
-    best = best_of_grid(exact, Bounds())
-    assert exact(found.best).answers_per_s >= 0.88 * best.answers_per_s
-
-
 def test_bounds_that_nothing_keeps_are_told_with_what_comes_nearest() -> None:
     found, _ = run(server(50, 1, 2, 0.1, 100), Bounds(p99_ms=1))
     assert not found.within and found.best is not None
@@ -163,18 +147,6 @@ def test_candidates_that_fail_are_none() -> None:
     assert found.best is not None and found.best.batch_size == 8
     nothing, _ = run(lambda at: Measurement(0, failed=1, error="no"), Bounds())
     assert (nothing.best, nothing.measured, nothing.within) == (None, None, False)
-
-
-@pytest.mark.parametrize("cost_ms", [5, 80])
-def test_a_cost_per_batch_wants_large_batches(cost_ms: float) -> None:
-    found, _ = run(server(cost_ms, 0, 1, 0.1, 100), Bounds())
-    assert found.best is not None and found.best.batch_size == 64 and found.best.workers == 1
-
-
-def test_of_what_is_as_good_the_least_is_taken() -> None:
-    found, _ = run(lambda at: Measurement(100, 1, 1, 1), Bounds(), start=Trial(16, 5, 4, 64))
-    assert found.best is not None
-    assert found.best.workers <= 4 and found.best.concurrency <= 64
 
 
 def time_of(length: Length, rate: float, best_per_s: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stage import Skipping, Stage, pool_of, run, waiting
+from stage import Skipping, Stage, pool_of, waiting
 from support import until_async
 from ts.protocol.frames import Ready
 from ts_frontend.config.table import ServerConfig
@@ -94,219 +94,194 @@ def settled(pool: Pool, ledger: Ledger) -> None:
     assert not ledger.live and pool._replacing is None and not pool._leaving and not pool._retiring
 
 
-def test_a_worker_that_has_answered_enough_is_replaced_by_one_that_is_ready_first(
+async def test_a_worker_that_has_answered_enough_is_replaced_by_one_that_is_ready_first(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        stage, ledger = Stage("ready", "hangs"), Ledger()
-        stage.handler_kind = "async"
-        pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=3))
-        await pool.scale(1)
-        old = pool.slots[0]
-        await serve(pool, stage, 0, ledger, 2)
-        pool.tick(time.monotonic())
-        assert stage.launched == 1
-        running = waiting(pool, ledger)
-        last = await stage.actors[0].batch()
-        await serve(pool, stage, 0, ledger, 1)
-        pool.tick(time.monotonic())
-        await until_async(lambda: len(stage.actors) == 2)
-        await serve(pool, stage, 0, ledger, 2)
-        assert pool.slots == [old] and old.ready, "it serves while the next one loads"
-        stage.actors[1].say(Ready({"handler_kind": "async"}))
-        await until_async(lambda: pool.slots[0] is not old)
-        assert pool.ready_count == 1 and pool.slots[0].id == old.id + 1
-        await serve(pool, stage, 1, ledger, 1)
-        assert not running.done and not stage.actors[0].exited.done(), "it finishes what it has"
-        stage.actors[0].answer(last)
-        assert await running.result() == b"ok"
-        await until_async(stage.actors[0].exited.done)
-        await until_async(lambda: pool._replacing is None)
-        settled(pool, ledger)
-        assert pool.replaced == {"requests": 1} and pool.last_replacement is not None
-        assert pool.last_replacement.reason == "it has answered 3 requests (recycleAfterRequests: 3)"
-        assert pool.last_failure is None, "that is no failure"
-        await pool.close(0)
-
-    with caplog.at_level(logging.INFO):
-        run(scenario())
+    caplog.set_level(logging.INFO)
+    stage, ledger = Stage("ready", "hangs"), Ledger()
+    stage.handler_kind = "async"
+    pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=3))
+    await pool.scale(1)
+    old = pool.slots[0]
+    await serve(pool, stage, 0, ledger, 2)
+    pool.tick(time.monotonic())
+    assert stage.launched == 1
+    running = waiting(pool, ledger)
+    last = await stage.actors[0].batch()
+    await serve(pool, stage, 0, ledger, 1)
+    pool.tick(time.monotonic())
+    await until_async(lambda: len(stage.actors) == 2)
+    await serve(pool, stage, 0, ledger, 2)
+    assert pool.slots == [old] and old.ready, "it serves while the next one loads"
+    stage.actors[1].say(Ready({"handler_kind": "async"}))
+    await until_async(lambda: pool.slots[0] is not old)
+    assert pool.ready_count == 1 and pool.slots[0].id == old.id + 1
+    await serve(pool, stage, 1, ledger, 1)
+    assert not running.done and not stage.actors[0].exited.done(), "it finishes what it has"
+    stage.actors[0].answer(last)
+    assert await running.result() == b"ok"
+    await until_async(stage.actors[0].exited.done)
+    await until_async(lambda: pool._replacing is None)
+    settled(pool, ledger)
+    assert pool.replaced == {"requests": 1} and pool.last_replacement is not None
+    assert pool.last_replacement.reason == "it has answered 3 requests (recycleAfterRequests: 3)"
+    assert pool.last_failure is None, "that is no failure"
+    await pool.close(0)
     assert "Worker 9000 of m_1.0 is replaced: it has answered 3 requests (recycleAfterRequests: 3)." in caplog.text
 
 
 @pytest.mark.parametrize("why", ["gpu", "memory"])
-def test_without_room_for_two_the_old_one_ends_first(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_room_for_two_the_old_one_ends_first(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests wait meanwhile; a scale call waits for the worker that comes."""
+    stage, ledger = Stage(), Ledger()
+    if why == "gpu":
+        stage.device = GPU
+    else:
+        stage.memory = 10
+        monkeypatch.setattr("ts_frontend.workers.pool.available_bytes", lambda: 9)
+    pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=1))
+    await pool.scale(1)
+    await serve(pool, stage, 0, ledger, 1)
+    running = waiting(pool, ledger)
+    last = await stage.actors[0].batch()
+    pool.tick(time.monotonic())
+    await until_async(lambda: pool._leaving)
+    waits = waiting(pool, ledger)
+    scaling = asyncio.create_task(pool.scale(1))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert stage.launched == 1 and not pool.unavailable and not scaling.done()
+    stage.actors[0].answer(last)
+    assert await running.result() == b"ok"
+    await scaling
+    assert stage.launched == 2 and pool.slots[0].device is stage.device
+    stage.actors[1].answer(await stage.actors[1].batch())
+    assert await waits.result() == b"ok"
+    await until_async(lambda: pool._replacing is None)
+    settled(pool, ledger)
+    assert pool.replaced == {"requests": 1}
+    await pool.close(0)
 
-    async def scenario() -> None:
-        stage, ledger = Stage(), Ledger()
-        if why == "gpu":
-            stage.device = GPU
-        else:
-            stage.memory = 10
-            monkeypatch.setattr("ts_frontend.workers.pool.available_bytes", lambda: 9)
-        pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=1))
-        await pool.scale(1)
-        await serve(pool, stage, 0, ledger, 1)
-        running = waiting(pool, ledger)
-        last = await stage.actors[0].batch()
+
+async def test_only_one_of_many_workers_is_replaced_at_a_time() -> None:
+    stage, ledger = Stage("ready", "ready", "hangs"), Ledger()
+    pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=1))
+    await pool.scale(2)
+    for _ in range(2):
+        jobs = [waiting(pool, ledger) for _ in range(2)]
+        for actor in stage.actors[:2]:
+            actor.answer(await actor.batch())
+        for job in jobs:
+            await job.result()
         pool.tick(time.monotonic())
-        await until_async(lambda: pool._leaving)
-        waits = waiting(pool, ledger)
-        scaling = asyncio.create_task(pool.scale(1))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert stage.launched == 1 and not pool.unavailable and not scaling.done()
-        stage.actors[0].answer(last)
-        assert await running.result() == b"ok"
-        await scaling
-        assert stage.launched == 2 and pool.slots[0].device is stage.device
-        stage.actors[1].answer(await stage.actors[1].batch())
-        assert await waits.result() == b"ok"
-        await until_async(lambda: pool._replacing is None)
-        settled(pool, ledger)
-        assert pool.replaced == {"requests": 1}
-        await pool.close(0)
-
-    run(scenario())
-
-
-def test_only_one_of_many_workers_is_replaced_at_a_time() -> None:
-    async def scenario() -> None:
-        stage, ledger = Stage("ready", "ready", "hangs"), Ledger()
-        pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=1))
-        await pool.scale(2)
-        for _ in range(2):
-            jobs = [waiting(pool, ledger) for _ in range(2)]
-            for actor in stage.actors[:2]:
-                actor.answer(await actor.batch())
-            for job in jobs:
-                await job.result()
-            pool.tick(time.monotonic())
-        await until_async(lambda: len(stage.actors) == 3)
-        for _ in range(10):
-            pool.tick(time.monotonic())
-            await asyncio.sleep(0)
-        assert stage.launched == 3 and pool.ready_count == 2
-        stage.actors[2].say(Ready({"handler_kind": "blocking"}))
-        await until_async(lambda: pool._replacing is None)
+    await until_async(lambda: len(stage.actors) == 3)
+    for _ in range(10):
         pool.tick(time.monotonic())
-        await until_async(lambda: pool.replaced == {"requests": 2} and pool._replacing is None)
-        assert stage.launched == 4
-        pool.tick(time.monotonic())
-        assert pool._replacing is None, "the new ones have answered nothing"
-        await pool.close(0)
-        settled(pool, ledger)
+        await asyncio.sleep(0)
+    assert stage.launched == 3 and pool.ready_count == 2
+    stage.actors[2].say(Ready({"handler_kind": "blocking"}))
+    await until_async(lambda: pool._replacing is None)
+    pool.tick(time.monotonic())
+    await until_async(lambda: pool.replaced == {"requests": 2} and pool._replacing is None)
+    assert stage.launched == 4
+    pool.tick(time.monotonic())
+    assert pool._replacing is None, "the new ones have answered nothing"
+    await pool.close(0)
+    settled(pool, ledger)
 
-    run(scenario())
 
-
-def test_a_worker_stays_while_the_next_one_does_not_start(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        stage, ledger, clock = Stage("ready", "fails", "hangs"), Ledger(), Skipping(0)
-        pool = pool_of(stage, clock, limits=WorkerLimits(requests=1))
-        await pool.scale(1)
-        await serve(pool, stage, 0, ledger, 1)
-        pool.tick(clock.now_s())
-        await until_async(lambda: stage.launched >= 2 and pool._replacing is None)
-        assert pool.ready_count == 1 and pool.replaced == {} and pool.load_failure is None
-        pool.tick(clock.now_s())
-        assert pool._replacing is None, "not at once again"
-        await serve(pool, stage, 0, ledger, 1)
-        stage.scenes = ["ready"]
-        pool.tick(clock.now_s() + REPLACE_AGAIN_S)
-        await until_async(lambda: pool.replaced == {"requests": 1})
-        await until_async(lambda: pool._replacing is None)
-        await pool.close(0)
-        settled(pool, ledger)
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
+async def test_a_worker_stays_while_the_next_one_does_not_start(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    stage, ledger, clock = Stage("ready", "fails", "hangs"), Ledger(), Skipping(0)
+    pool = pool_of(stage, clock, limits=WorkerLimits(requests=1))
+    await pool.scale(1)
+    await serve(pool, stage, 0, ledger, 1)
+    pool.tick(clock.now_s())
+    await until_async(lambda: stage.launched >= 2 and pool._replacing is None)
+    assert pool.ready_count == 1 and pool.replaced == {} and pool.load_failure is None
+    pool.tick(clock.now_s())
+    assert pool._replacing is None, "not at once again"
+    await serve(pool, stage, 0, ledger, 1)
+    stage.scenes = ["ready"]
+    pool.tick(clock.now_s() + REPLACE_AGAIN_S)
+    await until_async(lambda: pool.replaced == {"requests": 1})
+    await until_async(lambda: pool._replacing is None)
+    await pool.close(0)
+    settled(pool, ledger)
     assert "Worker 9000 of m_1.0 stays: the one after it did not start" in caplog.text
 
 
 @pytest.mark.parametrize("scene", ["ready", "hangs"])
 @pytest.mark.parametrize("end", ["close", "scale"])
-def test_a_pool_that_ends_during_a_replacement_leaves_nothing(scene: str, end: str) -> None:
-    async def scenario() -> None:
-        for turns in range(12):
-            stage, ledger = Stage("ready", scene), Ledger()
-            pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=1))
-            await pool.scale(1)
-            await serve(pool, stage, 0, ledger, 1)
-            pool.tick(time.monotonic())
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            if end == "scale":
-                await pool.scale(0)
-                assert pool.slots == []
-
-                def replaced(pool: Pool = pool) -> bool:
-                    return pool._replacing is None
-
-                await until_async(replaced)
-            await pool.close(0)
-            settled(pool, ledger)
-            assert all(actor.exited.done() and actor.sock.fileno() < 0 for actor in stage.actors), turns
-
-    run(scenario())
-
-
-def test_a_worker_above_its_soft_size_is_replaced_and_one_above_the_hard_one_killed() -> None:
-    async def scenario() -> None:
-        stage, ledger = Stage(), Ledger()
-        stage.memory = 10 << 20
-        pool = pool_of(stage, Skipping(), limits=WorkerLimits(memory_bytes=20 << 20, memory_bytes_max=40 << 20))
+async def test_a_pool_that_ends_during_a_replacement_leaves_nothing(scene: str, end: str) -> None:
+    for turns in range(12):
+        stage, ledger = Stage("ready", scene), Ledger()
+        pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=1))
         await pool.scale(1)
-        now_s = time.monotonic()
-        stage.actors[0].memory = 30 << 20
-        pool.tick(now_s)
-        await until_async(lambda: pool.replaced == {"memory": 1} and pool._replacing is None)
-        assert stage.launched == 2 and pool.last_replacement is not None
-        assert pool.last_replacement.reason == "it uses 30 MiB of memory (recycleAboveMemory: 20 MiB)"
-        job = waiting(pool, ledger)
-        await stage.actors[1].batch()
-        stage.actors[1].memory = 41 << 20
-        pool.tick(now_s + 0.5)
-        assert not stage.actors[1].exited.done(), "it isn't looked at all the time"
-        pool.tick(now_s + 5)
-        with pytest.raises(WorkerDied, match="It used 41 MiB of memory .workerMemoryMax: 40 MiB") as died:
-            await job.result()
-        assert died.value.http_status == 507
-        await until_async(lambda: pool.ready_count == 1 and stage.launched == 3)
-        assert pool.replaced == {"memory": 1, "memory_max": 1}
-        assert pool.last_failure is not None and "workerMemoryMax" in pool.last_failure.reason
-        await pool.close(0)
-
-    run(scenario())
-
-
-def test_a_worker_that_loads_too_much_is_ended_while_it_loads() -> None:
-    async def scenario() -> None:
-        stage = Stage("hangs", *["hangs"] * 5)
-        stage.memory = 50 << 20
-        pool = pool_of(stage, Skipping(0), limits=WorkerLimits(memory_bytes_max=40 << 20))
-        scaling = asyncio.create_task(pool.scale(1))
-        await until_async(lambda: stage.actors)
-        for _ in range(3):
+        await serve(pool, stage, 0, ledger, 1)
+        pool.tick(time.monotonic())
+        for _ in range(turns):
             await asyncio.sleep(0)
-        pool.tick(time.monotonic())
-        with pytest.raises(Exception, match="while loading: It used 50 MiB of memory .workerMemoryMax"):
-            await scaling
+        if end == "scale":
+            await pool.scale(0)
+            assert pool.slots == []
+
+            def replaced(pool: Pool = pool) -> bool:
+                return pool._replacing is None
+
+            await until_async(replaced)
         await pool.close(0)
+        settled(pool, ledger)
+        assert all(actor.exited.done() and actor.sock.fileno() < 0 for actor in stage.actors), turns
 
-    run(scenario())
+
+async def test_a_worker_above_its_soft_size_is_replaced_and_one_above_the_hard_one_killed() -> None:
+    stage, ledger = Stage(), Ledger()
+    stage.memory = 10 << 20
+    pool = pool_of(stage, Skipping(), limits=WorkerLimits(memory_bytes=20 << 20, memory_bytes_max=40 << 20))
+    await pool.scale(1)
+    now_s = time.monotonic()
+    stage.actors[0].memory = 30 << 20
+    pool.tick(now_s)
+    await until_async(lambda: pool.replaced == {"memory": 1} and pool._replacing is None)
+    assert stage.launched == 2 and pool.last_replacement is not None
+    assert pool.last_replacement.reason == "it uses 30 MiB of memory (recycleAboveMemory: 20 MiB)"
+    job = waiting(pool, ledger)
+    await stage.actors[1].batch()
+    stage.actors[1].memory = 41 << 20
+    pool.tick(now_s + 0.5)
+    assert not stage.actors[1].exited.done(), "it isn't looked at all the time"
+    pool.tick(now_s + 5)
+    with pytest.raises(WorkerDied, match="It used 41 MiB of memory .workerMemoryMax: 40 MiB") as died:
+        await job.result()
+    assert died.value.http_status == 507
+    await until_async(lambda: pool.ready_count == 1 and stage.launched == 3)
+    assert pool.replaced == {"memory": 1, "memory_max": 1}
+    assert pool.last_failure is not None and "workerMemoryMax" in pool.last_failure.reason
+    await pool.close(0)
 
 
-def test_a_soft_size_below_what_a_loaded_worker_needs_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        stage = Stage()
-        stage.memory = 30 << 20
-        pool = pool_of(stage, Skipping(), limits=WorkerLimits(memory_bytes=20 << 20))
-        await pool.scale(1)
-        pool.tick(time.monotonic())
-        assert pool._replacing is None
-        await pool.close(0)
+async def test_a_worker_that_loads_too_much_is_ended_while_it_loads() -> None:
+    stage = Stage("hangs", *["hangs"] * 5)
+    stage.memory = 50 << 20
+    pool = pool_of(stage, Skipping(0), limits=WorkerLimits(memory_bytes_max=40 << 20))
+    scaling = asyncio.create_task(pool.scale(1))
+    await until_async(lambda: stage.actors)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    pool.tick(time.monotonic())
+    with pytest.raises(Exception, match="while loading: It used 50 MiB of memory .workerMemoryMax"):
+        await scaling
+    await pool.close(0)
 
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
+
+async def test_a_soft_size_below_what_a_loaded_worker_needs_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    stage = Stage()
+    stage.memory = 30 << 20
+    pool = pool_of(stage, Skipping(), limits=WorkerLimits(memory_bytes=20 << 20))
+    await pool.scale(1)
+    pool.tick(time.monotonic())
+    assert pool._replacing is None
+    await pool.close(0)
     assert "need 30 MiB once they have loaded: recycleAboveMemory of 20 MiB is ignored" in caplog.text

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stage import SYNTAX_ERROR, Actor, Skipping, Stage, pool_of, run, waiting
+from stage import SYNTAX_ERROR, Actor, Skipping, Stage, pool_of, waiting
 from support import GUARD_S, until_async
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Cancel, Input, Load, LoadFailed, Ready, encode_bytes
@@ -38,80 +38,65 @@ def unhearing_actors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ts_frontend.workers.worker.STOP_S_MAX", 0.01)
 
 
-def test_requests_that_wait_learn_why_the_model_cannot_be_loaded() -> None:
-    async def scenario() -> None:
-        stage, clock = Stage("fails", "hangs"), Skipping(0)
-        pool = pool_of(stage, clock)
-        scaling = asyncio.create_task(pool.scale(1))
-        job = waiting(pool)
-        with pytest.raises(ModelNotLoaded, match=r"could not be loaded: SyntaxError: .*line 1") as told:
-            await job.result()
-        assert told.value.retry_after_s is not None and 1 <= told.value.retry_after_s <= 30
-        with pytest.raises(StartFailed, match="SyntaxError"):
-            await scaling
-        await until_async(lambda: stage.launched >= 2)
-        assert pool.load_failure is not None, "it loads again; until it is ready nothing has changed"
-        await until_async(lambda: len(stage.actors) == 2)
-        stage.actors[1].theirs.sendall(encode_bytes(Ready({"handler_kind": "blocking"})))
-        await pool.scale(1)
-        assert pool.load_failure is None and pool.ready_count == 1
-        await pool.close(0)
-
-    run(scenario())
+async def test_requests_that_wait_learn_why_the_model_cannot_be_loaded() -> None:
+    stage, clock = Stage("fails", "hangs"), Skipping(0)
+    pool = pool_of(stage, clock)
+    scaling = asyncio.create_task(pool.scale(1))
+    job = waiting(pool)
+    with pytest.raises(ModelNotLoaded, match=r"could not be loaded: SyntaxError: .*line 1") as told:
+        await job.result()
+    assert told.value.retry_after_s is not None and 1 <= told.value.retry_after_s <= 30
+    with pytest.raises(StartFailed, match="SyntaxError"):
+        await scaling
+    await until_async(lambda: stage.launched >= 2)
+    assert pool.load_failure is not None, "it loads again; until it is ready nothing has changed"
+    await until_async(lambda: len(stage.actors) == 2)
+    stage.actors[1].theirs.sendall(encode_bytes(Ready({"handler_kind": "blocking"})))
+    await pool.scale(1)
+    assert pool.load_failure is None and pool.ready_count == 1
+    await pool.close(0)
 
 
-def test_code_to_write_is_whole_in_the_answer() -> None:
-    async def scenario() -> None:
-        pool = pool_of(Stage(), Skipping(0))
-        hint = NETWORK_HINT.format(file="a_network_with_a_long_name.py", name="NetworkWithALongName")
-        pool.load_failure = StartFailed("", cause=hint)
-        assert pool.not_loaded().message.endswith(f"{hint}\n\nIt is tried again.")
-        await pool.close(0)
-
-    run(scenario())
+async def test_code_to_write_is_whole_in_the_answer() -> None:
+    pool = pool_of(Stage(), Skipping(0))
+    hint = NETWORK_HINT.format(file="a_network_with_a_long_name.py", name="NetworkWithALongName")
+    pool.load_failure = StartFailed("", cause=hint)
+    assert pool.not_loaded().message.endswith(f"{hint}\n\nIt is tried again.")
+    await pool.close(0)
 
 
-def test_callers_who_may_not_see_exceptions_are_sent_to_the_log() -> None:
-    async def scenario() -> None:
-        pool = pool_of(Stage(), Skipping(0))
-        pool.plan = replace(pool.plan, load={**pool.plan.load, "debug_errors": False})
-        pool.load_failure = StartFailed("", cause="ValueError: secret")
-        pool.last_failure = Failure(0, 9000, "ValueError: secret", 1, [])
-        told = f"Model {pool.name} could not be loaded: the model's log says why. It is tried again."
-        assert pool.not_loaded().message == told
-        assert pool.refusal() == " The model's log says why."
-        await pool.close(0)
-
-    run(scenario())
+async def test_callers_who_may_not_see_exceptions_are_sent_to_the_log() -> None:
+    pool = pool_of(Stage(), Skipping(0))
+    pool.plan = replace(pool.plan, load={**pool.plan.load, "debug_errors": False})
+    pool.load_failure = StartFailed("", cause="ValueError: secret")
+    pool.last_failure = Failure(0, 9000, "ValueError: secret", 1, [])
+    told = f"Model {pool.name} could not be loaded: the model's log says why. It is tried again."
+    assert pool.not_loaded().message == told
+    assert pool.refusal() == " The model's log says why."
+    await pool.close(0)
 
 
-def test_one_worker_that_still_loads_is_waited_for() -> None:
-    async def scenario() -> None:
-        stage, clock = Stage("fails", "hangs", "hangs"), Skipping()
-        pool = pool_of(stage, clock)
-        scaling = asyncio.create_task(pool.scale(2))
-        job = waiting(pool)
-        await until_async(lambda: stage.launched >= 3)
-        assert pool.load_failure is None and not job.done
-        stage.actors[1].theirs.sendall(encode_bytes(LoadFailed(SYNTAX_ERROR)))
-        with pytest.raises(ModelNotLoaded):
-            await job.result()
-        with pytest.raises(StartFailed):
-            await scaling
-        await pool.close(0)
-
-    run(scenario())
+async def test_one_worker_that_still_loads_is_waited_for() -> None:
+    stage, clock = Stage("fails", "hangs", "hangs"), Skipping()
+    pool = pool_of(stage, clock)
+    scaling = asyncio.create_task(pool.scale(2))
+    job = waiting(pool)
+    await until_async(lambda: stage.launched >= 3)
+    assert pool.load_failure is None and not job.done
+    stage.actors[1].theirs.sendall(encode_bytes(LoadFailed(SYNTAX_ERROR)))
+    with pytest.raises(ModelNotLoaded):
+        await job.result()
+    with pytest.raises(StartFailed):
+        await scaling
+    await pool.close(0)
 
 
-def test_a_worker_that_is_killed_while_it_loads_gets_a_second_try() -> None:
-    async def scenario() -> None:
-        stage = Stage("dies", "ready")
-        pool = pool_of(stage, Skipping())
-        await pool.scale(1)
-        assert (stage.launched, pool.ready_count) == (2, 1)
-        await pool.close(0)
-
-    run(scenario())
+async def test_a_worker_that_is_killed_while_it_loads_gets_a_second_try() -> None:
+    stage = Stage("dies", "ready")
+    pool = pool_of(stage, Skipping())
+    await pool.scale(1)
+    assert (stage.launched, pool.ready_count) == (2, 1)
+    await pool.close(0)
 
 
 @pytest.mark.parametrize(
@@ -124,94 +109,78 @@ def test_a_worker_that_is_killed_while_it_loads_gets_a_second_try() -> None:
         ((LaunchFailed("no memory"), "fails"), "no memory"),
     ],
 )
-def test_what_fails_a_start(scenes: tuple[Any, ...], words: str) -> None:
+async def test_what_fails_a_start(scenes: tuple[Any, ...], words: str) -> None:
     """The second death in a row, but the first exception of a handler."""
-
-    async def scenario() -> None:
-        stage = Stage(*scenes)
-        pool = pool_of(stage, Skipping(0))
-        with pytest.raises(StartFailed, match=words):
-            await pool.scale(1)
-        assert stage.launched <= 2
-        await pool.close(0)
-
-    run(scenario())
-
-
-def test_scaling_a_crash_loop_tries_at_once_and_says_why_it_failed() -> None:
-    async def scenario() -> None:
-        stage, clock = Stage(*["fails"] * 5), Skipping(1)
-        pool = pool_of(stage, clock)
-        with pytest.raises(StartFailed, match="SyntaxError"):
-            await pool.scale(1)
-        await clock.holding.wait()
-        before = stage.launched
-        with pytest.raises(StartFailed, match="SyntaxError"):
-            await pool.scale(1)
-        assert stage.launched == before + 1
-        stage.scenes.clear()
+    stage = Stage(*scenes)
+    pool = pool_of(stage, Skipping(0))
+    with pytest.raises(StartFailed, match=words):
         await pool.scale(1)
-        assert pool.ready_count == 1
-        await pool.close(0)
-
-    run(scenario())
+    assert stage.launched <= 2
+    await pool.close(0)
 
 
-def test_a_worker_that_dies_whenever_it_is_ready_is_not_scaled() -> None:
-    async def scenario() -> None:
-        stage, clock = Stage(), Skipping(1)
-        pool = pool_of(stage, clock)
+async def test_scaling_a_crash_loop_tries_at_once_and_says_why_it_failed() -> None:
+    stage, clock = Stage(*["fails"] * 5), Skipping(1)
+    pool = pool_of(stage, clock)
+    with pytest.raises(StartFailed, match="SyntaxError"):
         await pool.scale(1)
-        while not clock.holding.is_set():
-            if pool.ready_count:
-                stage.actors[-1].end(-signal.SIGSEGV)
-            await asyncio.sleep(0)
-        scaling = asyncio.create_task(pool.scale(1))
-        await until_async(lambda: pool.ready_count)
-        stage.actors[-1].end(-signal.SIGSEGV)
-        with pytest.raises(StartFailed, match="soon after it was ready: .*SIGSEGV"):
-            await scaling
-        await pool.close(0)
-
-    run(scenario())
+    await clock.holding.wait()
+    before = stage.launched
+    with pytest.raises(StartFailed, match="SyntaxError"):
+        await pool.scale(1)
+    assert stage.launched == before + 1
+    stage.scenes.clear()
+    await pool.scale(1)
+    assert pool.ready_count == 1
+    await pool.close(0)
 
 
-def test_the_same_traceback_is_logged_once_and_then_counted(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        stage, clock = Stage(*["fails"] * 6), Skipping(2)
-        pool = pool_of(stage, clock)
-        with pytest.raises(StartFailed):
-            await pool.scale(2)
-        await until_async(lambda: stage.lines.count(PROCESS_DIED) >= 6)
-        assert [line for line in stage.lines if line != PROCESS_DIED] == ["  m.py", "SyntaxError"]
-        assert stage.lines[0] == PROCESS_DIED, "TorchServe's line comes each time"
-        await pool.close(0)
+async def test_a_worker_that_dies_whenever_it_is_ready_is_not_scaled() -> None:
+    stage, clock = Stage(), Skipping(1)
+    pool = pool_of(stage, clock)
+    await pool.scale(1)
+    while not clock.holding.is_set():
+        if pool.ready_count:
+            stage.actors[-1].end(-signal.SIGSEGV)
+        await asyncio.sleep(0)
+    scaling = asyncio.create_task(pool.scale(1))
+    await until_async(lambda: pool.ready_count)
+    stage.actors[-1].end(-signal.SIGSEGV)
+    with pytest.raises(StartFailed, match="soon after it was ready: .*SIGSEGV"):
+        await scaling
+    await pool.close(0)
 
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
+
+async def test_the_same_traceback_is_logged_once_and_then_counted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    stage, clock = Stage(*["fails"] * 6), Skipping(2)
+    pool = pool_of(stage, clock)
+    with pytest.raises(StartFailed):
+        await pool.scale(2)
+    await until_async(lambda: stage.lines.count(PROCESS_DIED) >= 6)
+    assert [line for line in stage.lines if line != PROCESS_DIED] == ["  m.py", "SyntaxError"]
+    assert stage.lines[0] == PROCESS_DIED, "TorchServe's line comes each time"
+    await pool.close(0)
     assert "same traceback as before, 4 times now" in caplog.text
 
 
-def test_a_pool_closes_while_a_launch_ends_whose_cancellation_is_lost() -> None:
-    async def scenario() -> None:
-        launching = asyncio.Event()
+async def test_a_pool_closes_while_a_launch_ends_whose_cancellation_is_lost() -> None:
+    launching = asyncio.Event()
 
-        async def launched() -> str:
-            launching.set()
-            with contextlib.suppress(asyncio.CancelledError):  # as wait_for does up to Python 3.11, if it is over then
-                await asyncio.Event().wait()
-            return "hangs"
+    async def launched() -> str:
+        launching.set()
+        with contextlib.suppress(asyncio.CancelledError):  # as wait_for does up to Python 3.11, if it is over then
+            await asyncio.Event().wait()
+        return "hangs"
 
-        stage = Stage(launched)
-        pool = pool_of(stage, Skipping())
-        scaling = asyncio.create_task(pool.scale(1))
-        await launching.wait()
-        await asyncio.wait_for(pool.close(0), GUARD_S / 4)
-        with pytest.raises(StartFailed, match="stopped"):
-            await scaling
-        assert [actor.exited.done() for actor in stage.actors] == [True]
-
-    run(scenario())
+    stage = Stage(launched)
+    pool = pool_of(stage, Skipping())
+    scaling = asyncio.create_task(pool.scale(1))
+    await launching.wait()
+    await asyncio.wait_for(pool.close(0), GUARD_S / 4)
+    with pytest.raises(StartFailed, match="stopped"):
+        await scaling
+    assert [actor.exited.done() for actor in stage.actors] == [True]
 
 
 # --- TorchServe's lines
@@ -225,74 +194,67 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [f"{level} {re.sub(r'[0-9.]+ seconds|timestamp: [0-9]{13}$', '…', text)}" for level, text in found]
 
 
-def test_alerts_find_torchserves_lines_for_a_worker_that_fails_to_load_and_recovers(
+async def test_alerts_find_torchserves_lines_for_a_worker_that_fails_to_load_and_recovers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        stage = Stage("fails", "fails", LaunchFailed("no memory"), "ready")
-        pool = pool_of(stage, Skipping())
-        with pytest.raises(StartFailed):
-            await pool.scale(1)
-        await until_async(lambda: "Auto recovery succeeded" in caplog.text)
-        assert said(caplog) == [
-            "INFO 9000 Worker disconnected. WORKER_STARTED",
-            f"INFO {DIED}, startupTimeout:{GUARD_S:g}sec",
-            "INFO Auto recovery start …",
-            "INFO Retry worker: 9000 in ….",
-            "WARNING Auto recovery failed again: Model couldn't be loaded: SyntaxError: invalid syntax (m.py, line 1)"
-            " (with the same traceback as before, 2 times now). Retry worker: 9000 in ….",
-            "ERROR Backend worker error\n"
-            "org.pytorch.serve.wlm.WorkerInitializationException: Failed start worker process",
-            "WARNING Auto recovery failed again",
-            "INFO Retry worker: 9000 in ….",
-            "INFO Auto recovery succeeded, reset recoveryStartTS",
-        ]
-        caplog.clear()
-        stage.actors[-1].end(-signal.SIGSEGV)
-        await until_async(lambda: "Auto recovery succeeded" in caplog.text)
-        assert said(caplog) == [
-            "INFO 9000 Worker disconnected. WORKER_MODEL_LOADED",
-            f"INFO {DIED}, responseTimeout:{GUARD_S:g}sec",
-            "INFO Auto recovery start …",
-            "INFO Retry worker: 9000 in ….",
-            "INFO Auto recovery succeeded, reset recoveryStartTS",
-        ]
-        caplog.clear()
-        await pool.close(0)
-        assert not said(caplog), "a worker that is asked to end is no failure"
-
-    with caplog.at_level(logging.INFO):
-        run(scenario())
+    caplog.set_level(logging.INFO)
+    stage = Stage("fails", "fails", LaunchFailed("no memory"), "ready")
+    pool = pool_of(stage, Skipping())
+    with pytest.raises(StartFailed):
+        await pool.scale(1)
+    await until_async(lambda: "Auto recovery succeeded" in caplog.text)
+    assert said(caplog) == [
+        "INFO 9000 Worker disconnected. WORKER_STARTED",
+        f"INFO {DIED}, startupTimeout:{GUARD_S:g}sec",
+        "INFO Auto recovery start …",
+        "INFO Retry worker: 9000 in ….",
+        "WARNING Auto recovery failed again: Model couldn't be loaded: SyntaxError: invalid syntax (m.py, line 1)"
+        " (with the same traceback as before, 2 times now). Retry worker: 9000 in ….",
+        "ERROR Backend worker error\norg.pytorch.serve.wlm.WorkerInitializationException: Failed start worker process",
+        "WARNING Auto recovery failed again",
+        "INFO Retry worker: 9000 in ….",
+        "INFO Auto recovery succeeded, reset recoveryStartTS",
+    ]
+    caplog.clear()
+    stage.actors[-1].end(-signal.SIGSEGV)
+    await until_async(lambda: "Auto recovery succeeded" in caplog.text)
+    assert said(caplog) == [
+        "INFO 9000 Worker disconnected. WORKER_MODEL_LOADED",
+        f"INFO {DIED}, responseTimeout:{GUARD_S:g}sec",
+        "INFO Auto recovery start …",
+        "INFO Retry worker: 9000 in ….",
+        "INFO Auto recovery succeeded, reset recoveryStartTS",
+    ]
+    caplog.clear()
+    await pool.close(0)
+    assert not said(caplog), "a worker that is asked to end is no failure"
 
 
 @pytest.mark.parametrize("loading", [True, False])
-def test_alerts_find_torchserves_lines_for_a_worker_that_does_not_answer(
+async def test_alerts_find_torchserves_lines_for_a_worker_that_does_not_answer(
     loading: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        stage = Stage("hangs", "ready") if loading else Stage("ready", "ready")
-        pool = pool_of(stage, Skipping())
-        if loading:
-            pool.plan = replace(pool.plan, startup_timeout_s=0.01)
-            with pytest.raises(StartFailed, match="startupTimeout"):
-                await pool.scale(1)
-            pool.plan = replace(pool.plan, startup_timeout_s=GUARD_S)
-        else:
+    caplog.set_level(logging.INFO)
+    stage = Stage("hangs", "ready") if loading else Stage("ready", "ready")
+    pool = pool_of(stage, Skipping())
+    if loading:
+        pool.plan = replace(pool.plan, startup_timeout_s=0.01)
+        with pytest.raises(StartFailed, match="startupTimeout"):
             await pool.scale(1)
-            waiting(pool)
-            await until_async(lambda: pool.slots[0].worker is not None and pool.slots[0].worker.busy)
-            pool.tick(time.monotonic() + 2 * GUARD_S)
-        await until_async(lambda: "Auto recovery succeeded" in caplog.text)
-        assert said(caplog)[:3] == [
-            f"INFO 9000 Worker disconnected. {'WORKER_STARTED' if loading else 'WORKER_MODEL_LOADED'}",
-            "ERROR Number or consecutive unsuccessful inference 1",
-            "ERROR Backend worker error\n"
-            "org.pytorch.serve.wlm.WorkerInitializationException: Backend worker did not respond in given time",
-        ]
-        await pool.close(0)
-
-    with caplog.at_level(logging.INFO):
-        run(scenario())
+        pool.plan = replace(pool.plan, startup_timeout_s=GUARD_S)
+    else:
+        await pool.scale(1)
+        waiting(pool)
+        await until_async(lambda: pool.slots[0].worker is not None and pool.slots[0].worker.busy)
+        pool.tick(time.monotonic() + 2 * GUARD_S)
+    await until_async(lambda: "Auto recovery succeeded" in caplog.text)
+    assert said(caplog)[:3] == [
+        f"INFO 9000 Worker disconnected. {'WORKER_STARTED' if loading else 'WORKER_MODEL_LOADED'}",
+        "ERROR Number or consecutive unsuccessful inference 1",
+        "ERROR Backend worker error\n"
+        "org.pytorch.serve.wlm.WorkerInitializationException: Backend worker did not respond in given time",
+    ]
+    await pool.close(0)
 
 
 # --- mistakes of the server's own, and cancellation
@@ -312,7 +274,7 @@ async def started(pool: Pool) -> Slot:
         pytest.param("connect", marks=pytest.mark.pure_form),  # it replaces a method of Connection
     ],
 )
-def test_a_mistake_anywhere_is_logged_and_the_worker_started_again(
+async def test_a_mistake_anywhere_is_logged_and_the_worker_started_again(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each step of a worker's life raises once."""
@@ -327,153 +289,133 @@ def test_a_mistake_anywhere_is_logged_and_the_worker_started_again(
 
         return replacement
 
-    async def scenario() -> None:
-        stage = Stage(RuntimeError("a mistake")) if where == "launch" else Stage()
-        pool = pool_of(stage, Skipping(), on_change=once(lambda: None) if where == "on_change" else lambda: None)
-        if where == "new_worker":
-            monkeypatch.setattr(pool, "new_worker", once(pool.new_worker))
-        elif where == "started":
-            monkeypatch.setattr(pool, "on_ready", once(pool.on_ready))
-        elif where == "connect":
-            monkeypatch.setattr("ts_frontend.workers.worker.Connection.push", once(Connection.push))
-        elif where == "put_back":
-            monkeypatch.setattr(Actor, "unbegun", once(Actor.unbegun))
-        elif where == "release":
-            release = once(lambda: None)
-            monkeypatch.setattr(Actor, "release", lambda actor: (actor.progress.close(), release()))
-        slot = await started(pool)
-        if where in ("put_back", "release"):
-            await until_async(lambda: slot.ready)
-            stage.actors[-1].end(-signal.SIGSEGV)
-            await until_async(lambda: not slot.ready)
-        lives = 1 if where in ("new_worker", "on_change") else 2
-        await until_async(lambda: slot.ready and stage.launched >= lives)
-        await pool.scale(1)
-        assert pool.load_failure is None and not pool.unavailable
-        await pool.close(0)
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
+    caplog.set_level(logging.WARNING)
+    stage = Stage(RuntimeError("a mistake")) if where == "launch" else Stage()
+    pool = pool_of(stage, Skipping(), on_change=once(lambda: None) if where == "on_change" else lambda: None)
+    if where == "new_worker":
+        monkeypatch.setattr(pool, "new_worker", once(pool.new_worker))
+    elif where == "started":
+        monkeypatch.setattr(pool, "on_ready", once(pool.on_ready))
+    elif where == "connect":
+        monkeypatch.setattr("ts_frontend.workers.worker.Connection.push", once(Connection.push))
+    elif where == "put_back":
+        monkeypatch.setattr(Actor, "unbegun", once(Actor.unbegun))
+    elif where == "release":
+        release = once(lambda: None)
+        monkeypatch.setattr(Actor, "release", lambda actor: (actor.progress.close(), release()))
+    slot = await started(pool)
+    if where in ("put_back", "release"):
+        await until_async(lambda: slot.ready)
+        stage.actors[-1].end(-signal.SIGSEGV)
+        await until_async(lambda: not slot.ready)
+    lives = 1 if where in ("new_worker", "on_change") else 2
+    await until_async(lambda: slot.ready and stage.launched >= lives)
+    await pool.scale(1)
+    assert pool.load_failure is None and not pool.unavailable
+    await pool.close(0)
     assert "a mistake" in caplog.text
     if where != "launch":  # that is a failure like others: its message says it
         assert raised and "Traceback" in caplog.text
 
 
-def test_notes_are_read_after_the_end_of_a_process_that_lived_on_without_its_socket(
+async def test_notes_are_read_after_the_end_of_a_process_that_lived_on_without_its_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It has read batches ahead, and may begin one before the kill works: that batch must not run twice."""
     monkeypatch.setattr("ts_frontend.workers.worker.EXIT_STATUS_S_MAX", 0.02)
+    stage = Stage()
+    pool = pool_of(stage, Skipping())
+    await pool.scale(1)
+    job, actor = waiting(pool), stage.actors[0]
+    batch = await actor.batch(begins=False)
 
-    async def scenario() -> None:
-        stage = Stage()
-        pool = pool_of(stage, Skipping())
-        await pool.scale(1)
-        job, actor = waiting(pool), stage.actors[0]
-        batch = await actor.batch(begins=False)
+    def kill(killed: Actor) -> None:
+        def end() -> None:
+            killed.note(batch)
+            killed.ended(ExitStatus(-signal.SIGKILL))
 
-        def kill(killed: Actor) -> None:
-            def end() -> None:
-                killed.note(batch)
-                killed.ended(ExitStatus(-signal.SIGKILL))
+        asyncio.get_running_loop().call_soon(end)
 
-            asyncio.get_running_loop().call_soon(end)
-
-        with monkeypatch.context() as slow:
-            slow.setattr(Actor, "kill", kill)
-            actor.theirs.close()
-            with pytest.raises(WorkerDied, match="killed by SIGKILL"):
-                await job.result()
-        await until_async(lambda: stage.launched == 2 and pool.ready_count == 1)
-        await pool.close(0)
-
-    run(scenario())
+    with monkeypatch.context() as slow:
+        slow.setattr(Actor, "kill", kill)
+        actor.theirs.close()
+        with pytest.raises(WorkerDied, match="killed by SIGKILL"):
+            await job.result()
+    await until_async(lambda: stage.launched == 2 and pool.ready_count == 1)
+    await pool.close(0)
 
 
 @pytest.mark.parametrize("turns", range(14))
 @pytest.mark.parametrize("scene", ["ready", "fails", "dies", "hangs", "late"])
-def test_retiring_at_any_step_of_a_start_leaves_nothing(scene: str, turns: int) -> None:
+async def test_retiring_at_any_step_of_a_start_leaves_nothing(scene: str, turns: int) -> None:
     """The pool is closed after so many turns of the loop."""
 
     async def late() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
 
-    async def scenario() -> None:
-        stage = Stage(*[late if scene == "late" else scene] * 20)
-        pool = pool_of(stage, Skipping())
-        scaling = asyncio.create_task(pool.scale(1))
-        for _ in range(turns + 1):
-            await asyncio.sleep(0)
-        await pool.close(0)
-        await asyncio.wait({scaling})
-        assert not scaling.cancelled()
-        assert scaling.exception() is None or isinstance(scaling.exception(), StartFailed)
-        assert all(actor.exited.done() and actor.sock.fileno() < 0 for actor in stage.actors)
-        assert all(actor.progress.closed for actor in stage.actors)
-
-    run(scenario())
+    stage = Stage(*[late if scene == "late" else scene] * 20)
+    pool = pool_of(stage, Skipping())
+    scaling = asyncio.create_task(pool.scale(1))
+    for _ in range(turns + 1):
+        await asyncio.sleep(0)
+    await pool.close(0)
+    await asyncio.wait({scaling})
+    assert not scaling.cancelled()
+    assert scaling.exception() is None or isinstance(scaling.exception(), StartFailed)
+    assert all(actor.exited.done() and actor.sock.fileno() < 0 for actor in stage.actors)
+    assert all(actor.progress.closed for actor in stage.actors)
 
 
-def test_a_slot_whose_task_is_lost_is_given_up_and_everybody_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        stage = Stage("hangs")
-        pool = pool_of(stage, Skipping())
-        scaling = asyncio.create_task(pool.scale(1))
-        await until_async(lambda: stage.actors)
-        job = waiting(pool)
-        pool.slots[0]._task.cancel()
-        with pytest.raises(StartFailed, match="not started again"):
-            await scaling
-        with pytest.raises(Exception, match="could be kept running"):
-            await job.result()
-        assert pool.unavailable
-        await pool.scale(1)
-        assert pool.ready_count == 1, "a scale call makes a new one"
-        await pool.close(0)
-
-    with caplog.at_level(logging.ERROR):
-        run(scenario())
+async def test_a_slot_whose_task_is_lost_is_given_up_and_everybody_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    stage = Stage("hangs")
+    pool = pool_of(stage, Skipping())
+    scaling = asyncio.create_task(pool.scale(1))
+    await until_async(lambda: stage.actors)
+    job = waiting(pool)
+    pool.slots[0]._task.cancel()
+    with pytest.raises(StartFailed, match="not started again"):
+        await scaling
+    with pytest.raises(Exception, match="could be kept running"):
+        await job.result()
+    assert pool.unavailable
+    await pool.scale(1)
+    assert pool.ready_count == 1, "a scale call makes a new one"
+    await pool.close(0)
     assert "is not started again" in caplog.text
 
 
-def test_a_start_that_has_failed_for_too_long_is_given_up() -> None:
-    async def scenario() -> None:
-        stage, clock = Stage(*["fails"] * 50), Skipping()
-        pool = pool_of(stage, clock, give_up_s=20)
-        with pytest.raises(StartFailed):
-            await pool.scale(1)
-        await until_async(lambda: pool.unavailable)
-        assert 20 <= sum(clock.pauses) <= 60
-        await pool.close(0)
-
-    run(scenario())
+async def test_a_start_that_has_failed_for_too_long_is_given_up() -> None:
+    stage, clock = Stage(*["fails"] * 50), Skipping()
+    pool = pool_of(stage, clock, give_up_s=20)
+    with pytest.raises(StartFailed):
+        await pool.scale(1)
+    await until_async(lambda: pool.unavailable)
+    assert 20 <= sum(clock.pauses) <= 60
+    await pool.close(0)
 
 
-def test_orphans_are_looked_for_again_after_a_look_that_failed(
+async def test_orphans_are_looked_for_again_after_a_look_that_failed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     looks: list[int] = []
     again = asyncio.Event()
+    caplog.set_level(logging.ERROR)
+    loop = asyncio.get_running_loop()
 
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
+    def reap(before: orphans.Zombies) -> orphans.Zombies:
+        looks.append(1)
+        if len(looks) == 1:
+            raise OSError("no /proc")
+        loop.call_soon_threadsafe(again.set)
+        return frozenset()
 
-        def reap(before: orphans.Zombies) -> orphans.Zombies:
-            looks.append(1)
-            if len(looks) == 1:
-                raise OSError("no /proc")
-            loop.call_soon_threadsafe(again.set)
-            return frozenset()
-
-        monkeypatch.setattr(orphans, "reap", reap)
-        task = asyncio.create_task(orphans.reap_orphans(0.001))
-        await again.wait()
-        task.cancel()
-        await asyncio.wait({task})
-
-    with caplog.at_level(logging.ERROR):
-        run(scenario())
+    monkeypatch.setattr(orphans, "reap", reap)
+    task = asyncio.create_task(orphans.reap_orphans(0.001))
+    await again.wait()
+    task.cancel()
+    await asyncio.wait({task})
     assert "no /proc" in caplog.text
 
 
@@ -494,77 +436,64 @@ async def ended(job: Job) -> JobState:
     return job.state
 
 
-def test_what_runs_ends_at_its_deadline_and_the_handler_is_told() -> None:
-    async def scenario() -> None:
-        stage = Stage()
-        pool = pool_of(stage, Skipping())
-        await pool.scale(1)
-        first, second, later = limited(pool, 0.05), limited(pool, 0.05), limited(pool, 3600)
-        (actor,) = stage.actors
-        assert [await ended(first), await ended(second)] == [JobState.EXPIRED] * 2
-        decoder = Decoder(1 << 20)
-        told: list[Cancel] = []
-        while not told:
-            await asyncio.sleep(0)
-            with contextlib.suppress(BlockingIOError):
-                told += [one for one in decoder.feed(actor.theirs.recv(65536)) if isinstance(one, Cancel)]
-        assert told[0].job_id == first.id and not later.done
-        later.cancel()
-        await pool.close(0)
-        assert pool._due is None
-
-    run(scenario())
+async def test_what_runs_ends_at_its_deadline_and_the_handler_is_told() -> None:
+    stage = Stage()
+    pool = pool_of(stage, Skipping())
+    await pool.scale(1)
+    first, second, later = limited(pool, 0.05), limited(pool, 0.05), limited(pool, 3600)
+    (actor,) = stage.actors
+    assert [await ended(first), await ended(second)] == [JobState.EXPIRED] * 2
+    decoder = Decoder(1 << 20)
+    told: list[Cancel] = []
+    while not told:
+        await asyncio.sleep(0)
+        with contextlib.suppress(BlockingIOError):
+            told += [one for one in decoder.feed(actor.theirs.recv(65536)) if isinstance(one, Cancel)]
+    assert told[0].job_id == first.id and not later.done
+    later.cancel()
+    await pool.close(0)
+    assert pool._due is None
 
 
-def test_what_waits_ends_at_its_deadline_also_behind_a_later_one() -> None:
-    async def scenario() -> None:
-        pool = pool_of(Stage(), Skipping())
-        later = limited(pool, 3600)
-        assert await ended(limited(pool, 0.05)) is JobState.EXPIRED
-        assert await ended(limited(pool, 0.0)) is JobState.EXPIRED
-        assert not later.done and pool._due is not None
-        later.cancel()
-        await pool.close(0)
-
-    run(scenario())
+async def test_what_waits_ends_at_its_deadline_also_behind_a_later_one() -> None:
+    pool = pool_of(Stage(), Skipping())
+    later = limited(pool, 3600)
+    assert await ended(limited(pool, 0.05)) is JobState.EXPIRED
+    assert await ended(limited(pool, 0.0)) is JobState.EXPIRED
+    assert not later.done and pool._due is not None
+    later.cancel()
+    await pool.close(0)
 
 
 # --- loading
 
 
-def test_a_load_may_take_longer_than_an_answer() -> None:
+async def test_a_load_may_take_longer_than_an_answer() -> None:
     """TorchServe's timeout of answers ended loads, too, for ever anew."""
-
-    async def scenario() -> None:
-        stage = Stage("hangs")
-        pool = pool_of(stage, Skipping())
-        scaling = asyncio.ensure_future(pool.scale(1))
-        await until_async(lambda: stage.actors)
-        await until_async(lambda: pool.slots[0].worker is not None and pool.slots[0].worker.state.value == "loading")
-        for seconds in range(0, 10 * GUARD_S, GUARD_S):
-            pool.tick(time.monotonic() + seconds)
-        stage.actors[0].theirs.sendall(encode_bytes(Ready({"handler_kind": "blocking"})))
-        await scaling
-        assert pool.ready_count == stage.launched == 1
-        await pool.close(0)
-
-    run(scenario())
+    stage = Stage("hangs")
+    pool = pool_of(stage, Skipping())
+    scaling = asyncio.ensure_future(pool.scale(1))
+    await until_async(lambda: stage.actors)
+    await until_async(lambda: pool.slots[0].worker is not None and pool.slots[0].worker.state.value == "loading")
+    for seconds in range(0, 10 * GUARD_S, GUARD_S):
+        pool.tick(time.monotonic() + seconds)
+    stage.actors[0].theirs.sendall(encode_bytes(Ready({"handler_kind": "blocking"})))
+    await scaling
+    assert pool.ready_count == stage.launched == 1
+    await pool.close(0)
 
 
-def test_workers_on_the_cpu_share_the_cores_among_as_many_as_there_are_when_they_start() -> None:
-    async def scenario() -> None:
-        stage = Stage()
-        pool = pool_of(stage, Skipping())
-        for count in (1, 4):
-            await pool.scale(count)
-        assert [actor.heard(Load).settings["workers"] for actor in stage.actors] == [1, 4, 4, 4]
-        await pool.scale(2)
-        stage.actors[0].kill()
-        await until_async(lambda: stage.launched == 5 and pool.ready_count == 2)
-        assert stage.actors[4].heard(Load).settings["workers"] == 2
-        await pool.close(0)
-
-    run(scenario())
+async def test_workers_on_the_cpu_share_the_cores_among_as_many_as_there_are_when_they_start() -> None:
+    stage = Stage()
+    pool = pool_of(stage, Skipping())
+    for count in (1, 4):
+        await pool.scale(count)
+    assert [actor.heard(Load).settings["workers"] for actor in stage.actors] == [1, 4, 4, 4]
+    await pool.scale(2)
+    stage.actors[0].kill()
+    await until_async(lambda: stage.launched == 5 and pool.ready_count == 2)
+    assert stage.actors[4].heard(Load).settings["workers"] == 2
+    await pool.close(0)
 
 
 @pytest.mark.parametrize(
@@ -576,32 +505,26 @@ def test_workers_on_the_cpu_share_the_cores_among_as_many_as_there_are_when_they
         ({}, Device(), f"pid {1 << 30})"),
     ],
 )
-def test_the_log_says_with_how_many_threads_a_worker_computes(
+async def test_the_log_says_with_how_many_threads_a_worker_computes(
     caplog: pytest.LogCaptureFixture, info: dict[str, Any], device: Device, said: str
 ) -> None:
-    async def scenario() -> None:
-        stage = Stage("hangs")
-        stage.device = device
-        pool = pool_of(stage, Skipping())
-        scaling = asyncio.create_task(pool.scale(1))
-        await until_async(lambda: bool(stage.actors))
-        stage.actors[0].say(Ready({"handler_kind": "blocking", **info}))
-        await scaling
-        await pool.close(0)
-
-    with caplog.at_level(logging.INFO, "ts_frontend"):
-        run(scenario())
+    caplog.set_level(logging.INFO, "ts_frontend")
+    stage = Stage("hangs")
+    stage.device = device
+    pool = pool_of(stage, Skipping())
+    scaling = asyncio.create_task(pool.scale(1))
+    await until_async(lambda: bool(stage.actors))
+    stage.actors[0].say(Ready({"handler_kind": "blocking", **info}))
+    await scaling
+    await pool.close(0)
     assert f"is ready (pid {1 << 30}" in caplog.text and said in caplog.text
 
 
 @pytest.mark.parametrize(("device", "in_process"), [(Device("cuda", 0), False), (Device(), True)])
-def test_workers_on_gpus_and_in_the_servers_process_have_all_cores(device: Device, in_process: bool) -> None:
-    async def scenario() -> None:
-        stage = Stage()
-        stage.device = device
-        pool = pool_of(stage, Skipping(), in_process=in_process)
-        await pool.scale(2)
-        assert [actor.heard(Load).settings["workers"] for actor in stage.actors] == [1, 1]
-        await pool.close(0)
-
-    run(scenario())
+async def test_workers_on_gpus_and_in_the_servers_process_have_all_cores(device: Device, in_process: bool) -> None:
+    stage = Stage()
+    stage.device = device
+    pool = pool_of(stage, Skipping(), in_process=in_process)
+    await pool.scale(2)
+    assert [actor.heard(Load).settings["workers"] for actor in stage.actors] == [1, 1]
+    await pool.close(0)

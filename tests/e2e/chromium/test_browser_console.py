@@ -82,11 +82,8 @@ def server(serving: Any, model_writer: Callable[..., str], tmp_path_factory: pyt
     model_writer(store, "drawn", DRAWN)
     model_writer(store, "adding", ADDING, config=TENSORS)
     model_writer(store, "broken", "raise RuntimeError('the weights are not there')")
-    server = serving(directory, store, {}, ["--ncs"])
-    try:
-        yield server.wait_started()
-    finally:
-        server.terminate()
+    with serving(directory, store, {}, ["--ncs"]) as server:
+        yield server
 
 
 def register(browser: Browser, url: str, **more: str) -> None:
@@ -403,9 +400,7 @@ def test_a_server_with_keys_asks_once(
     store.mkdir()
     model_writer(store, "greeting", GREETING)
     settings = {"disable_token_authorization": "false", "management_token": KEY, "inference_token": "x" * 16}
-    server = serving(tmp_path, store, settings, ["--ncs", "--models", "greeting"])
-    try:
-        server.wait_started()
+    with serving(tmp_path, store, settings, ["--ncs", "--models", "greeting"]) as server:
         browser.open(f"{server.http_management}/")
         browser.wait_for("This server needs a key")
         assert "greeting" not in browser.text()
@@ -428,6 +423,4 @@ def test_a_server_with_keys_asks_once(
         refused = connection.getresponse()
         assert refused.status == 400 and json.loads(refused.read())["type"] == "InvalidKeyException"
         connection.close()
-    finally:
-        server.terminate()
     assert not re.search(KEY, server.log)

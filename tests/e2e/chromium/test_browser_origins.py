@@ -118,13 +118,10 @@ def write_models(store: Path) -> None:
 
 def serve(serving: Any, directory: Path, **settings: object) -> Iterator[Site]:
     write_models(directory / "store")
-    server = serving(directory, directory / "store", settings, ["--ncs", "--models", "hello", "pieces"])
-    try:
+    with serving(directory, directory / "store", settings, ["--ncs", "--models", "hello", "pieces"]) as server:
         site = Site(server.wait_started())
         until(site.is_ready, "its models are ready")
         yield site
-    finally:
-        server.terminate()
 
 
 @pytest.fixture(scope="module")
@@ -373,13 +370,10 @@ def echoing(serving: Any, page: str, model_writer: Any, tmp_path_factory: pytest
     for name, deed in MODELS.items():
         model_writer(directory / "store", name, ECHO.replace("{deed}", deed))
     settings = {"cors_allowed_origin": page, "enable_docs_url": "true"}
-    server = serving(directory, directory / "store", settings, ["--ncs", "--models", *MODELS])
-    try:
+    with serving(directory, directory / "store", settings, ["--ncs", "--models", *MODELS]) as server:
         site = Site(server.wait_started())
         until(site.is_ready, "its models are ready")
         yield site
-    finally:
-        server.terminate()
 
 
 RUNS = [

@@ -141,19 +141,15 @@ def pages(
     files = {path.name: path for path in made}
     files["config.pbtxt"].write_text(block("dynamo", 7))
     files["model.py"].write_text(MODEL_PY)
-    server = serving(
+    with serving(
         directory,
         store,
         {"grpc_metrics": "true"},
         ["--ncs", "--model-repository", str(root), "--model-control-mode", "explicit", "--load-model", "llm_model"],
-    )
-    try:
-        server.wait_started()
+    ) as server:
         for name in ("model_name", "llm-model", "your-model", "limited"):
             server.register(name)
         yield server
-    finally:
-        server.terminate()
 
 
 # --- MAX
@@ -381,11 +377,8 @@ def secured(
     subprocess.run([*made, *names], cwd=directory, check=True, capture_output=True)
     files = {"certificate_file": directory / "server.crt", "private_key_file": directory / "server.key"}
     more = {"enable_grpc_ssl": "true", "disable_token_authorization": "false", "token_path": keys}
-    server = serving(directory, directory / "store", {**files, **more, "load_models": "llm-model"}, ["--ncs"])
-    try:
-        yield server.wait_started()
-    finally:
-        server.terminate()
+    with serving(directory, directory / "store", {**files, **more, "load_models": "llm-model"}, ["--ncs"]) as server:
+        yield server
 
 
 def test_dynamo_tls_and_token(secured: Any, tmp_path: Path) -> None:
@@ -446,14 +439,12 @@ def test_max_start(tmp_path: Path, serving: Callable[..., Any], model_writer: Ca
     words = shlex.split(block("max", 1).partition(" -- ")[2])
     (tmp_path / "store").mkdir()
     model_writer(tmp_path / "store", "llama31", UPPER)
-    server = serving(tmp_path, tmp_path / "store", {}, ["--ncs", *words])
-    try:
-        server.wait_started()
-        with Client(server.inference, retry=Retry(attempts_max=1000, most_s=0.3)) as client:
-            assert client.infer("llama31", {"prompt": "life"}, idempotent=True).text() == "LIFE"
-            assert client.model_ready("llama31")
-    finally:
-        server.terminate()
+    with (
+        serving(tmp_path, tmp_path / "store", {}, ["--ncs", *words]) as server,
+        Client(server.inference, retry=Retry(attempts_max=1000, most_s=0.3)) as client,
+    ):
+        assert client.infer("llama31", {"prompt": "life"}, idempotent=True).text() == "LIFE"
+        assert client.model_ready("llama31")
 
 
 # --- TorchServe
@@ -476,12 +467,9 @@ def test_torchserve_streaming_handler(
     """Promises 002-21, 002-22."""
     (tmp_path / "store").mkdir()
     model_writer(tmp_path / "store", "hello", BLOCKS / "torchserve" / "9.txt")
-    server = serving(tmp_path, tmp_path / "store", {}, ["--ncs"])
-    try:
-        server.wait_started().register("hello")
+    with serving(tmp_path, tmp_path / "store", {}, ["--ncs"]) as server:
+        server.register("hello")
         assert server.stream("hello", b"x") == [b"intermediate_response"] * 3 + [b"hello world "]
-    finally:
-        server.terminate()
 
 
 def test_torchserve_packages() -> None:

@@ -114,14 +114,10 @@ def everybody(
     # Without it, bodies for models that declare no tensors go to the handler as they are, as TorchServe does it.
     settings = {"ts_open_inference_protocol": "true"}
     more = ["--model-control-mode", "explicit", "--load-model", "llm_model"]
-    server = serving(directory, store, settings, ["--ncs", "--model-repository", str(repository), *more])
-    try:
-        server.wait_started()
+    with serving(directory, store, settings, ["--ncs", "--model-repository", str(repository), *more]) as server:
         for name in ("sum", "same", "upper", "words", "text-model", "counted", "runtime"):
             server.register(name)
         yield server
-    finally:
-        server.terminate()
 
 
 class Started:

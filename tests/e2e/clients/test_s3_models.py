@@ -277,14 +277,10 @@ def test_a_repository_in_s3(
     (tmp_path / "local" / "third" / "1").mkdir(parents=True)
     (tmp_path / "local" / "third" / "1" / "model.py").write_text(TRITON)
     both = ["--model-repository", "s3://models/all/models/", "--model-repository", str(tmp_path / "local"), "--ncs"]
-    served = serving(tmp_path, None, {"env": account}, both).wait_started()
-    try:
+    with serving(tmp_path, None, {"env": account}, both) as served:
         assert states(served) == {("first", "1"): "READY", ("second", "1"): "READY", ("third", "1"): "READY"}
-    finally:
-        served.terminate()
     more = ["--model-control-mode", "explicit", "--load-model", "first"]
-    served = serving(tmp_path, None, {"env": account}, [*both, *more]).wait_started()
-    try:
+    with serving(tmp_path, None, {"env": account}, [*both, *more]) as served:
         assert states(served) == {("first", "1"): "READY", ("second", ""): "", ("third", ""): ""}
         bucket.put("all/models/first/2/model.py", TRITON)
         assert post(served, "models/first/load").status_code == post(served, "models/second/load").status_code == 200
@@ -295,8 +291,6 @@ def test_a_repository_in_s3(
         assert post(served, "models/nobody/load").status_code == 404
         allowed = post(served, "models/x/load", parameters={"model_path": "s3://models/elsewhere"})
         assert allowed.status_code == 400 and "allowed_urls" in allowed.text
-    finally:
-        served.terminate()
     refused = serving(tmp_path, None, {"env": account}, [*both, "--model-control-mode", "poll"])
     assert refused.wait() == 1 and "s3://models/all/models isn't read again" in refused.log
 

@@ -107,13 +107,9 @@ def crowded(
         "model_metrics_auto_detect": "true",
         "lone_requests_wait": "true",
     }
-    server = serving(directory, store, settings, ["--ncs", "--models", "all", "--grpc-workers", str(WORKERS)])
-    try:
-        server.wait_started()
+    with serving(directory, store, settings, ["--ncs", "--models", "all", "--grpc-workers", str(WORKERS)]) as server:
         server.wait_for_log("http_metrics listens")
         yield server
-    finally:
-        server.terminate()
 
 
 def request_of(model: str, text: str) -> pb.ModelInferRequest:

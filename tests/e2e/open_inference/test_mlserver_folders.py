@@ -41,13 +41,9 @@ def started(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any
     (folder / "settings.json").write_text('{"server_name": "here", "parallel_workers": 1, "debug": true}')
     path = os.pathsep.join((os.environ["PYTHONPATH"], SHIMS)) if "PYTHONPATH" in os.environ else SHIMS
     command = [sys.executable, "-m", "mlserver", "start", str(folder)]
-    server = serving(directory, None, {"command": command, "env": {"PYTHONPATH": path}}, [])
-    try:
-        server.wait_started()
+    with serving(directory, None, {"command": command, "env": {"PYTHONPATH": path}}, []) as server:
         wait_ready(server, "routes", "sum", "echo", "greeting", "own")
         yield server
-    finally:
-        server.terminate()
 
 
 def wait_ready(server: Any, *models: str) -> None:
@@ -222,11 +218,7 @@ def test_a_model_that_only_variables_name(tmp_path: Path, serving: Callable[...,
         "MLSERVER_LOAD_MODELS_AT_STARTUP": "true",
         "MLSERVER_HTTP_PORT": "0",
     }
-    server = serving(tmp_path, folder, {"env": env}, ["--ncs", "--profile", "mlserver"])
-    try:
-        server.wait_started()
+    with serving(tmp_path, folder, {"env": env}, ["--ncs", "--profile", "mlserver"]) as server:
         wait_ready(server, "mine")
         assert ask(server, "/v2/models/mine")[1]["versions"] == ["v7"]
         assert ask(server, "/greet/me")[1] == {"text": "bonjour me"}
-    finally:
-        server.terminate()

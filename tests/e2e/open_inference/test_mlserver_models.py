@@ -37,16 +37,12 @@ def mlserver(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., An
     shutil.copytree(RUNTIMES / "sum", store / "sum")
     shutil.copytree(RUNTIMES / "text", store / "deep" / "er" / "text")
     shutil.copytree(RUNTIMES / "hold", store / "hold")
-    server = serving(directory, store, {"default_workers_per_model": 1}, ["--ncs", "--models", "all"])
-    try:
-        server.wait_started()
+    with serving(directory, store, {"default_workers_per_model": 1}, ["--ncs", "--models", "all"]) as server:
         with grpc.insecure_channel(server.inference) as channel:
             for name in ("sum", "text-model"):
                 request = numbers(1) if name == "sum" else text("x")
                 GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=GUARD_S, wait_for_ready=True)
         yield server
-    finally:
-        server.terminate()
 
 
 def numbers(*values: int, request_id: str = "") -> ModelInferRequest:
@@ -113,7 +109,7 @@ class Conversation:
         await self.channel.close()
 
 
-def run(work: Any) -> Any:
+def run_test(work: Any) -> Any:
     return asyncio.run(asyncio.wait_for(work, GUARD_S))
 
 
@@ -133,7 +129,7 @@ def test_unary_in_stream_out(mlserver: Any) -> None:
             await stream.say(text("to be or not"))
             return [word(one) for one in await stream.rest()]
 
-    assert run(talk()) == ["to", "be", "or", "not"]
+    assert run_test(talk()) == ["to", "be", "or", "not"]
 
 
 def test_stream_in_unary_out(mlserver: Any) -> None:
@@ -142,19 +138,16 @@ def test_stream_in_unary_out(mlserver: Any) -> None:
             await stream.say(*(numbers(value, request_id=f"r{value}") for value in range(1, 6)))
             return await stream.rest()
 
-    (answer,) = run(talk())
+    (answer,) = run_test(talk())
     assert list(answer.outputs[0].contents.int64_contents) == [15] and answer.id == "r1"
 
 
-def test_stream_in_stream_out(mlserver: Any) -> None:
-    async def talk() -> None:
-        async with Conversation(mlserver) as stream:
-            for round_number in range(20):
-                await stream.say(text(f"a{round_number} b"))
-                assert [word(one) for one in await stream.heard(2)] == [f"a{round_number}", "b"]
-            assert not await stream.rest()
-
-    run(talk())
+async def test_stream_in_stream_out(mlserver: Any) -> None:
+    async with Conversation(mlserver) as stream:
+        for round_number in range(20):
+            await stream.say(text(f"a{round_number} b"))
+            assert [word(one) for one in await stream.heard(2)] == [f"a{round_number}", "b"]
+        assert not await stream.rest()
 
 
 def test_large_requests_keep_their_order(mlserver: Any) -> None:
@@ -165,22 +158,19 @@ def test_large_requests_keep_their_order(mlserver: Any) -> None:
             (answer,) = await stream.rest()
             return int(answer.outputs[0].contents.int64_contents[0])
 
-    assert run(talk()) == sum(value * (200_000 if value % 3 == 0 else 1) for value in range(30))
+    assert run_test(talk()) == sum(value * (200_000 if value % 3 == 0 else 1) for value in range(30))
 
 
 # --- clients and workers that go
 
 
-def test_the_handlers_end_is_the_streams(mlserver: Any) -> None:
-    async def talk() -> None:
-        async with Conversation(mlserver) as stream:
-            await stream.say(text("one"))
-            await stream.heard(1)
-            await stream.say(text("stop"))
-            assert await stream.call.read() is grpc.aio.EOF
-            assert await stream.call.code() is grpc.StatusCode.OK
-
-    run(talk())
+async def test_the_handlers_end_is_the_streams(mlserver: Any) -> None:
+    async with Conversation(mlserver) as stream:
+        await stream.say(text("one"))
+        await stream.heard(1)
+        await stream.say(text("stop"))
+        assert await stream.call.read() is grpc.aio.EOF
+        assert await stream.call.code() is grpc.StatusCode.OK
 
 
 def test_a_cancel_in_the_middle_reaches_the_handler(mlserver: Any) -> None:
@@ -192,21 +182,18 @@ def test_a_cancel_in_the_middle_reaches_the_handler(mlserver: Any) -> None:
             await stream.heard(1)
             stream.call.cancel()
 
-    run(talk())
+    run_test(talk())
     mlserver.wait_for_log("cancelled", before + 1)
 
 
-def test_a_handler_that_raises_ends_the_stream_with_a_status(mlserver: Any) -> None:
-    async def talk() -> None:
-        async with Conversation(mlserver) as stream:
-            await stream.say(text("one"))
-            await stream.heard(1)
-            await stream.say(text("break"))
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stream.rest()
-            assert caught.value.code() is grpc.StatusCode.INTERNAL
-
-    run(talk())
+async def test_a_handler_that_raises_ends_the_stream_with_a_status(mlserver: Any) -> None:
+    async with Conversation(mlserver) as stream:
+        await stream.say(text("one"))
+        await stream.heard(1)
+        await stream.say(text("break"))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stream.rest()
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
 
 
 def test_texts_whose_shape_is_their_length(mlserver: Any) -> None:
@@ -225,48 +212,37 @@ def test_texts_whose_shape_is_their_length(mlserver: Any) -> None:
     assert list(answered.contents.bytes_contents) == [b"ONE TWO"] and list(answered.shape) == [9]
 
 
-def test_a_bad_request_in_the_middle_ends_the_stream_with_a_status(mlserver: Any) -> None:
+async def test_a_bad_request_in_the_middle_ends_the_stream_with_a_status(mlserver: Any) -> None:
     bad = text("x")
     bad.inputs[0].shape[0] = -7
-
-    async def talk() -> None:
-        async with Conversation(mlserver) as stream:
-            await stream.say(text("one"))
-            await stream.heard(1)
-            await stream.say(bad)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stream.rest()
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert "input 'prompt'" in str(caught.value.details())
-
-    run(talk())
+    async with Conversation(mlserver) as stream:
+        await stream.say(text("one"))
+        await stream.heard(1)
+        await stream.say(bad)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stream.rest()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "input 'prompt'" in str(caught.value.details())
 
 
-def test_an_unknown_model_ends_the_stream(mlserver: Any) -> None:
+async def test_an_unknown_model_ends_the_stream(mlserver: Any) -> None:
     request = text("x")
     request.model_name = "nobody"
-
-    async def talk() -> None:
-        async with Conversation(mlserver) as stream:
-            await stream.say(request)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stream.rest()
-            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-
-    run(talk())
+    async with Conversation(mlserver) as stream:
+        await stream.say(request)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stream.rest()
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_slow_reader_holds_up_its_own_stream_only(mlserver: Any) -> None:
-    async def talk() -> None:
-        async with Conversation(mlserver) as slow, Conversation(mlserver) as quick:
-            await slow.say(text("endless"))
-            for _ in range(50):
-                await quick.say(text("a"))
-                assert [word(one) for one in await quick.heard(1)] == ["a"]
-            assert [word(one) for one in await slow.heard(3)] == ["more"] * 3
-            slow.call.cancel()
-
-    run(talk())
+async def test_a_slow_reader_holds_up_its_own_stream_only(mlserver: Any) -> None:
+    async with Conversation(mlserver) as slow, Conversation(mlserver) as quick:
+        await slow.say(text("endless"))
+        for _ in range(50):
+            await quick.say(text("a"))
+            assert [word(one) for one in await quick.heard(1)] == ["a"]
+        assert [word(one) for one in await slow.heard(3)] == ["more"] * 3
+        slow.call.cancel()
 
 
 def test_a_handler_that_reads_nothing_holds_up_its_client(mlserver: Any) -> None:
@@ -290,7 +266,7 @@ def test_a_handler_that_reads_nothing_holds_up_its_client(mlserver: Any) -> None
             pushing.cancel()
             stream.call.cancel()
 
-    run(talk())
+    run_test(talk())
     with grpc.insecure_channel(mlserver.inference) as channel:
         assert word(GRPCInferenceServiceStub(channel).ModelInfer(text("ok"), timeout=GUARD_S)) == "OK"
 
@@ -308,59 +284,51 @@ async def unary(server: Any, request: ModelInferRequest) -> ModelInferResponse:
         return answer
 
 
-def test_a_client_that_does_not_read_is_read_ahead_of_so_far(mlserver: Any) -> None:
+async def test_a_client_that_does_not_read_is_read_ahead_of_so_far(mlserver: Any) -> None:
     """A runtime's messages for it wait in bounded buffers, counted in bytes; other streams go on."""
-
-    async def talk() -> None:
-        async with Conversation(mlserver, *NARROW) as slow, Conversation(mlserver) as quick:
-            await slow.say(held("flood"))
-            for read in range(1, 41):
-                await slow.heard(1)
-                for turn in range(5):
-                    await quick.say(text(f"t{turn}"))
-                    assert [word(one) for one in await quick.heard(1)] == [f"t{turn}"]
-                made = int(word(await unary(mlserver, held("made"))))
-                assert made - read <= ANSWERS_AHEAD_MAX, "megabytes that nobody has read"
-            slow.call.cancel()
-
-    run(talk())
+    async with Conversation(mlserver, *NARROW) as slow, Conversation(mlserver) as quick:
+        await slow.say(held("flood"))
+        for read in range(1, 41):
+            await slow.heard(1)
+            for turn in range(5):
+                await quick.say(text(f"t{turn}"))
+                assert [word(one) for one in await quick.heard(1)] == [f"t{turn}"]
+            made = int(word(await unary(mlserver, held("made"))))
+            assert made - read <= ANSWERS_AHEAD_MAX, "megabytes that nobody has read"
+        slow.call.cancel()
 
 
-def test_requests_are_read_ahead_so_far(mlserver: Any) -> None:
+async def test_requests_are_read_ahead_so_far(mlserver: Any) -> None:
     """Also in Triton's dialect, in which each is a call of its own: then the client's writes wait, and all are answered
     as soon as the runtime answers. The answers of a model that streams may mix."""
     size, count = 4_000_000, 40
+    channel = grpc.aio.insecure_channel(mlserver.inference, options=ALONE)
+    async with Conversation(mlserver) as quick, channel:
+        stub = GRPCInferenceServiceStub(channel)
+        stream = stub.ModelStreamInfer(timeout=GUARD_S, metadata=[("oip-stream-dialect", "triton")])
+        written = 0
 
-    async def talk() -> None:
-        channel = grpc.aio.insecure_channel(mlserver.inference, options=ALONE)
-        async with Conversation(mlserver) as quick, channel:
-            stub = GRPCInferenceServiceStub(channel)
-            stream = stub.ModelStreamInfer(timeout=GUARD_S, metadata=[("oip-stream-dialect", "triton")])
-            written = 0
+        async def push() -> None:
+            nonlocal written
+            for number in range(count):
+                await stream.write(held(f"n{number}", size))
+                written += 1
+            await stream.done_writing()
 
-            async def push() -> None:
-                nonlocal written
-                for number in range(count):
-                    await stream.write(held(f"n{number}", size))
-                    written += 1
-                await stream.done_writing()
-
-            pushing = asyncio.create_task(push())
-            before, still = -1, 0
-            while still < 20:  # as long as it goes on, the others' turns are the clock
-                await quick.say(text("tick"))
-                assert [word(one) for one in await quick.heard(1)] == ["tick"]
-                before, still = written, still + 1 if written == before else 0
-            assert 0 < written < 25, f"{written * size} bytes of requests that nobody has answered"
-            await unary(mlserver, held("release"))
-            ids = {(await stream.read()).infer_response.id for _ in range(count)}
-            assert ids == {f"n{number}" for number in range(count)}
-            await pushing
-
-    run(talk())
+        pushing = asyncio.create_task(push())
+        before, still = -1, 0
+        while still < 20:  # as long as it goes on, the others' turns are the clock
+            await quick.say(text("tick"))
+            assert [word(one) for one in await quick.heard(1)] == ["tick"]
+            before, still = written, still + 1 if written == before else 0
+        assert 0 < written < 25, f"{written * size} bytes of requests that nobody has answered"
+        await unary(mlserver, held("release"))
+        ids = {(await stream.read()).infer_response.id for _ in range(count)}
+        assert ids == {f"n{number}" for number in range(count)}
+        await pushing
 
 
-def test_many_conversations_at_once(mlserver: Any) -> None:
+async def test_many_conversations_at_once(mlserver: Any) -> None:
     async def one(number: int) -> None:
         async with Conversation(mlserver) as stream:
             for turn in range(10):
@@ -368,27 +336,21 @@ def test_many_conversations_at_once(mlserver: Any) -> None:
                 assert [word(answer) for answer in await stream.heard(1)] == [f"{number}-{turn}"]
             assert not await stream.rest()
 
-    async def talk() -> None:
-        await asyncio.gather(*(one(number) for number in range(32)))
-
-    run(talk())
+    await asyncio.gather(*(one(number) for number in range(32)))
 
 
-def test_a_worker_that_is_killed_ends_its_streams_once(mlserver: Any) -> None:
-    async def talk() -> None:
-        async with Conversation(mlserver) as stream:
-            await stream.say(text("one"))
-            await stream.heard(1)
-            (pid,) = mlserver.worker_pids("text-model")
-            os.kill(pid, signal.SIGKILL)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stream.rest()
-            assert "Worker died" in str(caught.value.details())
-        async with Conversation(mlserver) as stream:
-            await stream.say(text("again"))
-            assert [word(one) for one in await stream.rest()] == ["again"]
-
-    run(talk())
+async def test_a_worker_that_is_killed_ends_its_streams_once(mlserver: Any) -> None:
+    async with Conversation(mlserver) as stream:
+        await stream.say(text("one"))
+        await stream.heard(1)
+        (pid,) = mlserver.worker_pids("text-model")
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stream.rest()
+        assert "Worker died" in str(caught.value.details())
+    async with Conversation(mlserver) as stream:
+        await stream.say(text("again"))
+        assert [word(one) for one in await stream.rest()] == ["again"]
 
 
 # --- other protocols

@@ -183,16 +183,12 @@ def answers(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any
     directory = tmp_path_factory.mktemp("recorded")
     shutil.copytree(DATA / "models", directory / "store")
     env = {"MLSERVER_PARALLEL_WORKERS": "1"}
-    server = serving(directory, directory / "store", {"env": env}, ["--ncs", "--profile", "mlserver"])
-    try:
-        server.wait_started()
+    with serving(directory, directory / "store", {"env": env}, ["--ncs", "--profile", "mlserver"]) as server:
         address = server.http.removeprefix("http://")
         # Requests wait for a worker that is starting.
         for model in ("echo", "echo/versions/1", "text", "double", "failing"):
             ask_http(address, {"method": "POST", "path": f"/v2/models/{model}/infer", "body": {"inputs": []}})
         yield {one["name"]: ask(address, server.inference, one) for one in EXCHANGES}
-    finally:
-        server.terminate()
 
 
 def test_every_exchange_has_a_name_of_its_own() -> None:

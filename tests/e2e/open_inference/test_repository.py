@@ -96,11 +96,8 @@ def kept(
     model_writer(directory / "store", "upper", UPPER)
     write(directory / "repository")
     more = ["--ncs", "--model-repository", str(directory / "repository"), "--model-control-mode", "explicit"]
-    server = serving(directory, directory / "store", {"max_request_size": 100_000}, [*more, "--load-model", "*"])
-    try:
-        yield server.wait_started()
-    finally:
-        server.terminate()
+    with serving(directory, directory / "store", {"max_request_size": 100_000}, [*more, "--load-model", "*"]) as server:
+        yield server
 
 
 def ask(served: Any, text: str, version: str = "") -> str:
@@ -151,14 +148,11 @@ def test_everything_is_loaded_at_start(begin: Any) -> None:
 def test_a_repository_needs_no_model_store(tmp_path: Path, repository: Path, serving: Callable[..., Any]) -> None:
     """Nor do broken models in it stop the others."""
     write(repository, "broken", config='name: "other"')
-    server = serving(tmp_path, None, {}, ["--ncs", "--model-repository", str(repository)])
-    try:
+    with serving(tmp_path, None, {}, ["--ncs", "--model-repository", str(repository)]) as server:
         served = server.wait_started()
         assert ask(served, "hi") == "hi v1"
         assert states(served) == {("llm_model", "1"): "READY", ("broken", ""): "UNAVAILABLE"}
         assert "'other'" in next(one["reason"] for one in post(served, "index").json() if one["name"] == "broken")
-    finally:
-        server.terminate()
 
 
 def test_loading_and_unloading(begin: Any, repository: Path) -> None:
@@ -271,16 +265,13 @@ def test_a_model_comes_with_a_request_only_where_the_operator_says_so(
     store = tmp_path / "store"
     store.mkdir()
     model_writer(store, "upper", UPPER)
-    server = serving(tmp_path, store, {}, ["--ncs"])
-    try:
+    with serving(tmp_path, store, {}, ["--ncs"]) as server:
         served = server.wait_started()
         assert post(served, "models/upper/load").status_code == 200
         files = {"config": WORDS_CONFIG, "file:1/model.py": "eA=="}
         answer = post(served, "models/upper/load", parameters=files)
         assert answer.status_code == 400 and "--model-control-mode explicit" in answer.json()["error"]
         assert served.predict("upper", b"x") == b"X"
-    finally:
-        server.terminate()
 
 
 def test_a_failed_reload_leaves_the_old_one(begin: Any, repository: Path) -> None:

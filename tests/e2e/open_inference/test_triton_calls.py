@@ -169,11 +169,8 @@ def served(tmp_path_factory: pytest.TempPathFactory, repository: Path, serving: 
         "enable_model_api": "true",
     }
     arguments = ["--ncs", "--model-repository", str(repository)]
-    server = serving(tmp_path_factory.mktemp("server"), None, settings, arguments)
-    try:
-        yield server.wait_started()
-    finally:
-        server.terminate()
+    with serving(tmp_path_factory.mktemp("server"), None, settings, arguments) as server:
+        yield server
 
 
 @pytest.fixture

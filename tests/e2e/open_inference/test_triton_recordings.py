@@ -54,16 +54,12 @@ def played(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]
     arguments = ["--ncs", "--model-repository", str(directory / "models")]
     arguments += ["--model-control-mode", "explicit", "--load-model", "*"]
     # Some calls were recorded with `Host: x`.
-    server = serving(directory, None, {"shared_memory_keys": "/exchanges_.*", "allowed_hosts": "x"}, arguments)
-    try:
-        server.wait_started()
+    with serving(directory, None, {"shared_memory_keys": "/exchanges_.*", "allowed_hosts": "x"}, arguments) as server:
         player = exchanges.Player(server.http.removeprefix("http://"), server.inference)
         try:
             yield {(area, exchange["name"]): player.play(exchange) for area in AREAS for exchange in RECORDED[area]}
         finally:
             player.close()
-    finally:
-        server.terminate()
 
 
 # --- what counts of an answer

@@ -110,11 +110,8 @@ def served(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]
         (repository / name / "1" / "model.py").write_text(source)
         if config is not None:
             (repository / name / "config.pbtxt").write_text(config)
-    server = serving(directory, None, {}, ["--ncs", "--model-repository", str(repository)])
-    try:
-        yield server.wait_started()
-    finally:
-        server.terminate()
+    with serving(directory, None, {}, ["--ncs", "--model-repository", str(repository)]) as server:
+        yield server
 
 
 def request(model: str, value: int, **parameters: int) -> pb.ModelInferRequest:
