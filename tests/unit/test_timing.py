@@ -270,9 +270,9 @@ def test_a_stream_has_a_trailer_too() -> None:
     assert answer.trailers[b"server-timing"].startswith(b"total;dur=")
 
 
-@pytest.mark.parametrize(("http2", "takes_trailers"), [(True, False), (False, True)])
-def test_a_client_that_takes_no_trailers_gets_none(http2: bool, takes_trailers: bool) -> None:
-    answer = told_over_http(http2=http2, takes_trailers=takes_trailers)
+@pytest.mark.parametrize("http2", [True, False])
+def test_a_client_that_takes_no_trailers_gets_none(http2: bool) -> None:
+    answer = told_over_http(http2=http2, takes_trailers=False)
     assert b"trailer" not in answer.headers and not answer.trailers
 
 
