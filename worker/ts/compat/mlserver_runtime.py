@@ -54,7 +54,7 @@ def load(settings: Settings) -> Loaded:
         unchecked,
         signature,
         takes_streams=served.streams,
-        routes=served.routes.known(),
+        routes=served.routes.declared,
         openai=openai_of(model),
     )
 
