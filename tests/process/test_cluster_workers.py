@@ -32,8 +32,7 @@ from ts_frontend.errors import WorkerDied
 from ts_frontend.job import Job, Ledger
 from ts_frontend.workers.cluster import launcher, remote
 from ts_frontend.workers.cluster.gate import ended
-from ts_frontend.workers.cluster.resources import ClusterRequest
-from ts_frontend.workers.cluster.spares import NEW_S, Spares
+from ts_frontend.workers.cluster.resources import NEW_S, ClusterRequest, Spares
 from ts_frontend.workers.failures import StartFailed
 from ts_frontend.workers.pool import Pool, Slot
 from ts_frontend.workers.worker import Worker
@@ -409,7 +408,7 @@ def test_the_end_of_a_process_is_seen_only_where_its_port_refuses() -> None:
 def test_nodes_with_room_have_a_process_for_the_next_worker(
     model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ts_frontend.workers.cluster.spares.APART_S", 0.0)
+    monkeypatch.setattr("ts_frontend.workers.cluster.resources.APART_S", 0.0)
 
     async def scenario() -> None:
         async with PlayedCluster(model, pems) as cluster:

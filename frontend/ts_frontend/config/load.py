@@ -15,13 +15,12 @@ from typing import Any
 
 from ts_frontend.config import checks as config_checks
 from ts_frontend.config import properties
-from ts_frontend.config.derived import Derived
+from ts_frontend.config.checks import Derived
 from ts_frontend.config.display import as_text
 from ts_frontend.config.files import read_file, read_text
 from ts_frontend.config.foreign import kserve as properties_file
 from ts_frontend.config.foreign import mlserver as mlserver_settings
-from ts_frontend.config.foreign.aliases import ALIASES, Alias, canonical
-from ts_frontend.config.foreign.profiles import KEYS, KSERVE_MODE, PROFILES
+from ts_frontend.config.foreign.aliases import ALIASES, KEYS, KSERVE_MODE, PROFILES, Alias, canonical
 from ts_frontend.config.kinds import ConfigError, nearest, no_effect
 from ts_frontend.config.snapshot import Snapshot, SnapshotError, SnapshotFiles, decode_models
 from ts_frontend.config.table import INTERNAL, NO_EFFECT, SETTINGS, Note, ServerConfig, Setting

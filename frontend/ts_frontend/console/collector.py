@@ -14,12 +14,19 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ts_frontend.console.samples import COLUMNS, SAMPLE_S, WINDOW_S, MachineLoad, ModelWatch
-from ts_frontend.console.state import key_of, models_state, server_state
+from ts_frontend.console.state import (
+    COLUMNS,
+    SAMPLE_S,
+    WINDOW_S,
+    MachineLoad,
+    ModelWatch,
+    key_of,
+    models_state,
+    server_state,
+)
 from ts_frontend.errors import Code, Draining, ServeError
 from ts_frontend.models.health import Health
-from ts_frontend.models.model import Model
-from ts_frontend.models.registry import Registry
+from ts_frontend.models.model import Model, Registry
 from ts_frontend.tasks import watched
 from ts_frontend.telemetry.metrics.gpus import Gpus
 from ts_frontend.workers.memory import WorkerMemory

@@ -18,16 +18,15 @@ from ts_frontend.errors import HandlerFailed, InvalidArgument, MessageTooLarge, 
 from ts_frontend.grpc.call import Call, Method, RequestIds, Shape, identified, response_metadata
 from ts_frontend.job import FedJob, Job
 from ts_frontend.models.health import Health
-from ts_frontend.models.registry import Registry
+from ts_frontend.models.model import Registry
 from ts_frontend.models.signature import TensorSpec
 from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.heads import head_of_message
 from ts_frontend.open_inference.requests import joined_messages
 from ts_frontend.open_inference.shared_memory import Regions
-from ts_frontend.scheduling.pieces import chunks
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
-from ts_frontend.scheduling.stream import Multiplexer, StreamRequest
+from ts_frontend.scheduling.stream import Multiplexer, StreamRequest, chunks
 
 SERVICE = "inference.GRPCInferenceService"
 #: The same service under the names that other servers gave it.

@@ -16,7 +16,7 @@ from typing import Any
 from ts_frontend.errors import PROCESS_DIED, ModelNotLoaded, NoWorker
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import owned, watched
-from ts_frontend.workers.cluster.state import ClusterState
+from ts_frontend.workers.cluster.resources import ClusterState
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.failures import (
     DIED,
