@@ -111,7 +111,8 @@ def load_config(
     """
     environ = dict(os.environ) if environ is None else environ
     found = _Findings()
-    _temp_dir(environ, found)
+    for warning in temp_dir_warnings(environ):
+        found.warn(warning)
     command_line, file = _command_line(options, found), _file(ts_config, environ, found)
     environment = _environment(environ, command_line, file, found)
     command_line = _not_opened(command_line, environment, found)
@@ -124,11 +125,6 @@ def load_config(
     if found.errors:
         raise ConfigError("\n".join(found.errors))
     return replace(config, notes=tuple(found.notes))
-
-
-def _temp_dir(environ: Mapping[str, str], found: _Findings) -> None:
-    for warning in temp_dir_warnings(environ):
-        found.warn(warning)
 
 
 def temp_dir_warnings(environ: Mapping[str, str] | None = None) -> list[str]:

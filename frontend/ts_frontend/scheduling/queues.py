@@ -283,9 +283,6 @@ class JobQueue(WorkQueue):
             if jobs:
                 worker.dispatch_alone(jobs[0], now_s) if group.alone else worker.dispatch(jobs, now_s)
                 touched.append(worker)
-        self._reserve()
-
-    def _reserve(self) -> None:
         if not self._again.has_alone:
             self._reserved = None
         elif self._workers and self._reserved not in self._workers:
