@@ -105,18 +105,13 @@ def start_ours(
     more: Sequence[str] = (),
     quiet: bool = True,
     http: bool = False,
-    models: Sequence[str] = (),
-    title: str = "",
     command: Path | None = None,
 ) -> Served:
-    """Our server with one worker, called over gRPC or (`http`) HTTP.
-
-    `models`: the flags for its models; without them, it serves the workload's archive. `command`: another
-    installation's command.
-    """
-    models = models or _archive_words(place)
-    running = run_ours(place, [*models, *more], {"grpc_engine": engine}, quiet, command=command)
-    title = title or ("ours" if engine == "auto" else f"ours-{engine}")
+    """Our server with one worker and the workload's archive, called over gRPC or (`http`) HTTP. `command`: another
+    installation's command."""
+    words = [*_archive_words(place), *more]
+    running = run_ours(place, words, {"grpc_engine": engine}, quiet, command=command)
+    title = "ours" if engine == "auto" else f"ours-{engine}"
     title += ("-http" if http else "") + ("" if quiet else "-logging")
     if http:
         answer = HTTP_ANSWER if place.workload.answer else ()
