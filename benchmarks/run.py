@@ -17,7 +17,7 @@ from pathlib import Path
 from measuring import machine, rounds
 from measuring.processes import failures_as_messages, processes
 from measuring.results import FIGURES, as_json, ratio_table, ratios, table
-from measuring.targets import NOTES, STARTS, start
+from measuring.servers import NOTES, STARTS, start
 from measuring.workloads import NOOP, PIECES_STREAM
 
 USUAL_TARGETS = ("ours", "bare", "torchserve")

@@ -167,7 +167,7 @@ def test_unknown_target_is_refused_with_the_known_ones(run: ModuleType, capsys: 
 
 
 def test_cpu_of_ended_children_counts(path: None) -> None:
-    from measuring.accounts import cpu_s
+    from measuring.processes import cpu_s
 
     before_s = cpu_s(psutil.Process())
     subprocess.run([sys.executable, "-S", "-c", "sum(range(2_000_000))"], check=True)
