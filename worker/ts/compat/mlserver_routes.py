@@ -48,7 +48,10 @@ def _fastapi(found: Sequence[tuple[Any, Callable[..., Any]]]) -> Any:
     async def failed(_: Any, raised: Any) -> Any:
         return fastapi.responses.JSONResponse({"error": str(raised)}, raised.status_code)
 
-    errors = {importlib.import_module("mlserver.errors").MLServerError: failed}
+    async def broken(_: Any, raised: Any) -> Any:
+        return fastapi.responses.JSONResponse({"error": "Internal Server Error"}, FAILED)
+
+    errors = {importlib.import_module("mlserver.errors").MLServerError: failed, Exception: broken}
     app = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None, exception_handlers=errors)
     real = sys.modules.get("mlserver.rest.app") or _imported("mlserver.rest.app")
     if real is not None:
@@ -111,6 +114,10 @@ async def _run(app: Any, request: RouteRequest, sent: asyncio.Queue[dict[str, An
 
 
 def _scope(request: RouteRequest) -> dict[str, Any]:
+    """A body that begins like JSON is JSON, whatever its type says: many clients send none, or that of forms."""
+    headers = dict(request.headers)
+    if request.body.lstrip()[:1] in (b"{", b"["):
+        headers["content-type"] = "application/json"
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -121,7 +128,7 @@ def _scope(request: RouteRequest) -> dict[str, Any]:
         "raw_path": request.path.encode(),
         "root_path": "",
         "query_string": request.query.encode("latin-1"),
-        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.items()],
+        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
     }
 
 
