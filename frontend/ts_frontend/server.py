@@ -48,7 +48,7 @@ from ts_frontend.models.metrics import (
     shared_snapshot_family,
     system_metrics,
 )
-from ts_frontend.models.model import Registry
+from ts_frontend.models.registry import Registry
 from ts_frontend.models.reloading import Reloading
 from ts_frontend.models.repository import Repository
 from ts_frontend.models.settings import ModelSettings, Requested, resolve

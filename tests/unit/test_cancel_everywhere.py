@@ -30,7 +30,7 @@ from ts_frontend.models.factory import ModelFactory
 from ts_frontend.models.formats.formats import Formats
 from ts_frontend.models.loader import ModelLoader
 from ts_frontend.models.manager import ModelManager
-from ts_frontend.models.model import Registry
+from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
 from ts_frontend.models.store.store import ModelStore
 from ts_frontend.scheduling.batcher import Policy, Repeats

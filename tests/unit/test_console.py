@@ -20,7 +20,7 @@ from ts_frontend.errors import Draining, NoWorker
 from ts_frontend.http.console import prefers_html
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.models.health import Health
-from ts_frontend.models.model import Registry
+from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import ModelSettings
 from ts_frontend.models.signature import Signature
 from ts_frontend.models.statistics import CountedBatches

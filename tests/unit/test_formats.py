@@ -22,7 +22,7 @@ from ts_frontend.models.formats.formats import Formats
 from ts_frontend.models.formats.mlserver import MLServerFormat
 from ts_frontend.models.loader import ModelLoader
 from ts_frontend.models.manager import ModelManager
-from ts_frontend.models.model import Registry
+from ts_frontend.models.registry import Registry
 from ts_frontend.models.repository import Repository
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
 from ts_frontend.models.startup import _StartupLoader

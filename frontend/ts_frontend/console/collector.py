@@ -26,7 +26,8 @@ from ts_frontend.console.state import (
 )
 from ts_frontend.errors import Code, Draining, ServeError
 from ts_frontend.models.health import Health
-from ts_frontend.models.model import Model, Registry
+from ts_frontend.models.model import Model
+from ts_frontend.models.registry import Registry
 from ts_frontend.tasks import watched
 from ts_frontend.telemetry.metrics.gpus import Gpus
 from ts_frontend.workers.memory import WorkerMemory

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import psutil
 
 from ts_frontend.job import FINAL, Job, JobState
-from ts_frontend.models.model import Model, Registry
+from ts_frontend.models.model import Model
+from ts_frontend.models.registry import Registry
 from ts_frontend.models.signature import TensorSpec
 from ts_frontend.telemetry.metrics.requests import LatencyCounts, quantiles_s
 from ts_frontend.workers.failures import Failure, Replacement

@@ -18,7 +18,7 @@ from ts_frontend.errors import HandlerFailed, InvalidArgument, MessageTooLarge, 
 from ts_frontend.grpc.call import Call, Method, RequestIds, Shape, identified, response_metadata
 from ts_frontend.job import FedJob, Job
 from ts_frontend.models.health import Health
-from ts_frontend.models.model import Registry
+from ts_frontend.models.registry import Registry
 from ts_frontend.models.signature import TensorSpec
 from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests

@@ -13,7 +13,7 @@ from ts.protocol import open_inference_pb2 as pb
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.grpc.call import Call, Method, Shape
 from ts_frontend.grpc.open_inference import SERVICE, message
-from ts_frontend.models.model import Registry
+from ts_frontend.models.registry import Registry
 from ts_frontend.models.repository import Repository
 from ts_frontend.open_inference.heads import check_fields
 from ts_frontend.open_inference.models import (

@@ -17,7 +17,7 @@ from ts_frontend.http.open_inference import EVENTS
 from ts_frontend.http.openapi import HTML
 from ts_frontend.http.request import HttpAnswer, HttpRequest, json_answer
 from ts_frontend.http.routing import HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS
-from ts_frontend.models.model import Registry
+from ts_frontend.models.registry import Registry
 
 CONSOLE_PATH = "/console"
 

@@ -11,7 +11,8 @@ from ts_frontend.http.open_inference import body_of
 from ts_frontend.http.request import HttpAnswer, HttpRequest
 from ts_frontend.http.routing import Effect, Match
 from ts_frontend.http.torchserve import answer_of
-from ts_frontend.models.model import Model, Registry
+from ts_frontend.models.model import Model
+from ts_frontend.models.registry import Registry
 
 #: Prefixes of the server's own paths; a model can't declare a path below them.
 RESERVED = frozenset({"predictions", "explanations", "ping", "models", "v1", "workflows", "wfpredict", "metrics"})

@@ -11,7 +11,8 @@ from ts_frontend.http.errors import ErrorDialect, refusal
 from ts_frontend.http.request import HttpAnswer, HttpRequest, compact_json
 from ts_frontend.http.torchserve import HttpInference, json_of_model
 from ts_frontend.models.health import Health
-from ts_frontend.models.model import Model, Registry
+from ts_frontend.models.model import Model
+from ts_frontend.models.registry import Registry
 from ts_frontend.open_inference.requests import refused
 from ts_frontend.scheduling.stream import chunks
 

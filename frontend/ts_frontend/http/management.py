@@ -14,7 +14,7 @@ from ts_frontend.http.request import HttpAnswer, HttpRequest, Parameters, check_
 from ts_frontend.models.description import LIST_LIMIT
 from ts_frontend.models.health import Health
 from ts_frontend.models.manager import ModelManager, Outcome
-from ts_frontend.models.model import Registry
+from ts_frontend.models.registry import Registry
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from ts_frontend.http.request import Header, HttpAnswer, HttpRequest, compact_js
 from ts_frontend.http.torchserve import HttpInference, json_of_model
 from ts_frontend.job import Job
 from ts_frontend.models.health import Health
-from ts_frontend.models.model import Model, Registry
+from ts_frontend.models.model import Model
+from ts_frontend.models.registry import Registry
 from ts_frontend.models.repository import Repository
 from ts_frontend.models.signature import TensorSpec, as_json
 from ts_frontend.open_inference import models as tensor_models

@@ -29,7 +29,8 @@ from ts_frontend.http.request import (
 from ts_frontend.http.torchserve import PREDICT, answer_of
 from ts_frontend.job import Job
 from ts_frontend.models.health import Health
-from ts_frontend.models.model import Model, OpenAIHandler, Registry
+from ts_frontend.models.model import Model, OpenAIHandler
+from ts_frontend.models.registry import Registry
 from ts_frontend.open_inference.heads import MEMBER_BYTES_MAX, members
 from ts_frontend.open_inference.models import find
 from ts_frontend.scheduling.stream import chunks

@@ -12,7 +12,7 @@ from ts_frontend.config.parameters import REGISTER, SCALE
 from ts_frontend.console.site import HEADERS
 from ts_frontend.http.request import Header, HttpAnswer, HttpRequest, json_answer
 from ts_frontend.http.routing import Effect, Row
-from ts_frontend.models.model import Registry
+from ts_frontend.models.registry import Registry
 
 _NUMBER, _FLAG, _TEXT = {"type": "integer"}, {"type": "boolean"}, {"type": "string"}
 #: Parameters that aren't texts.

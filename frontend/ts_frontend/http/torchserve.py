@@ -27,7 +27,7 @@ from ts_frontend.http.request import (
 )
 from ts_frontend.job import Job, shared_headers
 from ts_frontend.models.health import Health
-from ts_frontend.models.model import Registry
+from ts_frontend.models.registry import Registry
 from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders

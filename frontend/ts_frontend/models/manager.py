@@ -25,7 +25,8 @@ from ts_frontend.errors import (
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.description import LIST_LIMIT_MAX, describe, page
 from ts_frontend.models.loader import ModelLoader
-from ts_frontend.models.model import Model, Registry
+from ts_frontend.models.model import Model
+from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import Requested, check_range
 from ts_frontend.models.store.store import Fetched
 from ts_frontend.tasks import ENDING, Tasks, undone_on_failure

@@ -13,7 +13,8 @@ import psutil
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.job import FINAL, JobState
 from ts_frontend.models.health import Health
-from ts_frontend.models.model import Model, Registry
+from ts_frontend.models.model import Model
+from ts_frontend.models.registry import Registry
 from ts_frontend.telemetry.metrics.families import Counter, Definition, Family, Gauge, Histogram, MetricKind
 from ts_frontend.telemetry.metrics.gpus import GpuLoad, Gpus
 from ts_frontend.telemetry.metrics.registry import (

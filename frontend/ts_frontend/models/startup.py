@@ -20,7 +20,8 @@ from ts_frontend.errors import ServeError
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.loader import ModelLoader
 from ts_frontend.models.manager import ModelManager
-from ts_frontend.models.model import Model, Registry
+from ts_frontend.models.model import Model
+from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import Requested
 from ts_frontend.models.store.store import Fetched, ModelStore
 from ts_frontend.tasks import side_by_side, watched

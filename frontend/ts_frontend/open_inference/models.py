@@ -23,7 +23,8 @@ from ts_frontend.errors import (
     ModelNotFound,
     ModelVersionNotFound,
 )
-from ts_frontend.models.model import Model, Registry
+from ts_frontend.models.model import Model
+from ts_frontend.models.registry import Registry
 from ts_frontend.models.signature import as_json
 from ts_frontend.models.statistics import Kinds, Statistics
 from ts_frontend.open_inference.heads import texts_of_member

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ts_frontend.errors import InvalidArgument
-from ts_frontend.models.model import Registry
+from ts_frontend.models.registry import Registry
 from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.tracing.settings import Sampling
 
