@@ -15,15 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from measuring import machine, rounds
-from measuring.open_inference import INFER
 from measuring.processes import failures_as_messages, processes
 from measuring.results import FIGURES, as_json, ratio_table, ratios, table
-from measuring.targets import INFER_STARTS, NOTES, STARTS, start
+from measuring.servers import NOTES, STARTS, start
 from measuring.workloads import NOOP, PIECES_STREAM
 
 USUAL_TARGETS = ("ours", "bare", "torchserve")
 QUICK_TARGETS = ("ours", "bare")
-INFER_TARGETS = ("ours-triton", "triton", "ours-mlserver", "mlserver")
 
 
 def say(text: str) -> None:
@@ -32,10 +30,9 @@ def say(text: str) -> None:
 
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
-    known = [*STARTS, *INFER_STARTS]
-    unknown = sorted(set(names) - set(known))
+    unknown = sorted(set(names) - set(STARTS))
     if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there are {', '.join(known)}")
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there are {', '.join(STARTS)}")
     return names
 
 
@@ -60,20 +57,12 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--warm-up", type=float, default=35.0, metavar="S", help="most seconds of load before the rounds (default: 35)"
     )
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--streams", action="store_true", help="streams of 200 small pieces instead of no-op calls")
-    kind.add_argument(
-        "--open-inference", action="store_true", help="ModelInfer of 16 numbers, beside Triton and MLServer"
-    )
+    parser.add_argument("--streams", action="store_true", help="streams of 200 small pieces instead of no-op calls")
     parser.add_argument("--quick", action="store_true", help="a minute's look: without TorchServe, 2 rounds of 3 s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything that was measured")
     options = parser.parse_args(words)
-    options.workload = PIECES_STREAM if options.streams else INFER if options.open_inference else NOOP
-    usual = INFER_TARGETS if options.open_inference else QUICK_TARGETS if options.quick else USUAL_TARGETS
-    options.targets = options.targets or usual
-    others = sorted(set(options.targets) - set(INFER_STARTS if options.open_inference else STARTS))
-    if others:
-        parser.error(f"{', '.join(others)}: not a server for {options.workload.title}")
+    options.workload = PIECES_STREAM if options.streams else NOOP
+    options.targets = options.targets or (QUICK_TARGETS if options.quick else USUAL_TARGETS)
     options.clients = options.clients or options.workload.clients
     options.rounds = options.rounds or (2 if options.quick else 5)
     options.seconds = options.seconds or (3.0 if options.quick else 5.0)

@@ -22,8 +22,7 @@ from ts_frontend.scheduling.batcher import Policy
 from ts_frontend.scheduling.queues import JobQueue
 from ts_frontend.workers.cluster.launcher import ClusterLauncher
 from ts_frontend.workers.cluster.link import BridgeLink
-from ts_frontend.workers.cluster.resources import ClusterRequest
-from ts_frontend.workers.cluster.state import ClusterNode
+from ts_frontend.workers.cluster.resources import ClusterNode, ClusterRequest
 from ts_frontend.workers.devices import CPU
 from ts_frontend.workers.failures import Backoff
 from ts_frontend.workers.pool import Pool, PoolResources

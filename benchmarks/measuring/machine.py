@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 import ts.version
-from measuring import h2load, open_inference, torchserve_environment
+from measuring import h2load, torchserve_environment
 
 BUSY_LOAD = 0.5
 
@@ -72,9 +72,7 @@ def versions(targets: Sequence[str]) -> dict[str, str]:
     if any(target.startswith("torchserve") for target in targets):
         found["torchserve"] = torchserve_environment.VERSION
         found["java"] = torchserve_environment.java_version()
-    return found | {
-        name: words for name, words in open_inference.VERSIONS.items() if {name, f"{name}-http"} & {*targets}
-    }
+    return found
 
 
 def _revision() -> str:

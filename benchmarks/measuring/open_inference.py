@@ -10,16 +10,15 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from measuring import environments
 from measuring.environments import NotInstalled
 from measuring.processes import free_ports
-from measuring.servers import Folder, Place, Running, Served, start_ours
+from measuring.servers import Folder, Running
 from measuring.torchserve_environment import torch_spec
-from measuring.workloads import GRPC, HTTP, Client, Workload
+from measuring.workloads import Workload
 from ts.protocol import open_inference_pb2 as pb
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
@@ -63,11 +62,6 @@ class InferWorkload(Workload):
     def prepare(self, store: Path) -> None:
         shutil.copytree(MODELS, store, dirs_exist_ok=True)
 
-    def is_right(self, got: Sequence[bytes], wanted: Sequence[bytes], http: bool) -> bool:
-        """Whether the answer has the tensor, and as many bytes as the server's first answer."""
-        same_size = not wanted or [len(one) for one in wanted] == [len(one) for one in got]
-        return same_size and len(got) == 1 and (_numbers_of_json if http else _numbers)(got[0]) == VALUES
-
 
 INFER = InferWorkload(
     "infer",
@@ -90,30 +84,6 @@ class NamedWorkload(InferWorkload):
 
 
 NAMED = NamedWorkload("named", "ModelInfer that names its output", INFER.path, (), INFER.clients)
-
-
-def _numbers(message: bytes) -> list[float]:
-    answer = pb.ModelInferResponse.FromString(message)
-    if answer.raw_output_contents:
-        return list(struct.unpack(f"<{len(answer.raw_output_contents[0]) // 4}f", answer.raw_output_contents[0]))
-    return list(answer.outputs[0].contents.fp32_contents) if answer.outputs else []
-
-
-def _numbers_of_json(body: bytes) -> list[float]:
-    (output,) = json.loads(body)["outputs"]
-    data: list[float] = output["data"]
-    return data
-
-
-def start_ours_with(place: Place, kind: str, http: bool = False) -> Served:
-    """Our server with the same files as `kind` (triton or mlserver)."""
-    folder = str(place.store / kind)
-    models = ["--model-repository", folder] if kind == "triton" else ["--model-store", folder, "--models", "all"]
-    return start_ours(place, http=http, models=models, title=f"ours-{kind}")
-
-
-def start_triton(place: Place, http: bool = False) -> Served:
-    return _served("triton", place, run_triton(place, place.store / "triton"), http)
 
 
 def run_triton(folder: Folder, repository: Path) -> Running:
@@ -142,10 +112,6 @@ def run_triton(folder: Folder, repository: Path) -> Running:
     return Running(folder.run(words, env), http_port, grpc_port)
 
 
-def start_mlserver(place: Place, http: bool = False) -> Served:
-    return _served("mlserver", place, run_mlserver(place, place.store / "mlserver"), http)
-
-
 def run_mlserver(folder: Folder, models: Path, workers: int = 1) -> Running:
     """MLServer with its worker processes, one by default, without its debug mode. Modules in the store can be
     imported. Raises NotInstalled."""
@@ -158,12 +124,6 @@ def run_mlserver(folder: Folder, models: Path, workers: int = 1) -> Running:
     # Run by its Python, so that an environment that was moved or linked works, too.
     words = [str(environment / "bin" / name) for name in ("python", "mlserver")] + ["start", str(models)]
     return Running(folder.run(words, env), http_port, grpc_port)
-
-
-def _served(name: str, place: Place, running: Running, http: bool) -> Served:
-    client: Client = HTTP if http else GRPC
-    port = running.http_port if http else running.grpc_port
-    return Served(f"{name}-http" if http else name, port, 0, running.process, (), warm_up_s=5, client=client)
 
 
 def path_of(environment: Path) -> str:

@@ -13,7 +13,27 @@ from typing import Any
 
 import psutil
 
-from measuring.accounts import tree
+
+def tree(root: psutil.Process) -> list[psutil.Process]:
+    """The process and all its living descendants."""
+    try:
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def cpu_s(root: psutil.Process) -> float:
+    """User and system seconds of the tree. Children that have ended count with the parent that waited for them."""
+    return sum(_cpu_s(process) for process in tree(root))
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system + times.children_user + times.children_system)
+
 
 END_S_MAX = 10.0
 LOG_LINES_SHOWN = 15

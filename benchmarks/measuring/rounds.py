@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from measuring import h2load
-from measuring.accounts import cpu_s
+from measuring.processes import cpu_s
 from measuring.results import Row, significant
 from measuring.servers import Served
 from measuring.workloads import Workload, check

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -104,18 +104,12 @@ def start_ours(
     more: Sequence[str] = (),
     quiet: bool = True,
     http: bool = False,
-    models: Sequence[str] = (),
-    title: str = "",
     command: Path | None = None,
 ) -> Served:
-    """Our server with one worker, called over gRPC or (`http`) HTTP.
-
-    `models`: the flags for its models; without them, it serves the workload's archive. `command`: another
-    installation's command.
-    """
-    models = models or _archive_words(place)
-    running = run_ours(place, [*models, *more], {}, quiet, command=command)
-    title = (title or "ours") + ("-http" if http else "") + ("" if quiet else "-logging")
+    """Our server with one worker and the workload's archive, called over gRPC or (`http`) HTTP. `command`: another
+    installation's command."""
+    running = run_ours(place, [*_archive_words(place), *more], {}, quiet, command=command)
+    title = "ours" + ("-http" if http else "") + ("" if quiet else "-logging")
     if http:
         answer = HTTP_ANSWER if place.workload.answer else ()
         return Served(title, running.http_port, running.management_port, running.process, answer, 3, HTTP)
@@ -216,3 +210,38 @@ def wait_until_ready(served: Served, workload: Workload, processes: Processes) -
                 raise ServerFailed(f"{served.name} hasn't answered within {READY_S_MAX:g} s: {error}") from error
         time.sleep(TRY_AGAIN_S)
     check(served.name, served.client, served.port, workload, served.answer)
+
+
+STARTS: Mapping[str, Callable[[Place], Served]] = {
+    "ours": start_ours,
+    "bare": start_bare,
+    "torchserve": start_torchserve,
+    "ours-logging": lambda place: start_ours(place, quiet=False),
+    "ours-http": lambda place: start_ours(place, http=True),
+    "ours-http-logging": lambda place: start_ours(place, http=True, quiet=False),
+    "bare-http": lambda place: start_bare(place, http=True),
+    "torchserve-http": lambda place: start_torchserve(place, http=True),
+    "torchserve-logging": lambda place: start_torchserve(place, quiet=False),
+}
+NOTES: Mapping[str, str] = {
+    "ours": "torchserve --foreground --ncs, access_log=false, metrics_mode=prometheus (no access and metric log); "
+    "else defaults but for free ports and one worker",
+    "ours-logging": "the same with its access and metric logs, as by default",
+    "ours-http": "ours, asked over HTTP/1.1 with a body of the same 16 bytes",
+    "ours-http-logging": "the same with its access and metric logs, as by default",
+    "bare-http": "our transport with an HTTP application that echoes, no worker",
+    "torchserve-http": "torchserve, asked over HTTP/1.1",
+    "bare": "our transport with a method that echoes, no worker",
+    "torchserve": "TorchServe with one worker; --log-config (level warn: no access and metric log) and "
+    "disable_system_metrics=true; tokens off, model API on",
+    "torchserve-logging": "TorchServe with one worker and its default logging; tokens off, model API on",
+}
+
+
+def start(target: str, folder: Path, workload: Workload, processes: Processes) -> Served:
+    """The started server, which has given a right answer. Raises ServerFailed, NotInstalled, WrongAnswer."""
+    place = Place(folder / target, processes, workload)
+    place.prepare()
+    served = STARTS[target](place)
+    wait_until_ready(served, workload, processes)
+    return served if served.answer else replace(served, answer=served.client.ask(served.port, workload))

@@ -61,10 +61,6 @@ class Workload:
         """Writes the models of the servers into the folder `store`."""
         build_archive(self.name, HANDLERS / f"{self.name}.py", store)
 
-    def is_right(self, got: Sequence[bytes], wanted: Sequence[bytes], http: bool) -> bool:
-        """Whether the messages of an answer equal `wanted`, in this protocol's form."""
-        return list(got) == list(wanted)
-
 
 NOOP = Workload("noop", "no-op Predictions (gRPC; `…-http`: HTTP/1.1)", Names.Predictions_PATH, [_ANSWER], (1, 16, 64))
 PIECES_STREAM = Workload(
@@ -153,7 +149,7 @@ def check(name: str, client: Client, port: int, workload: Workload, answer: Sequ
         got = client.ask(port, workload)
     except NoAnswer as error:
         raise WrongAnswer(f"{name} answers with an error: {error}") from error
-    if not workload.is_right(got, answer, client.http1):
+    if got != list(answer):
         raise WrongAnswer(f"{name} answers {got[:3]} ({len(got)} messages) instead of {list(answer)[:3]}")
 
 

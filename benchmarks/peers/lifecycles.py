@@ -11,8 +11,7 @@ from urllib.parse import urlencode
 
 import grpc
 import psutil
-from measuring.accounts import tree
-from measuring.processes import ServerFailed
+from measuring.processes import ServerFailed, tree
 from measuring.servers import Running
 
 from peers.loads import Target, closed

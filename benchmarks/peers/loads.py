@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from measuring import h2load
-from measuring.accounts import cpu_s
 from measuring.h2load import LoadFailed
+from measuring.processes import cpu_s
 from measuring.servers import Running
 
 from peers import open_loop

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from measuring.accounts import tree
 from measuring.environments import NotInstalled
 from measuring.h2load import LoadFailed
-from measuring.processes import Processes, ServerFailed
+from measuring.processes import Processes, ServerFailed, tree
 from measuring.servers import Folder, Running
 from measuring.workloads import NoAnswer, WrongAnswer
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The first stage of deploy/Dockerfile: torch and torchrelay in a virtual environment, /opt/torchrelay.
 #   TORCH_SPEC   pip's requirement for torch, with options: "torch==2.13.0 --index-url INDEX" selects another build
-#   EXTRAS       of torchrelay: "vision,onnx,s3"
+#   EXTRAS       of torchrelay: "vision,onnx,s3,mlserver"
 #   REQUIREMENTS further packages, for the handlers
 # The interpreter is Debian's, which was built with optimisation: the same code costs 11 to 18 % less on it.
 set -eu

@@ -9,10 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from model_archiver.gathering import gather, split_handler
 from model_archiver.model_archiver_config import ModelArchiverConfig
 from model_archiver.model_archiver_error import ModelArchiverError
-from model_archiver.packing import FORMATS, Stamp, pack
+from model_archiver.packing import FORMATS, Stamp, gather, pack, split_handler
 from ts.version import __version__
 
 #: The allowed model names.

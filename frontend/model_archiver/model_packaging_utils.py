@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from model_archiver.gathering import BUILT_IN_HANDLERS, gather
 from model_archiver.manifest_components.manifest import Manifest, RuntimeType
 from model_archiver.manifest_components.model import Model
 from model_archiver.model_archiver import NAME
 from model_archiver.model_archiver_config import ModelArchiverConfig
 from model_archiver.model_archiver_error import ModelArchiverError
-from model_archiver.packing import FORMATS, Members, Stamp, pack, write_directory
+from model_archiver.packing import BUILT_IN_HANDLERS, FORMATS, Members, Stamp, gather, pack, write_directory
 
 __all__ = ["Manifest", "Model", "ModelExportUtils", "RuntimeType", "archiving_options", "model_handlers"]
 

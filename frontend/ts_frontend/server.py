@@ -29,7 +29,7 @@ from ts_frontend.errors import ServeError
 from ts_frontend.listeners.listeners import Listeners
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.environments import Environments, EnvironmentStore
-from ts_frontend.models.extraction import ExtractLimits
+from ts_frontend.models.extraction import ExtractLimits, remove_abandoned, work_dir
 from ts_frontend.models.factory import ModelFactory
 from ts_frontend.models.formats.formats import Formats, known_formats
 from ts_frontend.models.health import Health
@@ -56,7 +56,6 @@ from ts_frontend.models.sharing.places import shared_place
 from ts_frontend.models.sharing.sharing import SharedSnapshot
 from ts_frontend.models.startup import SnapshotRecorder, load_at_startup, restored
 from ts_frontend.models.store.store import ModelStore
-from ts_frontend.models.work_dir import remove_abandoned, work_dir
 from ts_frontend.open_inference.calls import ModelCalls
 from ts_frontend.scheduling.sequence_queue import sequence_headers
 from ts_frontend.tasks import kept, owned, watched

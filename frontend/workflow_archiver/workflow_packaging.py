@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from model_archiver.gathering import Contents, check_compiles, existing, yaml_of
 from model_archiver.model_archiver_error import ModelArchiverError
-from model_archiver.packing import Stamp, pack
+from model_archiver.packing import Contents, Stamp, check_compiles, existing, pack, yaml_of
 from ts.version import __version__
 from ts_frontend.errors import ServeError
 from ts_frontend.workflows.specification import parse_spec

@@ -55,7 +55,7 @@ from ts_frontend.models.formats.formats import known_formats
 from ts_frontend.models.signature import as_json, signature_of
 from ts_frontend.models.store import store
 from ts_frontend.open_inference import heads
-from ts_frontend.open_inference.repository import load_parameters, load_parameters_of_json
+from ts_frontend.open_inference.models import load_parameters, load_parameters_of_json
 from ts_frontend.telemetry.logging import formats
 from ts_frontend.telemetry.logging.log_config import read_plan, rotation
 from ts_frontend.transport.stream import Head, Peer, Stream

@@ -31,8 +31,7 @@ from ts_frontend.errors import WorkerDied
 from ts_frontend.job import Job, Ledger
 from ts_frontend.workers.cluster import launcher, remote
 from ts_frontend.workers.cluster.gate import ended
-from ts_frontend.workers.cluster.resources import ClusterRequest
-from ts_frontend.workers.cluster.spares import NEW_S, Spares
+from ts_frontend.workers.cluster.resources import NEW_S, ClusterRequest, Spares
 from ts_frontend.workers.failures import StartFailed
 from ts_frontend.workers.pool import Pool, Slot
 from ts_frontend.workers.worker import Worker

@@ -14,9 +14,8 @@ import pytest
 
 from ts.arg_parser import ArgParser
 from ts.context import Context
-from ts.handler_utils.missing import PackageMissing
 from ts.handler_utils.text_utils import get_tokenizer, ngrams_iterator
-from ts.handler_utils.utils import import_class
+from ts.handler_utils.utils import PackageMissing, import_class
 from ts.metrics.metrics_store import MetricsStore
 from ts.model_loader import ModelLoader, ModelLoaderFactory
 from ts.model_service.model_service import SingleNodeService

@@ -11,8 +11,7 @@ from ts_frontend.cli import flags as command_line
 from ts_frontend.cli import main as cli
 from ts_frontend.config.addresses import Address
 from ts_frontend.config.display import snapshot_settings
-from ts_frontend.config.foreign.aliases import ALIASES
-from ts_frontend.config.foreign.profiles import PROFILES
+from ts_frontend.config.foreign.aliases import ALIASES, PROFILES
 from ts_frontend.config.kinds import ConfigError, ExtraPort
 from ts_frontend.config.load import load_config, worker_environment
 from ts_frontend.config.table import SETTINGS, ServerConfig

@@ -126,30 +126,6 @@ def test_unknown_target_is_refused_with_the_known_ones(run: ModuleType, capsys: 
     assert "there are ours, bare, torchserve" in capsys.readouterr().err
 
 
-def test_each_kind_of_call_has_its_servers(run: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.parse(["--open-inference"]).targets == ("ours-triton", "triton", "ours-mlserver", "mlserver")
-    with pytest.raises(SystemExit):
-        run.parse(["--open-inference", "--targets", "ours"])
-    assert "ours: not a server for ModelInfer" in capsys.readouterr().err
-
-
-def test_the_tensor_is_what_counts_in_answers_of_servers_that_differ(path: None) -> None:
-    from measuring.open_inference import INFER, VALUES
-
-    from ts.protocol import open_inference_pb2 as pb
-
-    asked = pb.ModelInferRequest.FromString(INFER.request)
-    right = pb.ModelInferResponse(id="1", raw_output_contents=asked.raw_input_contents).SerializeToString()
-    output = pb.ModelInferResponse.InferOutputTensor(contents=pb.InferTensorContents(fp32_contents=VALUES))
-    typed = pb.ModelInferResponse(outputs=[output]).SerializeToString()
-    longer = pb.ModelInferResponse(id="10", raw_output_contents=asked.raw_input_contents).SerializeToString()
-    json_answer = b'{"outputs": [{"data": %s}]}' % str(VALUES).encode()
-    assert INFER.is_right([right], [], http=False) and INFER.is_right([typed], [], http=False)
-    assert INFER.is_right([json_answer], [json_answer], http=True)
-    assert not INFER.is_right([longer], [right], http=False), "its bytes couldn't be counted"
-    assert not INFER.is_right([pb.ModelInferResponse(raw_output_contents=[b""]).SerializeToString()], [], http=False)
-
-
 def test_instructions_are_the_difference_of_two_runs(path: None, tmp_path: Path) -> None:
     from counting import counter
 

@@ -18,7 +18,7 @@ from ts_frontend.grpc.open_inference import SMALL_BYTES_MAX, message
 from ts_frontend.grpc.repository import load_asked
 from ts_frontend.http.request import JSON_BYTES_MAX, error_body, json_head, json_object
 from ts_frontend.open_inference import heads
-from ts_frontend.open_inference.repository import CONFIG_CHARACTERS_MAX, load_parameters, load_parameters_of_json
+from ts_frontend.open_inference.models import CONFIG_CHARACTERS_MAX, load_parameters, load_parameters_of_json
 
 LARGE_BYTES = 6_000_000
 #: What Python's parser takes longest for.

@@ -33,9 +33,8 @@ from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
 from ts_frontend.models.store.store import ModelStore
-from ts_frontend.scheduling.batcher import Policy
-from ts_frontend.scheduling.pieces import chunks
-from ts_frontend.scheduling.repeats import Repeats
+from ts_frontend.scheduling.batcher import Policy, Repeats
+from ts_frontend.scheduling.stream import chunks
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
 from ts_frontend.workers.demand import Demand, DemandRule, ResidentState

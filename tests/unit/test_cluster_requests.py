@@ -9,8 +9,15 @@ import pytest
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.models.settings import Requested, resolve
 from ts_frontend.workers.cluster.link import sentence
-from ts_frontend.workers.cluster.resources import ClusterRequest, read_request
-from ts_frontend.workers.cluster.state import SILENCE_S, ClusterNode, ClusterState, unmet, why_waiting
+from ts_frontend.workers.cluster.resources import (
+    SILENCE_S,
+    ClusterNode,
+    ClusterRequest,
+    ClusterState,
+    read_request,
+    unmet,
+    why_waiting,
+)
 from ts_frontend.workers.devices import CPU
 from ts_frontend.workers.supervisor import device_of
 

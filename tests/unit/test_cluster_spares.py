@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from ts_frontend.workers.cluster.resources import ClusterRequest
-from ts_frontend.workers.cluster.spares import APART_S, EACH_MAX, NEW_S, STARTED_S, Spares
-from ts_frontend.workers.cluster.state import ClusterNode
+from ts_frontend.workers.cluster.resources import (
+    APART_S,
+    EACH_MAX,
+    NEW_S,
+    STARTED_S,
+    ClusterNode,
+    ClusterRequest,
+    Spares,
+)
 
 ONE_CPU = ClusterRequest()
 

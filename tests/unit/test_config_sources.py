@@ -11,7 +11,7 @@ from tempfile import gettempdir
 import pytest
 
 from ts_frontend.config.display import explain, snapshot_settings
-from ts_frontend.config.foreign.profiles import PROFILES
+from ts_frontend.config.foreign.aliases import PROFILES
 from ts_frontend.config.kinds import BOOLEAN, ConfigError
 from ts_frontend.config.load import WITH_MODELS, Option, load_config, worker_environment
 from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind, VersionState

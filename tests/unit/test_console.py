@@ -14,9 +14,8 @@ import pytest
 from support import until_async
 from ts.protocol.frames import Chunk
 from ts_frontend.console.collector import READERS_MAX, Collector, Pace, Reader, TooManyReaders
-from ts_frontend.console.samples import COLUMNS, MachineLoad, ModelWatch, Reading, between
 from ts_frontend.console.site import KINDS, Site
-from ts_frontend.console.state import worker_log
+from ts_frontend.console.state import COLUMNS, MachineLoad, ModelWatch, Reading, between, worker_log
 from ts_frontend.errors import Draining, NoWorker
 from ts_frontend.http.console import prefers_html
 from ts_frontend.job import Job, JobState, Ledger

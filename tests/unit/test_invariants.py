@@ -202,7 +202,7 @@ def test_processes_are_started_in_few_places() -> None:
         "frontend/ts_frontend/cli/launch.py",
         "frontend/ts_frontend/workers/launchers.py",
         "worker/ts/runtime/agent.py",
-        "worker/ts/runtime/forking.py",
+        "worker/ts/runtime/forkable.py",
         "frontend/ts_frontend/workers/spawning.py",
     )
     assert not callers({**frontend(), **worker()}, STARTERS, allowed)
@@ -212,7 +212,7 @@ def test_only_two_modules_touch_the_worker_socket() -> None:
     """Frames are decoded where the socket is read, and nowhere else: in a test of a handler, the test is the
     frontend."""
     allowed = (
-        "frontend/ts_frontend/workers/connection.py",
+        "frontend/ts_frontend/workers/in_flight.py",
         "worker/ts/runtime/worker.py",
         "worker/ts/testing/served.py",
     )

@@ -37,7 +37,7 @@ from ts_frontend.job import (
     Owner,
     Whereabouts,
 )
-from ts_frontend.scheduling.pieces import chunks
+from ts_frontend.scheduling.stream import chunks
 
 
 class Recording:

@@ -41,7 +41,7 @@ from ts_frontend.grpc import predictions
 from ts_frontend.http import app
 from ts_frontend.job import Job, JobState, Whereabouts
 from ts_frontend.job import Ledger as Jobs
-from ts_frontend.scheduling.pieces import chunks
+from ts_frontend.scheduling.stream import chunks
 from ts_frontend.workers.in_flight import ResponseCounter
 
 

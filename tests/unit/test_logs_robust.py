@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from support import GUARD_S, until
-from ts.protocol.marks import marked, unmarked
-from ts.protocol.text import printable
+from ts.protocol.text import marked, printable, unmarked
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.telemetry.logging import files as log_files
 from ts_frontend.telemetry.logging import model_log

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 import typing
 from datetime import datetime
@@ -12,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
+from ts.compat import SHIMS
+from ts.compat.mlserver_routes import Routes
 from ts.compat.shims import mlserver
-from ts.compat.shims.mlserver import types
-from ts.compat.shims.mlserver._fields import ValidationError
+from ts.compat.shims.mlserver import types as own_types
 from ts.compat.shims.mlserver.codecs import (
     Base64Codec,
     CodecError,
@@ -27,8 +30,11 @@ from ts.compat.shims.mlserver.codecs import (
     StringRequestCodec,
     decode_args,
 )
+from ts.compat.shims.mlserver.handlers import custom_handler
 from ts.compat.shims.mlserver.utils import get_model_uri
+from ts.runtime.handlers import HandlerNotUsable
 
+types: Any = own_types
 REQUEST = {
     "id": "a",
     "parameters": {"content_type": "str", "temperature": 0.5},
@@ -40,10 +46,40 @@ REQUEST = {
 Hints = typing.List[str]  # noqa: UP006
 
 
+def test_what_its_types_need_is_named() -> None:
+    program = "import sys; sys.modules['pydantic'] = None; import mlserver"
+    done = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": SHIMS}, capture_output=True, text=True)
+    assert "pip install 'torchrelay[mlserver]'" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("hint", "hidden", "reason"),
+    [
+        (str, "fastapi", r"pip install 'torchrelay\[mlserver\]'"),
+        (Base64Codec, "", "FastAPI can't read the custom handler own"),
+    ],
+)
+def test_custom_handlers_that_cannot_be_called(
+    hint: Any, hidden: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Own(mlserver.MLModel):
+        @custom_handler("/own")
+        def own(self, text: Any) -> str:
+            return str(text)
+
+    Own.own.__annotations__["text"] = hint
+    monkeypatch.setattr(sys, "path", [*sys.path, SHIMS])
+    if hidden:
+        monkeypatch.setitem(sys.modules, hidden, None)
+    with pytest.raises(HandlerNotUsable, match=reason):
+        Routes(Own(settings()))
+
+
 def settings(**more: Any) -> Any:
     return mlserver.ModelSettings(name="m", implementation=mlserver.MLModel, **more)
 
 
+@pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")
 def test_a_request_as_json_and_back() -> None:
     request: Any = types.InferenceRequest.model_validate_json(json.dumps(REQUEST))
     assert request.model_dump() == REQUEST == request.dict() == json.loads(request.model_dump_json())

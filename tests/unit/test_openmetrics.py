@@ -7,7 +7,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from ts_frontend.job import Job, Ledger
 from ts_frontend.telemetry.metrics.families import Definition, Family, MetricKind
-from ts_frontend.telemetry.metrics.openmetrics import Examples, openmetrics, preferred, trace_of
+from ts_frontend.telemetry.metrics.text import Examples, openmetrics, preferred, trace_of
 
 COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 

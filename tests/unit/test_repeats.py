@@ -15,9 +15,8 @@ from support import until_async
 from ts.protocol.frames import Chunk, Failed, Input, Predict
 from ts_frontend.errors import Code, DeadlineExceeded, HandlerFailed, Quarantined, WorkerDied
 from ts_frontend.job import FedJob, Job, JobState, Ledger
-from ts_frontend.scheduling.batcher import Policy
-from ts_frontend.scheduling.pieces import chunks
-from ts_frontend.scheduling.repeats import Group, RepeatLane, Repeats, halves, one_by_one
+from ts_frontend.scheduling.batcher import Group, Policy, RepeatLane, Repeats, halves, one_by_one
+from ts_frontend.scheduling.stream import chunks
 from ts_frontend.workers.pool import Pool
 
 

@@ -22,7 +22,7 @@ from ts.protocol.frames import Predict
 from ts_frontend import process
 from ts_frontend.config.load import Option, load_config
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles
-from ts_frontend.models.work_dir import PREFIX
+from ts_frontend.models.extraction import PREFIX
 from ts_frontend.process import StopSignals
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest

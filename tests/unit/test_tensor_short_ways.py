@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ts.compat.triton_backend.edges import Edges
-from ts.compat.triton_backend.errors import TritonModelException
+from ts.compat.triton_backend.messages import TritonModelException
 from ts.protocol.datatypes import DATATYPES
 from ts.protocol.frames import Input, Item
 from ts.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse

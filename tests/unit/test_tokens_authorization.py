@@ -13,8 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend.authorization.authorization import NOT_RENEWED, REFUSED, Authorization, open_authorization
-from ts_frontend.authorization.key_files import KeyFile, KeyFileError, read_keys, remove_left_behind
+from ts_frontend.authorization.authorization import (
+    NOT_RENEWED,
+    REFUSED,
+    Authorization,
+    KeyFile,
+    KeyFileError,
+    open_authorization,
+    read_keys,
+    remove_left_behind,
+)
 from ts_frontend.config.keys import KeyKind, Keys, parse_time
 from ts_frontend.config.kinds import ConfigError
 from ts_frontend.config.load import Option, load_config

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend.authorization.authorization import LINES_MAX, PERIOD_S, Refusals
-from ts_frontend.authorization.key_files import FILE_BYTES_MAX, read_keys
+from ts_frontend.authorization.authorization import FILE_BYTES_MAX, LINES_MAX, PERIOD_S, Refusals, read_keys
 from ts_frontend.config.keys import (
     KEYS_MAX,
     BadKeys,

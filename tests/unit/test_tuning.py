@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import click
 import pytest
 
 from ts_frontend.cli import tune, tune_requests
+from ts_frontend.cli.client import CallFailed, Target
 from ts_frontend.tuning import show
 from ts_frontend.tuning.load import Length, measure, summary
 from ts_frontend.tuning.search import Bounds, Found, Measurement, Trial
@@ -123,25 +125,29 @@ def test_requests_are_files_folders_and_lines(tmp_path: Path) -> None:
     assert len(tune_requests.read([tmp_path / "v2.json"], "v2")) == 1
 
 
-@pytest.mark.parametrize(
-    ("answer", "found"),
-    [
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok", (200, b"ok", True)),
-        (b"HTTP/1.1 503 No\r\nContent-Length:2\r\nConnection: close\r\n\r\nno", (503, b"no", False)),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\no\r\n1;x\r\nk\r\n0\r\n\r\n", (200, b"ok", True)),
-    ],
-)
-def test_an_answer_over_http(answer: bytes, found: object) -> None:
-    async def read(data: bytes) -> object:
-        reader = asyncio.StreamReader()
-        reader.feed_data(data)
-        reader.feed_eof()
-        return await tune_requests._answer(reader)
+def test_what_answers_without_http_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
 
-    assert asyncio.run(read(answer)) == found
-    for bad in (answer[:-5], b"", b"\x16\x03\x01\n"):
-        with pytest.raises((EOFError, ValueError)):
-            asyncio.run(read(bad))
+        async def asked() -> None:
+            target = Target("127.0.0.1")
+            async with tune_requests.sender("http", target, port, "m", [tune_requests.Recorded(b"x", "")]) as send:
+                answering = asyncio.create_task(asyncio.to_thread(_answer, listening))
+                with pytest.raises(CallFailed, match=f"127.0.0.1:{port} did not answer in HTTP"):
+                    await send(0)
+                await answering
+                listening.close()
+                with pytest.raises(CallFailed, match=rf"No server answers HTTP at 127.0.0.1:{port} .*--http-port"):
+                    await send(1)
+
+        asyncio.run(asked())
+
+
+def _answer(listening: socket.socket) -> None:
+    connection, _ = listening.accept()
+    with connection:
+        connection.recv(1 << 16)
+        connection.sendall(b"\x16\x03\x01\n")
 
 
 @pytest.mark.parametrize(

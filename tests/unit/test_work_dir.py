@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ts_frontend.models.work_dir import NEW, NEW_S_MAX, PREFIX, remove_abandoned, work_dir
+from ts_frontend.models.extraction import NEW, NEW_S_MAX, PREFIX, remove_abandoned, work_dir
 
 
 def test_it_is_there_as_long_as_the_server(tmp_path):

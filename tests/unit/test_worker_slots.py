@@ -22,9 +22,9 @@ from ts.runtime.handlers import NETWORK_HINT
 from ts_frontend.errors import PROCESS_DIED, DeadlineExceeded, ModelNotLoaded, WorkerDied
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.workers import process as orphans
-from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.failures import Failure, StartFailed
+from ts_frontend.workers.in_flight import Connection
 from ts_frontend.workers.launchers import LaunchFailed
 from ts_frontend.workers.pool import Pool, Slot
 from ts_frontend.workers.process import ExitStatus

@@ -39,14 +39,10 @@ def versions(client: Client) -> Iterator[tuple[dict[str, Any], bool]]:
             yield description, description["modelVersion"] == default["modelVersion"]
 
 
-def _names(client: Client) -> set[tuple[str, str]]:
-    return {(found["modelName"], found["modelVersion"]) for found, _ in versions(client)}
-
-
 def register_model(client: Client, url: str, settings: dict[str, Any]) -> tuple[str, str, bool]:
     """Registers without waiting for workers; returns the name, the version, and whether the archive sets a number of
     workers itself."""
-    before = _names(client)
+    before = {(found["modelName"], found["modelVersion"]) for found, _ in versions(client)}
     sentence = client.register(url, **settings)
     match = _REGISTERED.match(sentence)
     if match is not None:

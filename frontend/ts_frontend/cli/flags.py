@@ -121,7 +121,12 @@ def add_setting_groups(parser: argparse.ArgumentParser, title: str) -> None:
     _add_models(served)
     _add_manner(served)
     _add_places(parser.add_argument_group("where and how"))
-    _add_accepted(parser.add_argument_group("accepted for compatibility with TorchServe"))
+    group = parser.add_argument_group("accepted for compatibility with TorchServe")
+    group.add_argument(
+        "--workflow-store", metavar="DIR", help="directory of workflow archives (default: the model store)"
+    )
+    group.add_argument("--plugins-path", "--ppath", metavar="DIR", help="Java plugins: no effect")
+    group.add_argument("--cpp-log-config", metavar="FILE", help="logging of C++ workers: no effect")
     _add_aliases(parser)
 
 
@@ -249,14 +254,6 @@ def _given(alias: Alias) -> dict[str, Any]:
     if alias.repeated:
         return {"action": "append"}
     return {"nargs": "?", "const": "true"} if alias.switch else {}
-
-
-def _add_accepted(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--workflow-store", metavar="DIR", help="directory of workflow archives (default: the model store)"
-    )
-    group.add_argument("--plugins-path", "--ppath", metavar="DIR", help="Java plugins: no effect")
-    group.add_argument("--cpp-log-config", metavar="FILE", help="logging of C++ workers: no effect")
 
 
 def options(arguments: argparse.Namespace) -> list[Option]:

@@ -25,7 +25,7 @@ from typing import IO, Any, NamedTuple, TextIO
 import psutil
 
 from ts.protocol.text import printable_lines
-from ts_frontend.authorization.key_files import remove_left_behind
+from ts_frontend.authorization.authorization import remove_left_behind
 from ts_frontend.config.files import LOG_MODE
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError

@@ -19,7 +19,7 @@ from typing import Any
 
 from ts.protocol.text import printable, printable_lines
 from ts.version import __version__, is_compiled
-from ts_frontend.authorization.key_files import NAME as KEY_FILE
+from ts_frontend.authorization.authorization import NAME as KEY_FILE
 from ts_frontend.cli import launch
 from ts_frontend.cli.flags import SettingsParser, add_actions, add_setting_groups, settings
 from ts_frontend.config.checks import who_may

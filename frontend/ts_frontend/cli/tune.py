@@ -22,7 +22,7 @@ import click
 
 from ts_frontend.cli.client import CallFailed, Client, WorkersFailed, wait_for_workers
 from ts_frontend.cli.commands import command, commands
-from ts_frontend.cli.tune_requests import PROTOCOLS, read, sender
+from ts_frontend.cli.tune_requests import IN_FLIGHT_MAX, PROTOCOLS, read, sender
 from ts_frontend.tuning import show
 from ts_frontend.tuning.load import Durations, Length, Send, measure
 from ts_frontend.tuning.search import Bounds, Found, Measurement, Space, Trial, best_within, search
@@ -204,7 +204,7 @@ def _plot(_: Any, __: Any, path: Path | None) -> Path | None:
 @click.option(
     "--workers-max", type=click.IntRange(1, 64), default=lambda: min(64, os.cpu_count() or 1), help="[default: CPUs]"
 )
-@click.option("--in-flight-max", type=click.IntRange(1, 4096), default=256, show_default=True)
+@click.option("--in-flight-max", type=click.IntRange(1, IN_FLIGHT_MAX), default=256, show_default=True)
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import mimetypes
 import ssl
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +25,8 @@ from ts_frontend.tuning.load import Send
 
 PROTOCOLS = ("grpc", "http", "v2")
 REQUEST_S_MAX = 60.0
-#: The most bytes of a line in an answer's head.
-_LINE_BYTES_MAX = 1 << 16
+#: The most requests that the command keeps in flight.
+IN_FLIGHT_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ async def sender(
     path = f"/predictions/{name}" if protocol == "http" else f"/v2/models/{name}/infer"
     connections = _Connections(target, http_port)
     try:
-        yield _over_http(connections, path, requests)
+        yield connections.sender(path, requests)
     finally:
         connections.close()
 
@@ -106,87 +108,57 @@ def _over_grpc(channel: Any, target: Target, name: str, requests: Sequence[Recor
     return send
 
 
-def _over_http(connections: _Connections, path: str, requests: Sequence[Recorded]) -> Send:
-    messages = [connections.message(path, request) for request in requests]
-
-    async def send(number: int) -> None:
-        await asyncio.wait_for(connections.call(messages[number % len(messages)]), REQUEST_S_MAX)
-
-    return send
-
-
 class _Connections:
-    """A pool of HTTP/1.1 connections to one address, as many as concurrent requests."""
+    """Connections of HTTP/1.1 to one address, as many as requests in flight; each request takes a thread."""
 
     def __init__(self, target: Target, port: int) -> None:
         self._host, self._port = target.host, port
         self._address = target.address(port)
-        self._keys = "".join(f"{name}: {value}\r\n" for name, value in target.keys.metadata(KeyKind.INFERENCE))
+        self._keys = dict(target.keys.metadata(KeyKind.INFERENCE))
         self._tls: ssl.SSLContext | None = None
         if target.ca_file is not None:
             self._tls = ssl.create_default_context(cafile=target.ca_file)
             if target.certificate_file is not None:
                 self._tls.load_cert_chain(target.certificate_file, target.certificate_key_file)
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: list[http.client.HTTPConnection] = []
+        self._threads = ThreadPoolExecutor(IN_FLIGHT_MAX)
 
-    def message(self, path: str, request: Recorded) -> bytes:
-        """The bytes of the request."""
-        kind = f"Content-Type: {request.media_type}\r\n" if request.media_type else ""
-        head = f"POST {path} HTTP/1.1\r\nHost: {self._address}\r\n{self._keys}{kind}"
-        return f"{head}Content-Length: {len(request.body)}\r\n\r\n".encode() + request.body
+    def sender(self, path: str, requests: Sequence[Recorded]) -> Send:
+        async def send(number: int) -> None:
+            request = requests[number % len(requests)]
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._call, path, request)
 
-    async def call(self, message: bytes) -> None:
-        """Sends it and reads the answer. Raises CallFailed unless it succeeds."""
+        return send
+
+    def _call(self, path: str, request: Recorded) -> None:
+        """Sends a request and reads its answer. Raises CallFailed unless it succeeds."""
         try:
-            reader, writer = self._idle.pop() if self._idle else await self._open()
+            connection = self._idle.pop() if self._idle else self._opened()
         except OSError as error:
             raise CallFailed(
                 "UNAVAILABLE", f"No server answers HTTP at {self._address} ({error}). Its port: --http-port"
             ) from None
-        done = False
+        kind = {"Content-Type": request.media_type} if request.media_type else {}
         try:
-            writer.write(message)
-            status, body, stays = await _answer(reader)
-            done = stays
-        except (OSError, EOFError, ValueError) as error:
+            connection.request("POST", path, request.body, {**self._keys, **kind})
+            answer = connection.getresponse()
+            body = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
             raise CallFailed("UNAVAILABLE", f"{self._address} did not answer in HTTP: {error}") from None
-        finally:
-            if done:
-                self._idle.append((reader, writer))
-            else:
-                writer.close()
-        if status >= 300:
-            raise CallFailed("UNKNOWN", f"HTTP {status}: {body.decode(errors='replace')}")
+        self._idle.append(connection)
+        if answer.status >= 300:
+            raise CallFailed("UNKNOWN", f"HTTP {answer.status}: {body.decode(errors='replace')}")
 
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection(self._host, self._port, limit=_LINE_BYTES_MAX, ssl=self._tls)
+    def _opened(self) -> http.client.HTTPConnection:
+        if self._tls is None:
+            found = http.client.HTTPConnection(self._host, self._port, timeout=REQUEST_S_MAX)
+        else:
+            found = http.client.HTTPSConnection(self._host, self._port, timeout=REQUEST_S_MAX, context=self._tls)
+        found.connect()
+        return found
 
     def close(self) -> None:
-        for _, writer in self._idle:
-            writer.close()
-
-
-async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:
-    """Status, body, and whether the connection can be used again."""
-    words = (await reader.readline()).split(None, 2)
-    if len(words) < 2 or not words[0].startswith(b"HTTP/1."):
-        raise ValueError("it ended the connection" if not words else f"it begins with {words[0][:40]!r}")
-    headers = {}
-    while line := (await reader.readline()).strip():
-        name, _, value = line.partition(b":")
-        headers[name.strip().lower()] = value.strip().lower()
-    if headers.get(b"transfer-encoding") == b"chunked":
-        body = await _chunks(reader)
-    else:
-        body = await reader.readexactly(int(headers[b"content-length"])) if b"content-length" in headers else b""
-    return int(words[1]), body, headers.get(b"connection") != b"close"
-
-
-async def _chunks(reader: asyncio.StreamReader) -> bytes:
-    parts = []
-    while size := int((await reader.readline()).split(b";")[0], 16):
-        parts.append(await reader.readexactly(size))
-        await reader.readline()
-    while (await reader.readline()).strip():
-        pass
-    return b"".join(parts)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for connection in self._idle:
+            connection.close()

@@ -1,4 +1,4 @@
-"""Files that settings name, and files of models: read at once, whatever lies at their path.
+"""Files that settings name, and files of models: read at once, whatever lies at their path, and replaced at once.
 
 Opening a named pipe waits until somebody writes to it, and a device may never end: both would hold the thread that
 reads them for ever. Only regular files are read, also behind links, up to a size that no such file needs; /dev/null is
@@ -7,6 +7,7 @@ an empty one.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -53,3 +54,28 @@ def _check(path: Path, found: os.stat_result) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode) and not os.path.samestat(found, os.stat(os.devnull)):
         raise OSError(errno.EINVAL, f"{_KINDS.get(stat.S_IFMT(mode), 'something')}, not a regular file", str(path))
+
+
+def replace_file(path: Path, data: bytes, mode: int) -> None:
+    """Writes a file so that readers find either its old content or the new one. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+        with open(os.open(temporary, flags, mode), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def sync_directory(directory: Path) -> None:
+    """Has a directory's new names survive a crash."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -161,7 +161,10 @@ def _models(text: str) -> ModelEntries:
     except ValueError as error:
         raise ValueError(f"not JSON: {error}") from None
     for where, entry in _entries(tree):
-        _check_entry(where, entry)
+        for key in _ENTRY_NUMBERS:
+            value = entry.get(key, 0)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{key} of {where} is {json.dumps(value)}; allowed are whole numbers")
     return {name: dict(versions) for name, versions in tree.items()}
 
 
@@ -181,13 +184,6 @@ def _object(value: object, where: str) -> Mapping[str, Any]:
 
 
 _ENTRY_NUMBERS = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")
-
-
-def _check_entry(where: str, entry: Mapping[str, object]) -> None:
-    for key in _ENTRY_NUMBERS:
-        value = entry.get(key, 0)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"{key} of {where} is {json.dumps(value)}; allowed are whole numbers")
 
 
 #: The dialects of ModelStreamInfer that a port can be given.

@@ -15,13 +15,12 @@ from typing import Any
 
 from ts_frontend.config import checks as config_checks
 from ts_frontend.config import properties
-from ts_frontend.config.derived import Derived
+from ts_frontend.config.checks import Derived
 from ts_frontend.config.display import as_text
 from ts_frontend.config.files import read_file, read_text
 from ts_frontend.config.foreign import kserve as properties_file
 from ts_frontend.config.foreign import mlserver as mlserver_settings
-from ts_frontend.config.foreign.aliases import ALIASES, Alias, canonical
-from ts_frontend.config.foreign.profiles import KEYS, KSERVE_MODE, PROFILES
+from ts_frontend.config.foreign.aliases import ALIASES, KEYS, KSERVE_MODE, PROFILES, Alias, canonical
 from ts_frontend.config.kinds import ConfigError, nearest, no_effect
 from ts_frontend.config.snapshot import Snapshot, SnapshotError, SnapshotFiles, decode_models
 from ts_frontend.config.table import INTERNAL, NO_EFFECT, SETTINGS, Note, ServerConfig, Setting
@@ -112,7 +111,8 @@ def load_config(
     """
     environ = dict(os.environ) if environ is None else environ
     found = _Findings()
-    _temp_dir(environ, found)
+    for warning in temp_dir_warnings(environ):
+        found.warn(warning)
     command_line, file = _command_line(options, found), _file(ts_config, environ, found)
     environment = _environment(environ, command_line, file, found)
     command_line = _not_opened(command_line, environment, found)
@@ -125,11 +125,6 @@ def load_config(
     if found.errors:
         raise ConfigError("\n".join(found.errors))
     return replace(config, notes=tuple(found.notes))
-
-
-def _temp_dir(environ: Mapping[str, str], found: _Findings) -> None:
-    for warning in temp_dir_warnings(environ):
-        found.warn(warning)
 
 
 def temp_dir_warnings(environ: Mapping[str, str] | None = None) -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ts_frontend.config import properties
-from ts_frontend.config.files import read_file
+from ts_frontend.config.files import read_file, replace_file, sync_directory
 
 _NAME = re.compile(r"\d{17}-(startup|snapshot|shutdown)\.cfg")
 _MODELS_KEY = "model_snapshot"
@@ -254,7 +254,8 @@ class SnapshotFiles:
         names = self.names()
         name = f"{_stamp_after(names, now)}-{kind.value}.cfg"
         snapshot = Snapshot(name, round(now.timestamp() * 1000), models, workflows or {})
-        _write_atomically(self.directory / name, encode(snapshot, settings, now).encode())
+        replace_file(self.directory / name, encode(snapshot, settings, now).encode(), 0o600)
+        sync_directory(self.directory)
         self._delete(names[: max(0, len(names) + 1 - self.kept_max)])
         return self.directory / name
 
@@ -278,30 +279,3 @@ def _stamp_after(names: list[str], now: datetime) -> str:
 
 def _stamp(when: datetime) -> str:
     return when.strftime("%Y%m%d%H%M%S") + f"{when.microsecond // 1000:03d}"
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb", opener=_private) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    _sync_directory(path.parent)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

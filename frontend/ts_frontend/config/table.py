@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ts_frontend.config.addresses import Address, is_loopback, unix_path
+from ts_frontend.config.foreign.aliases import PROFILES
 from ts_frontend.config.foreign.mlserver import MLServerDefaults
-from ts_frontend.config.foreign.profiles import PROFILES
 from ts_frontend.config.kinds import (
     BOOLEAN,
     EXTRA_PORTS,

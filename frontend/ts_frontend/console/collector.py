@@ -14,8 +14,16 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ts_frontend.console.samples import COLUMNS, SAMPLE_S, WINDOW_S, MachineLoad, ModelWatch
-from ts_frontend.console.state import key_of, models_state, server_state
+from ts_frontend.console.state import (
+    COLUMNS,
+    SAMPLE_S,
+    WINDOW_S,
+    MachineLoad,
+    ModelWatch,
+    key_of,
+    models_state,
+    server_state,
+)
 from ts_frontend.errors import Code, Draining, ServeError
 from ts_frontend.models.health import Health
 from ts_frontend.models.model import Model

@@ -1,18 +1,177 @@
-"""The state of the served models and their workers for the console's readers, without the numbers that change with each
-request (`samples`)."""
+"""The served models and their workers for the console's readers: their state, and their numbers over the last seconds
+(rates, latencies, queues, batches, streams). No I/O except the reading of the machine's load."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
 
+import psutil
+
+from ts_frontend.job import FINAL, Job, JobState
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.signature import TensorSpec
+from ts_frontend.telemetry.metrics.requests import LatencyCounts, quantiles_s
 from ts_frontend.workers.failures import Failure, Replacement
 from ts_frontend.workers.memory import WorkerMemory
 from ts_frontend.workers.pool import Slot
 from ts_frontend.workers.worker import Worker
+
+#: The columns of a model's row, in order.
+COLUMNS = (
+    "answered_per_s",
+    "failed_per_s",
+    "cancelled_per_s",
+    "p50_ms",
+    "p95_ms",
+    "p99_ms",
+    "queue_ms",
+    "handler_ms",
+    "batch_size",
+    "queued",
+    "running",
+    "streams",
+    "stream_bytes_per_s",
+)
+#: The time between two samples.
+SAMPLE_S = 0.5
+PARTS = (0.5, 0.95, 0.99)
+#: Rates, latencies and batches cover this number of seconds before the sample.
+WINDOW_S = 3.0
+#: The most streams of a model that are counted.
+LIVE_MAX = 10_000
+
+
+class Reading(NamedTuple):
+    """The sums of a model since it was loaded. `latencies`: counts as of `LatencyCounts`; `batches`: calls by size."""
+
+    at_s: float
+    ended: int
+    answered: int
+    failed: int
+    cancelled: int
+    measured: int
+    queue_s: float
+    handler_s: float
+    latencies: list[int]
+    batches: Mapping[int, int]
+
+
+class ModelWatch:
+    """The readings of one model version over the last seconds, and the bytes sent on its streams."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.latencies = LatencyCounts()
+        self._readings: deque[Reading] = deque()
+        self._streamed: dict[int, int] = {}
+
+    def row(self, now_s: float) -> tuple[list[float | int | None], dict[int, float]]:
+        """Returns the model's numbers in the order of COLUMNS, None where nothing was measured, and its calls of
+        the handler a second by batch size. `now_s`: `time.monotonic()` seconds."""
+        readings, reading = self._readings, self._read(now_s)
+        while len(readings) > 1 and readings[1].at_s <= now_s - WINDOW_S:
+            readings.popleft()
+        before = readings[0] if readings else reading
+        since_last_s = now_s - readings[-1].at_s if readings else 0.0
+        readings.append(reading)
+        numbers, batches = between(before, reading)
+        ledger = self.model.ledger
+        streams, streamed = self._streams(ledger.live.values())
+        stream_bytes_per_s = round(streamed / since_last_s) if since_last_s > 0 else 0
+        return [*numbers, ledger.queued, ledger.sent, streams, stream_bytes_per_s], batches
+
+    def _read(self, now_s: float) -> Reading:
+        """Returns the present sums; the previous object if they haven't changed, as for most of many models."""
+        last, counts = self._readings[-1] if self._readings else None, self.model.ledger.counts
+        if last is not None and last.ended == sum(counts[state] for state in FINAL):
+            return last._replace(at_s=now_s)
+        return read(self.model, self.latencies.counts, now_s)
+
+    def _streams(self, jobs: Iterable[Job]) -> tuple[int, int]:
+        """Returns the number of unfinished answers that have begun, and the bytes sent on them since the last
+        reading."""
+        before = self._streamed
+        now = {
+            job.id: job.received_bytes
+            for job in islice(jobs, LIVE_MAX)
+            if job.received_bytes and job.state is JobState.SENT
+        }
+        self._streamed = now
+        return len(now), sum(size - before.get(job_id, 0) for job_id, size in now.items())
+
+
+def read(model: Model, latencies: list[int], now_s: float) -> Reading:
+    counts, statistics = model.ledger.counts, model.statistics
+    return Reading(
+        now_s,
+        sum(counts[state] for state in FINAL),
+        counts[JobState.ANSWERED],
+        counts[JobState.FAILED] + counts[JobState.EXPIRED],
+        counts[JobState.CANCELLED],
+        statistics.answered,
+        statistics.queue_s,
+        statistics.worked_s,
+        latencies.copy(),
+        {size: batches.calls for size, batches in statistics.batches.items()},
+    )
+
+
+def between(before: Reading, now: Reading) -> tuple[list[float | int | None], dict[int, float]]:
+    """Returns the first numbers of COLUMNS, up to the batch size, and the calls a second by batch size."""
+    seconds = now.at_s - before.at_s
+    if seconds <= 0 or before.ended == now.ended:
+        return [0, 0, 0, *[None] * 6], {}
+    rates = (getattr(now, name) - getattr(before, name) for name in ("answered", "failed", "cancelled"))
+    found = quantiles_s([new - old for new, old in zip(now.latencies, before.latencies, strict=True)], PARTS)
+    measured = now.measured - before.measured
+    batches = {size: count - before.batches.get(size, 0) for size, count in now.batches.items()}
+    batches = {size: count for size, count in batches.items() if count}
+    calls = sum(batches.values())
+    numbers: list[float | int | None] = [
+        *(_short(rate / seconds) for rate in rates),
+        *([None] * len(PARTS) if found is None else [_short(one * 1e3) for one in found]),
+        _short((now.queue_s - before.queue_s) / measured * 1e3) if measured else None,
+        _short((now.handler_s - before.handler_s) / measured * 1e3) if measured else None,
+        _short(sum(size * count for size, count in batches.items()) / calls) if calls else None,
+    ]
+    return numbers, {size: _short(count / seconds) for size, count in batches.items()}
+
+
+def _short(value: float) -> float:
+    """Returns a number with three significant digits, which keeps rows short."""
+    return float(f"{value:.3g}") if value else 0
+
+
+class MachineLoad:
+    """The load of the machine and of the server's own process since the last reading."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._before = self._times(0.0)
+
+    def _times(self, now_s: float) -> tuple[float, float, float, float]:
+        whole, own = psutil.cpu_times(), self._process.cpu_times()
+        idle = whole.idle + getattr(whole, "iowait", 0.0)
+        return sum(whole), idle, own.user + own.system, now_s
+
+    def read(self, now_s: float) -> dict[str, Any]:
+        """Returns percent of all cores, percent of one core for the server's process, and bytes of memory."""
+        (total, idle, own, at_s), before = self._times(now_s), self._before
+        self._before = total, idle, own, at_s
+        spent, seconds = total - before[0], at_s - before[3]
+        memory = psutil.virtual_memory()
+        return {
+            "cpu_percent": round(100 * (1 - (idle - before[1]) / spent), 1) if spent > 0 else 0.0,
+            "server_cpu_percent": round(100 * (own - before[2]) / seconds, 1) if seconds > 0 else 0.0,
+            "server_memory_bytes": self._process.memory_info().rss,
+            "memory_used_bytes": memory.total - memory.available,
+            "memory_total_bytes": memory.total,
+        }
+
 
 #: The most last lines of a worker that ended.
 DEATH_LINES = 20

@@ -24,13 +24,13 @@ from ts_frontend.diagnosis.report import Report, Section, Severity, size
 from ts_frontend.errors import ServeError
 from ts_frontend.job import Job
 from ts_frontend.models.archive import Archive
+from ts_frontend.models.extraction import work_dir
 from ts_frontend.models.formats.format import ModelFiles
 from ts_frontend.models.formats.formats import FOLDERS_MAX
 from ts_frontend.models.model import Model
 from ts_frontend.models.repository import names_in
 from ts_frontend.models.settings import Requested
 from ts_frontend.models.store.store import Fetched
-from ts_frontend.models.work_dir import work_dir
 from ts_frontend.process import prepare
 from ts_frontend.server import Parts, Server, missing_torch, settings_of
 from ts_frontend.tasks import owned

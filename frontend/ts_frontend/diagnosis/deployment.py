@@ -69,7 +69,7 @@ def read_deployment(root: Path) -> Deployment:
     found = Deployment(root)
     found.files = sorted(_files(root), key=lambda path: (len(path.parts), str(path)))
     for path in found.files:
-        if _is_script(path):
+        if path.name.startswith("Dockerfile") or path.suffix in (".sh", ".service", ".dockerfile"):
             found.lines += _logical_lines(path)
     for line in found.lines:
         found.variables |= _variables(line)
@@ -88,10 +88,6 @@ def _files(root: Path) -> Iterator[Path]:
             if count > FILES_MAX:
                 return
             yield Path(folder, name)
-
-
-def _is_script(path: Path) -> bool:
-    return path.name.startswith("Dockerfile") or path.suffix in (".sh", ".service", ".dockerfile")
 
 
 def _logical_lines(path: Path) -> Iterator[Line]:

@@ -15,9 +15,8 @@ from ts_frontend.models.health import Health
 from ts_frontend.models.registry import Registry
 from ts_frontend.protos.inference_pb2 import PredictionResponse, TorchServeHealthResponse
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub as Names
-from ts_frontend.scheduling.pieces import chunks
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
-from ts_frontend.scheduling.stream import Multiplexer, StreamRequest
+from ts_frontend.scheduling.stream import Multiplexer, StreamRequest, chunks
 
 
 def sequence_response(prediction: Buffer, sequence_id: str | None) -> bytes:

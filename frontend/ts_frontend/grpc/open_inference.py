@@ -25,9 +25,8 @@ from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.heads import head_of_message
 from ts_frontend.open_inference.requests import joined_messages
 from ts_frontend.open_inference.shared_memory import Regions
-from ts_frontend.scheduling.pieces import chunks
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
-from ts_frontend.scheduling.stream import Multiplexer, StreamRequest
+from ts_frontend.scheduling.stream import Multiplexer, StreamRequest, chunks
 
 SERVICE = "inference.GRPCInferenceService"
 #: The same service under the names that other servers gave it.

@@ -16,7 +16,7 @@ from ts_frontend.grpc.open_inference import SERVICE, message
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.repository import Repository
 from ts_frontend.open_inference.heads import check_fields
-from ts_frontend.open_inference.repository import (
+from ts_frontend.open_inference.models import (
     LoadParameters,
     check_unload_parameters,
     config_of,

@@ -11,9 +11,9 @@ from ts.protocol import open_inference_pb2 as pb
 from ts_frontend.grpc.call import Call, Method, Shape
 from ts_frontend.grpc.open_inference import SERVICE, message
 from ts_frontend.models.registry import Registry
+from ts_frontend.open_inference.models import statistics_of
 from ts_frontend.open_inference.settings import LogSettings, TraceSettings
 from ts_frontend.open_inference.shared_memory import Regions, check_cuda, refuse_cuda
-from ts_frontend.open_inference.statistics import statistics_of
 
 
 class SharedMemoryService:

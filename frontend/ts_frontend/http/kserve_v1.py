@@ -14,7 +14,7 @@ from ts_frontend.models.health import Health
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.open_inference.requests import refused
-from ts_frontend.scheduling.pieces import chunks
+from ts_frontend.scheduling.stream import chunks
 
 #: The adapter of programs, the only one with explanations.
 PROGRAM = "program"

@@ -25,11 +25,11 @@ from ts_frontend.models.signature import TensorSpec, as_json
 from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX
-from ts_frontend.open_inference.repository import check_unload_parameters, config_of, load_parameters_of_json
+from ts_frontend.open_inference.models import check_unload_parameters, config_of, load_parameters_of_json
 from ts_frontend.open_inference.requests import joined_generate, joined_json
 from ts_frontend.open_inference.shared_memory import Regions
-from ts_frontend.scheduling.pieces import chunks
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+from ts_frontend.scheduling.stream import chunks
 
 #: Smaller answers are not compressed: they fit into one packet.
 COMPRESSED_BYTES_MIN = 1400

@@ -33,7 +33,7 @@ from ts_frontend.models.model import Model, OpenAIHandler
 from ts_frontend.models.registry import Registry
 from ts_frontend.open_inference.heads import MEMBER_BYTES_MAX, members
 from ts_frontend.open_inference.models import find
-from ts_frontend.scheduling.pieces import chunks
+from ts_frontend.scheduling.stream import chunks
 from ts_frontend.tasks import merged, owned
 
 Fields: TypeAlias = "dict[str, Any]"

@@ -30,13 +30,11 @@ from ts_frontend.models.health import Health
 from ts_frontend.models.registry import Registry
 from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX
-from ts_frontend.scheduling.pieces import chunks, resumed
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+from ts_frontend.scheduling.stream import chunks, resumed
 from ts_frontend.telemetry.metrics.gpus import Gpus
-from ts_frontend.telemetry.metrics.openmetrics import CONTENT_TYPE as OPENMETRICS
-from ts_frontend.telemetry.metrics.openmetrics import preferred
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
-from ts_frontend.telemetry.metrics.text import CONTENT_TYPE
+from ts_frontend.telemetry.metrics.text import CONTENT_TYPE, OPEN_CONTENT_TYPE, preferred
 
 PREDICT: Final = ("explain", "False")
 EXPLAIN: Final = ("explain", "True")
@@ -241,7 +239,7 @@ class HttpMetrics:
         await self._gpus.fresh()
         names, registry = wanted(request.query), self._registry
         if preferred(request.header(b"accept")):
-            kind, text = OPENMETRICS, registry.openmetrics(names)
+            kind, text = OPEN_CONTENT_TYPE, registry.openmetrics(names)
         else:
             kind, text = CONTENT_TYPE, registry.text(names)
         return HttpAnswer(200, ((b"content-type", kind.encode()),), text.encode("utf-8", "replace"))

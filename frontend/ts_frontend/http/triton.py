@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ts_frontend.http.request import HttpAnswer, HttpRequest, compact_json, json_object
 from ts_frontend.models.registry import Registry
+from ts_frontend.open_inference.models import statistics_json
 from ts_frontend.open_inference.settings import LogSettings, TraceSettings, trace_given
 from ts_frontend.open_inference.shared_memory import Regions, check_cuda, refuse_cuda, region_given
-from ts_frontend.open_inference.statistics import statistics_json
 
 
 class HttpTriton:

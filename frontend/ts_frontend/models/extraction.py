@@ -1,18 +1,25 @@
 """Unpacking untrusted archives: every name, kind and size is checked before anything is written.
 
 An entry may only become a plain file or a directory below the target. Sizes are counted as bytes come out, not as the
-archive claims them. The first thing wrong ends it with InvalidArchive, which names archive, entry and reason.
+archive claims them. The first thing wrong ends it with InvalidArchive, which names archive, entry and reason. A server
+unpacks to a directory of its own; the next one removes that of a killed one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import gzip
 import io
+import logging
 import os
 import re
+import shutil
 import stat
 import tarfile
+import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -24,6 +31,66 @@ from typing import IO, Any, Self, TypeAlias
 from ts_frontend.errors import InvalidArchive, ServeError
 from ts_frontend.models.store.http import Stop
 from ts_frontend.models.store.pins import Stamp
+
+PREFIX = "torchrelay-server-"
+#: The prefix of a directory's name until its server has locked it.
+NEW = "torchrelay-new-"
+#: Seconds after which a directory that still has this name belongs to a killed server.
+NEW_S_MAX = 60.0
+#: The names of one line of the log.
+NAMES_SHOWN_MAX = 10
+
+log = logging.getLogger(__name__)
+
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+@contextlib.contextmanager
+def work_dir(parent: Path) -> Iterator[Path]:
+    """A new directory in `parent`, deleted at the end.
+
+    A server holds a lock on its directory for its whole life, and gives the directory its name after taking the lock: a
+    directory of that name without a lock is abandoned (`remove_abandoned`). Raises OSError.
+    """
+    new = Path(tempfile.mkdtemp(prefix=NEW, dir=parent))
+    path = new.with_name(PREFIX + new.name.removeprefix(NEW))
+    handle = os.open(new, _DIRECTORY_FLAGS)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        os.rename(new, path)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(handle)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Deletes this user's directories that no server has locked, those of killed servers, and logs their names.
+    Directories that can't be deleted stay. Blocking."""
+    removed = []
+    for prefix, age_s_min in ((PREFIX, 0.0), (NEW, NEW_S_MAX)):
+        for path in sorted(parent.glob(f"{prefix}*")):
+            with contextlib.suppress(OSError):
+                if _remove_if_abandoned(path, age_s_min):
+                    removed.append(path.name)
+    if removed:
+        more = f" and {len(removed) - NAMES_SHOWN_MAX} more" if len(removed) > NAMES_SHOWN_MAX else ""
+        log.info("Removed from %s what killed servers left: %s%s", parent, ", ".join(removed[:NAMES_SHOWN_MAX]), more)
+
+
+def _remove_if_abandoned(path: Path, age_s_min: float) -> bool:
+    """Whether it was abandoned, and is gone."""
+    handle = os.open(path, _DIRECTORY_FLAGS)
+    try:
+        status = os.fstat(handle)
+        if status.st_uid != os.geteuid() or time.time() - status.st_mtime < age_s_min:
+            return False
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+        return not path.exists()
+    finally:
+        os.close(handle)
+
 
 try:
     from lzma import LZMAError

@@ -22,9 +22,8 @@ from ts_frontend.models.pickles import SUFFIXES, how_to_serve
 from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, signature_of
 from ts_frontend.models.statistics import CountedBatches
-from ts_frontend.scheduling.batcher import Policy, Priorities
+from ts_frontend.scheduling.batcher import Policy, Priorities, Repeats
 from ts_frontend.scheduling.queues import JobQueue, PriorityJobFactory, PriorityQueue, TicketQueue, WorkQueue
-from ts_frontend.scheduling.repeats import Repeats
 from ts_frontend.scheduling.sequence_queue import SequenceJobFactory, SequenceQueue, sequence_headers
 from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.tasks import Notifier

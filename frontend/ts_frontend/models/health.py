@@ -9,7 +9,7 @@ from typing import Any
 from ts_frontend.errors import Draining, ModelNotFound, ModelVersionNotFound
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
-from ts_frontend.workers.cluster.state import ClusterState
+from ts_frontend.workers.cluster.resources import ClusterState
 
 #: The most sentences of an answer to a ping.
 TROUBLES_SHOWN_MAX = 10

@@ -17,7 +17,6 @@ from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.telemetry.metrics.families import Counter, Definition, Family, Gauge, Histogram, MetricKind
 from ts_frontend.telemetry.metrics.gpus import GpuLoad, Gpus
-from ts_frontend.telemetry.metrics.openmetrics import Examples
 from ts_frontend.telemetry.metrics.registry import (
     COMMAND_S_MAX,
     MODEL_LABELS,
@@ -26,6 +25,7 @@ from ts_frontend.telemetry.metrics.registry import (
     MetricsRegistry,
 )
 from ts_frontend.telemetry.metrics.system import RunCommand, SystemMetrics, command_line
+from ts_frontend.telemetry.metrics.text import Examples
 from ts_frontend.workers.demand import FAILING, Demand, ResidentState, UnloadCause
 from ts_frontend.workers.devices import Inventory
 from ts_frontend.workers.launchers import tool_output

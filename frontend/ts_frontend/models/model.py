@@ -13,16 +13,22 @@ from typing import Any, Final, NamedTuple
 
 from ts.protocol.frames import Input, Pairs
 from ts.protocol.path_template import BadTemplate, PathTemplate
-from ts_frontend.errors import Draining, ModelNotLoaded, NoWorker, QueueFull, ServeError
+from ts_frontend.errors import (
+    Draining,
+    ModelNotLoaded,
+    NoWorker,
+    QueueFull,
+    ServeError,
+)
 from ts_frontend.job import FedJob, Job, Ledger
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, made_config, signature_from
 from ts_frontend.models.statistics import CountedBatches, Statistics
 from ts_frontend.scheduling.queues import WorkQueue
-from ts_frontend.telemetry.metrics.openmetrics import Examples
 from ts_frontend.telemetry.metrics.registry import ModelMetrics
 from ts_frontend.telemetry.metrics.requests import LatencyCounts
+from ts_frontend.telemetry.metrics.text import Examples
 from ts_frontend.telemetry.timing import asking
 from ts_frontend.workers.demand import Resident, ResidentState
 from ts_frontend.workers.pool import Pool

@@ -241,17 +241,14 @@ class Repository:
         while self._mode == "poll":
             await asyncio.sleep(self._poll_s)
             try:
-                await self._follow()
+                names = set(await self._names())
+                for name in [name for name in self._known if name not in names]:
+                    log.info("Model %s was removed from its repository", name)
+                    with contextlib.suppress(ModelNotFound):
+                        await self._unload(name)
+                await side_by_side([self._follow_one(name) for name in sorted(names)], self._loads_at_once_max)
             except (OSError, ServeError) as error:
                 log.error("The model repositories can't be read: %s", error)
-
-    async def _follow(self) -> None:
-        names = set(await self._names())
-        for name in [name for name in self._known if name not in names]:
-            log.info("Model %s was removed from its repository", name)
-            with contextlib.suppress(ModelNotFound):
-                await self._unload(name)
-        await side_by_side([self._follow_one(name) for name in sorted(names)], self._loads_at_once_max)
 
     async def _follow_one(self, name: str) -> None:
         """Reloads a model if its files have changed; a failure is logged."""

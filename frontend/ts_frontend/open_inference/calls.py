@@ -17,10 +17,10 @@ from ts_frontend.models.registry import Registry
 from ts_frontend.models.repository import Repository
 from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
-from ts_frontend.open_inference.repository import load_parameters
+from ts_frontend.open_inference.models import load_parameters
 from ts_frontend.open_inference.requests import joined_messages
-from ts_frontend.scheduling.pieces import chunks
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+from ts_frontend.scheduling.stream import chunks
 from ts_frontend.workers.calls import Caller
 
 INFER, LOAD, UNLOAD, READY = "infer", "load", "unload", "ready"

@@ -64,7 +64,12 @@ class Regions:
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Registers a region. Raises Forbidden, RegionExists, and InvalidArgument for shared memory that doesn't exist
         or is smaller."""
-        self._check_key(key)
+        if self._allowed is None:
+            raise Forbidden("shared memory is not allowed: shared_memory_keys says which keys are")
+        if not self._allowed.fullmatch(key):
+            raise Forbidden(f"shared memory key {key!r} is not one that shared_memory_keys allows")
+        if not _KEY.fullmatch(key) or key.lstrip("/") in (".", ".."):
+            raise InvalidArgument(f"shared memory key {key!r} is not the name of a file of {DIRECTORY}")
         if not name or len(name) > NAME_CHARACTERS_MAX:
             raise InvalidArgument(f"the name of a region has 1 to {NAME_CHARACTERS_MAX} characters, not {name[:80]!r}")
         if name in self._regions:
@@ -79,14 +84,6 @@ class Regions:
                 f"region {name!r}: {key!r} has {size} bytes, fewer than offset {offset} and byte_size {byte_size} take"
             )
         self._regions[name] = Region(name, key, offset, byte_size)
-
-    def _check_key(self, key: str) -> None:
-        if self._allowed is None:
-            raise Forbidden("shared memory is not allowed: shared_memory_keys says which keys are")
-        if not self._allowed.fullmatch(key):
-            raise Forbidden(f"shared memory key {key!r} is not one that shared_memory_keys allows")
-        if not _KEY.fullmatch(key) or key.lstrip("/") in (".", ".."):
-            raise InvalidArgument(f"shared memory key {key!r} is not the name of a file of {DIRECTORY}")
 
     def unregister(self, name: str = "") -> None:
         """Unregisters a region, or all for "". An unknown name isn't an error: Triton's clients use it to clean up."""

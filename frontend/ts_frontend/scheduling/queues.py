@@ -11,8 +11,16 @@ from typing import Any, Final, Protocol
 from ts.protocol.frames import Feed, Input, Pairs
 from ts_frontend.errors import DeadlineExceeded, QueueFull, ServeError
 from ts_frontend.job import Job, Ledger, Whereabouts
-from ts_frontend.scheduling.batcher import Batcher, Full, Policy, Priorities, PriorityBatcher, PriorityJob
-from ts_frontend.scheduling.repeats import Group, RepeatLane
+from ts_frontend.scheduling.batcher import (
+    Batcher,
+    Full,
+    Group,
+    Policy,
+    Priorities,
+    PriorityBatcher,
+    PriorityJob,
+    RepeatLane,
+)
 from ts_frontend.scheduling.sequences import SequenceBatcher
 
 #: The room of a worker for batches: a worker that has nothing to do, and one that takes no more. Between them is a busy
@@ -275,9 +283,6 @@ class JobQueue(WorkQueue):
             if jobs:
                 worker.dispatch_alone(jobs[0], now_s) if group.alone else worker.dispatch(jobs, now_s)
                 touched.append(worker)
-        self._reserve()
-
-    def _reserve(self) -> None:
         if not self._again.has_alone:
             self._reserved = None
         elif self._workers and self._reserved not in self._workers:

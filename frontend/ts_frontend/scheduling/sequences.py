@@ -118,7 +118,11 @@ class SequenceBatcher(Generic[SequencedT]):
         SequenceLost if its sequence is over; SequenceNotBegun."""
         self.expire(now_s)
         if not job.sequence_id:
-            self._add_alone(job, now_s)
+            if len(self._alone) >= self.limits.jobs_alone_max:
+                raise Full(f"{len(self._alone)} requests are waiting and the queue takes {self.limits.jobs_alone_max}")
+            job.queued_at_s = now_s
+            self._alone[job.id] = job
+            self._count += 1
             return
         self._check_over(job)
         sequence = self._sequences.get(job.sequence_id) or self._open(job, now_s)
@@ -136,13 +140,6 @@ class SequenceBatcher(Generic[SequencedT]):
         if job.ends:
             sequence.closed = "its last request has come"
         self._refresh(sequence)
-
-    def _add_alone(self, job: SequencedT, now_s: float) -> None:
-        if len(self._alone) >= self.limits.jobs_alone_max:
-            raise Full(f"{len(self._alone)} requests are waiting and the queue takes {self.limits.jobs_alone_max}")
-        job.queued_at_s = now_s
-        self._alone[job.id] = job
-        self._count += 1
 
     def _check_over(self, job: SequencedT) -> None:
         """Raises SequenceLost for a request of a sequence that is over: a new sequence without the state would give

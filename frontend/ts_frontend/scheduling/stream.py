@@ -16,8 +16,41 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, S
 from ts.protocol.frames import Buffer, Input
 from ts_frontend.errors import Ending, ServeError
 from ts_frontend.job import FedJob, Job
-from ts_frontend.scheduling.pieces import chunks
 from ts_frontend.tasks import owned
+
+
+async def chunks(job: Job) -> AsyncGenerator[list[Buffer], None]:
+    """Yields lists of the answer's pieces that are ready together; at least one list. Raises the ServeError that the
+    job ended with.
+
+    Each list taken gives the handler credit for more. Closing the generator early cancels the job.
+    """
+    sent_any = False
+    try:
+        while True:
+            if job.waits:
+                await job.more()
+            ready = job.take()
+            if not ready:
+                break
+            sent_any = True
+            yield ready
+            job.give_credit(ready)
+        if not sent_any:
+            yield [b""]
+    finally:
+        job.cancel()
+
+
+async def resumed(first: list[Buffer], rest: AsyncGenerator[list[Buffer], None]) -> AsyncGenerator[list[Buffer], None]:
+    """Yields what `rest` does, after the list that was already taken from it, and closes it."""
+    try:
+        yield first
+        async for pieces in rest:
+            yield pieces
+    finally:
+        await rest.aclose()
+
 
 log = logging.getLogger(__name__)
 

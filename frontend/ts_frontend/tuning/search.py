@@ -5,22 +5,20 @@ of the model. So each setting of the last three is measured at several loads, fr
 the answers a second rise. The settings are changed one at a time, or batch size and workers together, from the best
 so far.
 
-Measurements are noisy, and the best of many is most often one that was lucky. So the best is measured again, in turns
-with those that it may have beaten by luck: the more measurements of one configuration differ, the more there are of
-them. If another is the best then, the climb goes on from it.
+Measurements are noisy, and the best of many is most often one that was lucky. So, where measurements of one
+configuration differ, the best are measured again, in turns. If another is the best then, the climb goes on from it.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 #: Gains below this share don't count: measurements of one configuration differ by as much.
 GAIN_MIN = 0.02
-#: The share of the best below which a configuration is far from it.
-FAR_BELOW = 0.85
 #: A search ends after a tenth of the grid, but not before this number of measurements.
 EVALUATIONS_MIN = 32
 #: The number of measurements that a search without time makes nonetheless.
@@ -32,8 +30,6 @@ LOOKS, AGAIN_MAX = 4, 24
 CLIMB_PART, STAGES = 0.6, ((0.85, 0.8), (0.85, 1.0))
 #: The rivals of the best that are measured again with it.
 RIVALS_MAX = 4
-#: One whose measurement is below the best by less than this multiple of the spread may be the better one.
-SPREADS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +91,6 @@ class Space:
     @property
     def size(self) -> int:
         return len(self.batch_sizes) * len(self.delays_ms) * len(self.workers) * len(self.concurrencies)
-
-    def trials(self) -> Iterator[Trial]:
-        for batch_size in self.batch_sizes:
-            for delay_ms in self.delays_ms:
-                for workers in self.workers:
-                    for concurrency in self.concurrencies:
-                        yield Trial(batch_size, delay_ms, workers, concurrency)
 
 
 def rank(found: Measurement, bounds: Bounds) -> tuple[float, float, float]:
@@ -175,74 +164,53 @@ class _Climb:
         self._seen: dict[Trial, Measurement] = {}  # the middle of each trial's measurements
         # A load ladder may go over it by its length.
         self._most = max(EVALUATIONS_MIN, space.size // 10 - len(space.concurrencies))
-        self._until, self._sure_until = CLIMB_PART, 1.0
+        self._until = CLIMB_PART
 
     def run(self, start: Trial | None) -> Search:
         first = self._nearest(start) if start else self._least()
         current = yield from self._load(first)
-        for likely in self._likely(first):
-            corner = yield from self._load(likely)
-            if better(self._seen[corner], self._seen[current], self._bounds):
-                current = corner
+        corner = yield from self._load(self._middle(first.concurrency))
+        if better(self._seen[corner], self._seen[current], self._bounds):
+            current = corner
         yield from self._settle(current)
         if not self._found().within and not self._spent:  # a local best beyond the bounds
             yield from self._settle((yield from self._load(self._least())))
-        for self._until, self._sure_until in STAGES:
-            yield from self._make_sure()
+        for self._until, sure_until in STAGES:
+            yield from self._make_sure(sure_until)
             if (best := self._found().best) is None:
                 break
             yield from self._settle(best)
         return self._found(sure=True)
 
-    def _make_sure(self) -> Generator[Trial, Measurement, None]:
+    def _make_sure(self, until: float) -> Generator[Trial, Measurement, None]:
         """Measures the best and its rivals again."""
-        while self._passed() < self._sure_until and self._measured < len(self._seen) + AGAIN_MAX:
+        while self._passed() < until and self._measured < len(self._seen) + AGAIN_MAX:
             unsure = self._unsure()
             if unsure is None:
                 break
             yield from self._measure(unsure, again=True)
 
     def _unsure(self) -> Trial | None:
-        """The best or one of its rivals, if it was measured fewer times than are enough: the one with the fewest
-        measurements, and of these the best or one with its settings. None where measurements hardly differ."""
-        best, rates, p99s = self._found().best, SPREADS * self._spread(_rate), SPREADS * self._spread(_p99)
-        if best is None or (len(self._looks[best]) > 1 and rates <= GAIN_MIN):
+        """Of the best and its rivals, the one with the fewest measurements; None if each has enough, or if measurements
+        of one configuration hardly differ."""
+        best = self._found().best
+        if best is None or (len(self._looks[best]) > 1 and not self._is_noisy):
             return None
-        rivals = [one for one in self._seen if one != best and self._may_be_better(one, best, rates, p99s)]
-        rivals.sort(key=lambda one: (self._bounds.excess(self._seen[one]) > 0, -self._seen[one].answers_per_s))
-        return min(
-            (one for one in (best, *rivals[:RIVALS_MAX]) if len(self._looks[one]) < LOOKS),
-            key=lambda one: (len(self._looks[one]), one != best, one.settings != best.settings),
-            default=None,
-        )
+        rivals = sorted(self._seen, key=lambda one: rank(self._seen[one], self._bounds), reverse=True)
+        few = [one for one in (best, *rivals[: RIVALS_MAX + 1]) if len(self._looks[one]) < LOOKS]
+        return min(few, key=lambda one: len(self._looks[one]), default=None)
 
-    def _may_be_better(self, one: Trial, best: Trial, rates: float, p99s: float) -> bool:
-        """Whether `one` may be better than the best: its lower rate, or its excess of a bound, may be chance, as far as
-        single measurements are apart (`rates`, `p99s`)."""
-        mine, theirs = self._bounds.excess(self._seen[one]), self._bounds.excess(self._seen[best])
-        chance = 1 / math.sqrt(len(self._looks[one]))
-        if mine > theirs + chance * p99s:
-            return False
-        if theirs > 0:
-            return True
-        least = 1 - chance * rates
-        return self._seen[one].answers_per_s > least * self._seen[best].answers_per_s
-
-    def _spread(self, value: Callable[[Measurement], float]) -> float:
-        """The mean distance of a measurement from the middle of its configuration's, as a share of it."""
-        apart = [
-            abs(value(look) / value(self._seen[one]) - 1)
-            for one, looks in self._looks.items()
-            if len(looks) > 1 and value(self._seen[one])
-            for look in looks
-        ]
-        return statistics.mean(apart) if apart else 0.0
+    @property
+    def _is_noisy(self) -> bool:
+        """Whether the measurements of a configuration have differed by more than the least gain."""
+        rates = ([look.answers_per_s for look in looks] for looks in self._looks.values())
+        return any(max(several) > min(several) * (1 + GAIN_MIN) for several in rates)
 
     def _settle(self, current: Trial) -> Generator[Trial, Measurement, None]:
-        """Climbs and shrinks until neither finds a better candidate."""
-        before = None
-        while current != before and not self._spent:
-            before = current
+        """Climbs and shrinks until neither has another candidate to measure."""
+        before = -1
+        while self._measured > before and not self._spent:
+            before = self._measured
             current = yield from self._climb(current)
             current = yield from self._shrink(current)
 
@@ -293,20 +261,14 @@ class _Climb:
         down. `beside`: the neighbour from which it was reached, at its best load."""
         loads = self._space.concurrencies
         likely = candidate.batch_size * candidate.workers
-        if beside is not None and beside.concurrency < beside.batch_size * beside.workers:
-            likely = beside.concurrency  # a bound, not the batches, limits the load
-        elif beside is not None:
+        if beside is not None:
             likely = max(likely, beside.concurrency)
         index = _index(loads, likely)
         best = replace(candidate, concurrency=loads[index])
         first = yield from self._measure(best)
         if self._bounds.excess(Measurement(0, memory_bytes=first.memory_bytes)) > 0:
             return best  # another load takes no less memory
-        if 0 < self._bounds.excess(first) < math.inf:
-            return (yield from self._most_load(candidate, index))
         for step in (1, -1):
-            if step < 0 and self._far_below(first):
-                break  # fewer requests in flight can't close such a gap
             at, moved = index + step, False
             while 0 <= at < len(loads):
                 found = replace(candidate, concurrency=loads[at])
@@ -317,25 +279,6 @@ class _Climb:
             if moved:
                 break
         return best
-
-    def _most_load(self, candidate: Trial, too_much: int) -> Generator[Trial, Measurement, Trial]:
-        """The candidate at the highest load that keeps the bound for p99, or at the lowest load. The load with the
-        index `too_much` exceeds the bound. p99 rises with the load, so each measurement halves the range."""
-        loads = self._space.concurrencies
-        enough = -1
-        while too_much - enough > 1:
-            middle = (enough + too_much) // 2
-            measured = yield from self._measure(replace(candidate, concurrency=loads[middle]))
-            if self._bounds.excess(measured) > 0:
-                too_much = middle
-            else:
-                enough = middle
-        return replace(candidate, concurrency=loads[max(enough, 0)])
-
-    def _far_below(self, found: Measurement) -> bool:
-        """Whether the measurement is within the bounds, but far below the best one within them."""
-        most = best_within(self._seen.items(), self._bounds)
-        return self._bounds.excess(found) == 0 and found.answers_per_s < FAR_BELOW * most
 
     def _beside(self, current: Trial, step: Sequence[int]) -> Trial | None:
         """The candidate one step away in some settings; None beyond the grid."""
@@ -350,13 +293,11 @@ class _Climb:
         space = self._space
         return Trial(space.batch_sizes[0], space.delays_ms[0], space.workers[0], space.concurrencies[0])
 
-    def _likely(self, first: Trial) -> Iterator[Trial]:
-        """Likely good starts: the middle of the batch sizes and workers, and with a bound for p99 no batches."""
+    def _middle(self, concurrency: int) -> Trial:
+        """A likely good start."""
         space = self._space
-        workers = space.workers[len(space.workers) // 2]
-        yield Trial(space.batch_sizes[len(space.batch_sizes) // 2], space.delays_ms[0], workers, first.concurrency)
-        if self._bounds.p99_ms is not None:
-            yield Trial(space.batch_sizes[0], space.delays_ms[0], workers, first.concurrency)
+        batch_size, workers = (axis[len(axis) // 2] for axis in (space.batch_sizes, space.workers))
+        return Trial(batch_size, space.delays_ms[0], workers, concurrency)
 
     def _nearest(self, start: Trial) -> Trial:
         space = self._space
@@ -371,7 +312,7 @@ class _Climb:
         """The best trial; among equals, the one with the fewest resources. `sure`: where measurements differ, none that
         was measured once, because the best of these is most often one that was lucky."""
         usable = {one: it for one, it in self._seen.items() if not math.isinf(self._bounds.excess(it))}
-        if sure and SPREADS * self._spread(_rate) > GAIN_MIN:
+        if sure and self._is_noisy:
             usable = {one: it for one, it in usable.items() if len(self._looks[one]) > 1} or usable
         if not usable:
             return Found(None, None, False, self._measured)
@@ -381,33 +322,9 @@ class _Climb:
         return Found(best, usable[best], self._bounds.excess(usable[best]) == 0, self._measured)
 
 
-#: The order of batch size, delay and workers.
-_STEPS = (
-    (1, 0, 0),
-    (0, 0, 1),
-    (-1, 0, 0),
-    (0, 0, -1),
-    (0, 1, 0),
-    (0, -1, 0),
-    (1, 0, -1),
-    (-1, 0, 1),
-    (-1, 0, 2),
-    (1, 0, 1),
-    (1, 1, 0),
-    (-1, -1, 0),
-    (-1, 1, 0),
-    (1, -1, 0),
-    (0, 1, -1),
-    (0, 0, 2),
-)
-
-
-def _rate(found: Measurement) -> float:
-    return found.answers_per_s
-
-
-def _p99(found: Measurement) -> float:
-    return found.p99_ms
+#: Changes of batch size, delay and workers: of one setting first, then of the batch size with another.
+_CHANGES = itertools.product((1, 0, -1), repeat=3)
+_STEPS = sorted((one for one in _CHANGES if any(one) and not all(one[1:])), key=lambda one: sum(map(abs, one)))
 
 
 def _index(values: Sequence[int], wanted: int) -> int:

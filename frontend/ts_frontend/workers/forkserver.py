@@ -210,7 +210,7 @@ class Forkserver:
         if process.pid in self._early:
             self._ended(process.pid, self._early.pop(process.pid))
         elif process.pidfd is not None:
-            self._watch(process)
+            asyncio.get_running_loop().add_reader(process.pidfd, self._pidfd_ready, process)
 
     async def _send(self, data: bytes, fds: list[int]) -> None:
         """Sends a whole request. After a partial one, which would garble the next, the forkserver is set aside."""
@@ -312,10 +312,6 @@ class Forkserver:
 
     # --- a pidfd tells that a process ended even when the forkserver can't
 
-    def _watch(self, process: ForkedProcess) -> None:
-        assert process.pidfd is not None
-        asyncio.get_running_loop().add_reader(process.pidfd, self._pidfd_ready, process)
-
     def _unwatch(self, process: ForkedProcess) -> None:
         if process.pidfd is not None:
             asyncio.get_running_loop().remove_reader(process.pidfd)
@@ -353,17 +349,14 @@ class Forkserver:
         self._closing = True
         self._stop_sending()
         if not self.reader.done():
-            self._shut_down()
+            try:
+                self._control.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it has closed it already, and is ending
             done, _ = await asyncio.wait({self.reader}, timeout=CLOSE_S_MAX)
             if not done:
                 self._child.kill()
                 await asyncio.wait({self.reader})
-
-    def _shut_down(self) -> None:
-        try:
-            self._control.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # it has closed it already, and is ending
 
 
 #: The most seconds until a new forkserver has imported torch, from a cold disk.

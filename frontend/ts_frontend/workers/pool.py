@@ -16,7 +16,7 @@ from typing import Any
 from ts_frontend.errors import PROCESS_DIED, ModelNotLoaded, NoWorker
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import owned, watched
-from ts_frontend.workers.cluster.state import ClusterState
+from ts_frontend.workers.cluster.resources import ClusterState
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.failures import (
     DIED,
@@ -170,15 +170,12 @@ class Slot:
             await asyncio.wait({self._after_what})
         while delay_s is not None and not self._retired:
             if delay_s:
-                await self._wait(delay_s)
+                self.next_start_s = self._pool.clock.now_s() + delay_s
+                await self._pool.clock.pause(delay_s, self._hurry)
             try:
                 delay_s = self._after(await self._one_life())
             except Exception as error:  # a mistake of the server's own: the worker is started again like a failed one
                 delay_s = self._after_mistake(error)
-
-    async def _wait(self, delay_s: float) -> None:
-        self.next_start_s = self._pool.clock.now_s() + delay_s
-        await self._pool.clock.pause(delay_s, self._hurry)
 
     async def _one_life(self) -> StartFailed | str:
         """Runs a worker from start to end; returns the reason of its failed start or of its end."""
@@ -603,8 +600,11 @@ class Pool:
                     worker.kill(found.text, out_of_memory=True)
                     continue
                 excess = excess or (found if self._memory_limit_works else None)
-            if excess is not None and slot.ready:
-                self._replace(slot, excess, now_s)
+            is_due = self._replacing is None and now_s >= self._next_replacement_s
+            if excess is not None and slot.ready and is_due:
+                self._replacing = watched(self._replace_one(slot, excess), f"Replacing worker {slot.id}")
+                self._replaced = slot
+                self._replacing.add_done_callback(self._replacement_over)
 
     def _check_memory_limit(self, worker: Worker) -> None:
         """Ignores the memory limit if loading the model alone reaches it, because the worker would be replaced
@@ -620,12 +620,6 @@ class Pool:
 
     def _count_replaced(self, excess: Excess) -> None:
         self.replaced[excess.kind] = self.replaced.get(excess.kind, 0) + 1
-
-    def _replace(self, slot: Slot, excess: Excess, now_s: float) -> None:
-        if self._replacing is None and now_s >= self._next_replacement_s:
-            self._replacing = watched(self._replace_one(slot, excess), f"Replacing worker {slot.id}")
-            self._replaced = slot
-            self._replacing.add_done_callback(self._replacement_over)
 
     def _replacement_over(self, _: asyncio.Task[None]) -> None:
         self._replacing = self._replaced = None

@@ -17,9 +17,9 @@ from typing import IO, Any, TypeAlias
 import psutil
 
 from ts.protocol.codes import REASON_OF_EXIT, SHOWS_STACKS
-from ts.protocol.marks import unmarked
 from ts.protocol.progress import PROGRESS_BYTES, has_begun, spent
-from ts_frontend.scheduling.repeats import Repeats
+from ts.protocol.text import unmarked
+from ts_frontend.scheduling.batcher import Repeats
 from ts_frontend.workers.calls import Answer
 from ts_frontend.workers.cluster.resources import ClusterRequest
 from ts_frontend.workers.devices import Device

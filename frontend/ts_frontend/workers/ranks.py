@@ -37,7 +37,7 @@ from ts.protocol.frames import (
     Stop,
     check,
 )
-from ts_frontend.workers.connection import Connection
+from ts_frontend.workers.in_flight import Connection
 
 log = logging.getLogger(__name__)
 

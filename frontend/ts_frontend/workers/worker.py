@@ -31,14 +31,13 @@ from ts.protocol.frames import (
 )
 from ts_frontend.errors import DeadlineExceeded, Draining, InvalidArgument, Quarantined, WorkerDied
 from ts_frontend.job import Job, Whereabouts
+from ts_frontend.scheduling.batcher import halves, one_by_one
 from ts_frontend.scheduling.queues import AHEAD_S, FULL, WorkQueue
-from ts_frontend.scheduling.repeats import halves, one_by_one
 from ts_frontend.tasks import watched
 from ts_frontend.workers.calls import HandlerCalls
-from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.failures import StartFailed, unattended_future
-from ts_frontend.workers.in_flight import Batch, InFlight, ResponseCounter, Serial, Spent
+from ts_frontend.workers.in_flight import Batch, Connection, InFlight, ResponseCounter, Serial, Spent
 from ts_frontend.workers.launchers import Launcher
 from ts_frontend.workers.process import (
     TAIL_LINE_CHARS_MAX,

@@ -19,9 +19,8 @@ from ts_frontend.models.startup import kept_in_store, snapshot_failure
 from ts_frontend.models.store.http import in_thread
 from ts_frontend.models.store.store import Fetched, ModelStore
 from ts_frontend.tasks import side_by_side, undone_on_failure
-from ts_frontend.workflows.nodes import Fetch, add_nodes, models_of, remove_nodes, start_nodes
 from ts_frontend.workflows.specification import Node, WorkflowArchive, open_workflow
-from ts_frontend.workflows.workflow import Timeouts, Workflow
+from ts_frontend.workflows.workflow import Fetch, Timeouts, Workflow, add_nodes, models_of, remove_nodes, start_nodes
 
 log = logging.getLogger(__name__)
 

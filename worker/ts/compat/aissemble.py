@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ts.compat.aissemble_api.handlers import DataplaneHandler, ModelHandler
-from ts.compat.aissemble_api.records import plain
+from ts.compat.aissemble_api.types import plain
 from ts.compat.kserve import Latency
 from ts.compat.start import serve
 from ts.context import Context

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ts.compat import add_shims, mlserver_batches, new_loop
+from ts.compat import add_shims, mlserver_messages, new_loop
 from ts.compat.mlserver_messages import CloudEvents, Messages
 from ts.compat.mlserver_routes import Routes
 from ts.context import Context
@@ -54,7 +54,7 @@ def load(settings: Settings) -> Loaded:
         unchecked,
         signature,
         takes_streams=served.streams,
-        routes=served.routes.known(),
+        routes=served.routes.declared,
         openai=openai_of(model),
     )
 
@@ -155,10 +155,10 @@ class MLServerAdapter:
     async def _predicted(self, data: Sequence[InferenceRequest], context: Context) -> list[Any]:
         if len(data) == 1:
             return [await self._predict(0, data[0], context)]
-        together = mlserver_batches.joined(data)
+        together = mlserver_messages.joined(data)
         if together is not None:
             with contextlib.suppress(Exception):  # one may be at fault: each is asked by itself
-                found = mlserver_batches.split(await self._predict(0, together, context), data)
+                found = mlserver_messages.split(await self._predict(0, together, context), data)
                 if found is not None:
                     return list(found)
         tasks = [self._predict(index, request, context) for index, request in enumerate(data)]

@@ -73,7 +73,10 @@ def torchserve(*words: str) -> NoReturn:
 
 
 def _become(module: str, *words: str) -> NoReturn:
-    _flush()
+    streams: Sequence[Any] = (sys.stdout, sys.stderr)
+    for stream in streams:
+        if stream is not None:
+            stream.flush()
     os.execv(sys.executable, [sys.executable, "-c", _CODE.format(module=module), *words])
 
 
@@ -92,13 +95,6 @@ def _module_of(main: ModuleType) -> str:
     spec = getattr(main, "__spec__", None)
     name = "__main__" if spec is None else str(spec.name)
     return "" if name == "__main__" else name
-
-
-def _flush() -> None:
-    streams: Sequence[Any] = (sys.stdout, sys.stderr)
-    for stream in streams:
-        if stream is not None:
-            stream.flush()
 
 
 # --- modules of other servers

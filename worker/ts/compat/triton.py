@@ -18,8 +18,12 @@ from ts.compat import add_shims
 from ts.compat.triton_backend import graphs, warmup
 from ts.compat.triton_backend.bls import InferenceRequest
 from ts.compat.triton_backend.edges import Edges, tensors_of
-from ts.compat.triton_backend.errors import TritonModelException, as_failure
-from ts.compat.triton_backend.messages import InferenceResponse, InferenceResponseSender
+from ts.compat.triton_backend.messages import (
+    InferenceResponse,
+    InferenceResponseSender,
+    TritonModelException,
+    as_failure,
+)
 from ts.compat.triton_backend.model_config import ModelConfig, checked, is_decoupled, signature_of
 from ts.context import Context, RequestCancelled
 from ts.runtime import calls

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ts.handler_utils.missing import needed
+from ts.handler_utils.utils import needed
 
 
 class TextIteratorStreamerBatch:

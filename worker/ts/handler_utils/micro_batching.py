@@ -10,7 +10,7 @@ from itertools import chain
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, cast
 
-from ts.handler_utils.rows import is_asked
+from ts.handler_utils.utils import is_asked
 
 STEPS = ("preprocess", "inference", "postprocess")
 #: The pause between two checks whether a thread of a step has ended.

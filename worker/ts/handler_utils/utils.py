@@ -1,4 +1,4 @@
-"""Functions that handlers import to stream and to find classes, under TorchServe's names."""
+"""Functions of handlers, under TorchServe's names: streams, classes, values of rows, packages that only some need."""
 
 from __future__ import annotations
 
@@ -7,6 +7,34 @@ from collections.abc import Sequence
 from typing import Any
 
 from ts.context import Context
+
+
+def row_value(row: Any) -> Any:
+    """A request's `data` or `body`; a row that an envelope already took apart is the value itself."""
+    if not isinstance(row, dict):
+        return row
+    data = row.get("data")
+    return row.get("body") if data is None else data
+
+
+def is_asked(context: Any, header: str) -> bool:
+    """Whether the batch's first request has the header with the value "True" (describe, explain)."""
+    return bool(context.get_request_header(0, header) == "True")
+
+
+class PackageMissing(ImportError):
+    """A handler needs a package that isn't installed; the message names it and its installation."""
+
+
+def needed(module: str, package: str, what: str) -> Any:
+    """Imports the module for `what`. Raises PackageMissing, naming `package`, if it or its imports are missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise PackageMissing(
+            f"{what} needs the package {package}, which can't be imported ({error}): add it to the archive's "
+            "requirements file, or pip install it where the server runs"
+        ) from error
 
 
 def send_intermediate_predict_response(

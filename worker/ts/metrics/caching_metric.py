@@ -53,7 +53,11 @@ class CachingMetric(MetricAbstract):
         A wrong value or number of dimension values is an error in the log and no record: metrics never fail a request.
         """
         try:
-            number = self._checked(value, dimension_values)
+            if len(dimension_values) != len(self.dimension_names):
+                raise ValueError(f"dimension values {list(dimension_values)} for the dimensions {self.dimension_names}")
+            number = _number(value)
+            if self.metric_type is MetricTypes.COUNTER and number < 0:
+                raise ValueError(f"a counter can't go down by {number}")
         except (TypeError, ValueError) as error:
             logger.error("Metric %s not recorded: %s", self.metric_name, error)
             return
@@ -72,14 +76,6 @@ class CachingMetric(MetricAbstract):
             self.add_or_update(value, [labels[name] for name in self.dimension_names], request_id)
         else:
             self.add_or_update(value, [str(dimension.value) for dimension in dimensions], request_id)
-
-    def _checked(self, value: float, dimension_values: Sequence[str]) -> float:
-        if len(dimension_values) != len(self.dimension_names):
-            raise ValueError(f"dimension values {list(dimension_values)} for the dimensions {self.dimension_names}")
-        number = _number(value)
-        if self.metric_type is MetricTypes.COUNTER and number < 0:
-            raise ValueError(f"a counter can't go down by {number}")
-        return number
 
     def __str__(self) -> str:
         names = ",".join(self.dimension_names)

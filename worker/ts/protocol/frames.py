@@ -424,10 +424,6 @@ def _encode_call(message: Call) -> tuple[int, int, list[Buffer]]:
     return CALL, message.call_id, [COUNT.pack(len(what)), what, message.data]
 
 
-def _encode_object(kind: int, value: dict[str, Any]) -> tuple[int, int, list[Buffer]]:
-    return kind, 0, [json.dumps(value).encode()]
-
-
 def _encode_told(kind: int, value: dict[str, Any]) -> tuple[int, int, list[Buffer]]:
     """Names and texts of a handler, without halves of surrogate pairs, which answers couldn't have."""
     return kind, 0, [json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")]
@@ -442,7 +438,7 @@ def _encode_credit(message: Credit) -> tuple[int, int, list[Buffer]]:
 
 
 def _encode_load(message: Load) -> tuple[int, int, list[Buffer]]:
-    return _encode_object(LOAD, message.settings)
+    return LOAD, 0, [json.dumps(message.settings).encode()]
 
 
 def _encode_ready(message: Ready) -> tuple[int, int, list[Buffer]]:

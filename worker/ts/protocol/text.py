@@ -10,6 +10,22 @@ import json
 import reprlib
 from typing import Any
 
+BEGIN, END = "\x1e", "\x1f"
+
+
+def marked(line: str, request_ids: str) -> str:
+    """`request_ids`: joined by commas."""
+    return f"{BEGIN}{request_ids}{END}{line}"
+
+
+def unmarked(line: str) -> tuple[str, str]:
+    """The request ids of a line ("" for none), and the line without them."""
+    if not line.startswith(BEGIN):
+        return "", line
+    ids, end, rest = line[1:].partition(END)
+    return (ids, rest) if end else ("", line)
+
+
 #: The characters of a text that are kept, unless its use has a limit of its own.
 TEXT_CHARS_MAX = 4000
 NAME_CHARS_MAX = 200

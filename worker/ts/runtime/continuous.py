@@ -149,7 +149,11 @@ class ContinuousRunner:
         while True:
             self._admit()
             if self._active:
-                self._step()
+                active = self._active
+                step = _Step(active, self._context, self._link)
+                rows = step.begin(active, self._decode)
+                begun, self._unbegun = self._unbegun, []
+                self._run(step, rows, begun)
                 link.flush()
                 link.receive(wait=False)
             elif ledger.stopping and not ledger.jobs:
@@ -180,13 +184,6 @@ class ContinuousRunner:
         """The request's id with a suffix if it is taken: two clients may choose the same id."""
         used = any(one.id == job.request_id for one in self._active)
         return f"{job.request_id}#{job.job_id}" if used else job.request_id
-
-    def _step(self) -> None:
-        active = self._active
-        step = _Step(active, self._context, self._link)
-        rows = step.begin(active, self._decode)
-        begun, self._unbegun = self._unbegun, []
-        self._run(step, rows, begun)
 
     def _call_once(self, batch: Batch) -> None:
         """Runs a describe call or a tensor request alone; the result is the whole answer."""

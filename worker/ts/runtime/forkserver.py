@@ -1,6 +1,6 @@
 """Forks workers from a process that has imported their modules: `python -m ts.runtime.forkserver --fd N [--plain]`.
 
-`ts.runtime.forking` has its control socket's protocol. A `fork` request with `"holds": true` makes a process that
+`ts.runtime.forkable` has its control socket's protocol. A `fork` request with `"holds": true` makes a process that
 loads a model and forks its workers (`ts.runtime.holder`), with a control socket in the place of the worker's. A request
 `{"op": "preload", "id": int}` comes with one descriptor, the control socket of a second forkserver: a fork that imports
 torch, which takes a second or more, while this one goes on forking workers that don't need it.
@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ts.runtime import process
-from ts.runtime.forking import Forking
+from ts.runtime.forkable import Forking
 
 PRELOADED = ("ts.runtime.main", "ts.handler_utils.utils", "yaml")
 #: The modules that --plain omits. NumPy's random numbers are a module of their own, which each child would import to

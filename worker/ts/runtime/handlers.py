@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ts.context import Context
 from ts.protocol.text import repr_of, said, text_of
-from ts.runtime import advice
+from ts.runtime import tracebacks
 from ts.runtime.tracebacks import traceback_of
 
 _RUNTIME = str(Path(__file__).parent)
@@ -293,7 +293,7 @@ def _initialiser(function: Entry) -> Callable[[Context], Any]:
             raise
         except Exception as error:
             name = getattr(function, "__name__", "handle")
-            what_to_do = advice.safely(advice.of_exception, error) or (
+            what_to_do = tracebacks.safely(tracebacks.of_exception, error) or (
                 "A handler that is a function is called so once, when its model is loaded: begin it with "
                 "`if data is None: return`"
             )
@@ -438,20 +438,20 @@ def _missing_package(error: ModuleNotFoundError) -> str:
 def describe_failure(error: BaseException) -> dict[str, Any]:
     """The fields of LoadFailed: `code`, `message` and the end of the traceback."""
     code, traceback = 500, traceback_of(error, runtime=False)
-    if issubclass(type(error), ModuleNotFoundError) and (missing := advice.safely(_missing_package, error)):
+    if issubclass(type(error), ModuleNotFoundError) and (missing := tracebacks.safely(_missing_package, error)):
         # Without torch no handler of a server can be loaded, and the server has said so at its start: no traceback.
         is_told = getattr(error, "name", "") == "torch"
         message, traceback = f"ModuleNotFoundError: {text_of(error)}. {missing}", "" if is_told else traceback
     elif issubclass(type(error), HandlerNotUsable):
         message = text_of(error)
     else:
-        if advice.is_out_of_memory(error):
+        if tracebacks.is_out_of_memory(error):
             code, message = 507, f"System out of memory: {said(error)}"
         elif issubclass(type(error), SystemExit):
             given: Any = vars(SystemExit)["code"]  # a class of the handler's may have another
             message = f"The handler called sys.exit({repr_of(given.__get__(error))}) while it was loaded"
         else:
             message = said(error)
-        if what_to_do := advice.safely(advice.of_exception, error):
+        if what_to_do := tracebacks.safely(tracebacks.of_exception, error):
             message = f"{message}. {what_to_do}"
     return {"code": code, "message": message, "traceback": traceback}

@@ -29,8 +29,7 @@ from typing import Any
 from ts.protocol.memory import give_back_freed
 from ts.runtime import process
 from ts.runtime.calls import NoServer
-from ts.runtime.forkable import Footprint, owned_files, refusal_since
-from ts.runtime.forking import Forking
+from ts.runtime.forkable import Footprint, Forking, owned_files, refusal_since
 from ts.runtime.handlers import Loaded, Settings, load, new_loop, renewed
 from ts.runtime.main import live, prepare_logging, prepare_process
 from ts.runtime.renewal import Loading, renew

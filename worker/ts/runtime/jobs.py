@@ -174,7 +174,8 @@ class Ledger:
             return
         with self.lock:
             job.credit_bytes += size_bytes
-            self._release(job)
+            while job.held and (job.credit_bytes > 0 or type(job.held[0]) is Failed):
+                self._push(job, job.held.popleft())
             self.changed.notify_all()
         if job.batch.on_change is not None:
             job.batch.on_change()
@@ -343,10 +344,6 @@ class Ledger:
             job.held.append(piece)
         else:
             self._push(job, piece)
-
-    def _release(self, job: Job) -> None:
-        while job.held and (job.credit_bytes > 0 or type(job.held[0]) is Failed):
-            self._push(job, job.held.popleft())
 
     def _push(self, job: Job, piece: Chunk | Failed) -> None:
         if type(piece) is not Chunk or piece.last:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
-from ts.protocol.marks import marked
+from ts.protocol.text import marked
 from ts.runtime.jobs import Batch
 
 PR_SET_PDEATHSIG = 1

@@ -96,11 +96,8 @@ class SentProgress(Progress):
                 self._notes.sendmsg([note])
                 return
             except BlockingIOError:
-                self._wait()
+                poller = select.poll()
+                poller.register(self._notes.fileno(), select.POLLOUT)
+                poller.poll()
             except OSError:
                 leave(0)  # the frontend has gone
-
-    def _wait(self) -> None:
-        poller = select.poll()
-        poller.register(self._notes.fileno(), select.POLLOUT)
-        poller.poll()

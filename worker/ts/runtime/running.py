@@ -20,7 +20,7 @@ from ts.protocol.codes import DEVICE_LOST
 from ts.protocol.decoder import decode_bytes
 from ts.protocol.frames import Buffer, Chunk, Failed, Input, Item, Pairs
 from ts.protocol.text import name_of, printable, repr_of, said, text_of
-from ts.runtime import advice
+from ts.runtime import tracebacks
 from ts.runtime.jobs import Batch, Failure, Ledger, Outcome
 from ts.runtime.tracebacks import last_lines, place_of, say, traceback_of, without_runtime
 from ts.runtime.worker import Link
@@ -221,8 +221,8 @@ def wrong_shape(result: Any, count: int) -> Failure | None:
 
 def _misbehaved(failure: Failure, cause: str, value: Any = None) -> Failure:
     """The failure with its cause, and with advice for the `value` that can't be an answer."""
-    given = advice.of_whole_result if failure is NOT_A_LIST else advice.of_result
-    what_to_do = advice.safely(given, value) if failure is not WRONG_LENGTH else ""
+    given = tracebacks.of_whole_result if failure is NOT_A_LIST else tracebacks.of_result
+    what_to_do = tracebacks.safely(given, value) if failure is not WRONG_LENGTH else ""
     cause = text_of(f"{cause}. {what_to_do}" if what_to_do else cause)
     say(cause)
     return failure._replace(cause=cause)
@@ -237,7 +237,7 @@ def failure_of(error: BaseException) -> Failure:
             return failure_with(given.error_code, given.message)
         except BaseException as second:  # of a class with fields of its own by these names
             say(f"{name_of(error)} has no code and message: {said(second)}")
-    failure = OUT_OF_RESOURCES if advice.is_out_of_memory(error) else PREDICTION_FAILED
+    failure = OUT_OF_RESOURCES if tracebacks.is_out_of_memory(error) else PREDICTION_FAILED
     return failure._replace(cause=_cause(error), traceback=traceback_of(error))
 
 
@@ -245,7 +245,7 @@ def _cause(error: BaseException) -> str:
     """The last line of a traceback, with the file and line in the handler's own code, and the remedy for a common
     mistake."""
     text = text_of(" ".join(last_lines(error).split()), CAUSE_CHARS_MAX)
-    what_to_do = advice.safely(lambda: advice.of_exception(error, _inputs_of(without_runtime(error))))
+    what_to_do = tracebacks.safely(lambda: tracebacks.of_exception(error, _inputs_of(without_runtime(error))))
     return f"{text}{place_of(error)}. {what_to_do}" if what_to_do else f"{text}{place_of(error)}"
 
 

@@ -359,7 +359,11 @@ class Link:
         seen = idle = 0
         while not self._closed:
             if idle >= IDLE_TICKS:
-                self._park()
+                self._wake.clear()
+                self._parked = True
+                if not self._call and not self._closed:
+                    self._wake.wait()
+                self._parked = False
                 idle = 0
             time.sleep(TICK_S)
             call = self._call
@@ -370,13 +374,6 @@ class Link:
             else:
                 self._stand_in(call)
             seen = call
-
-    def _park(self) -> None:
-        self._wake.clear()
-        self._parked = True
-        if not self._call and not self._closed:
-            self._wake.wait()
-        self._parked = False
 
     def _stand_in(self, call: int) -> None:
         self._alarm.silence()  # of the calls before

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ts.handler_utils.rows import is_asked, row_value
 from ts.handler_utils.timer import timed
+from ts.handler_utils.utils import is_asked, row_value
 from ts.torch_handler import compilation, model_files
 from ts.torch_handler.devices import choose_device
 from ts.utils.util import load_label_mapping

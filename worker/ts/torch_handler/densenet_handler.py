@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ts.handler_utils.rows import row_value
 from ts.handler_utils.timer import timed
+from ts.handler_utils.utils import row_value
 from ts.torch_handler.base_handler import BaseHandler
 from ts.utils.util import PredictionException, list_classes_from_module
 

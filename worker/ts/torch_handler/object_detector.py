@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ts.handler_utils.rows import row_value
 from ts.handler_utils.timer import timed
+from ts.handler_utils.utils import row_value
 from ts.torch_handler.image_transforms import Compose, ToRGB, ToTensor
 from ts.torch_handler.vision_handler import VisionHandler
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ts.handler_utils.rows import row_value
 from ts.handler_utils.timer import timed
+from ts.handler_utils.utils import row_value
 from ts.torch_handler.text_handler import TextHandler, ngrams, plain
 from ts.utils.util import PredictionException, map_class_to_label
 

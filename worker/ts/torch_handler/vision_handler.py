@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL import Image
 
-from ts.handler_utils.rows import row_value
 from ts.handler_utils.timer import timed
+from ts.handler_utils.utils import row_value
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.image_transforms import Compose, ToTensor
 from ts.torch_handler.insights import attribution

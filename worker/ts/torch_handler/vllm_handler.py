@@ -16,9 +16,7 @@ from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from ts.context import Context
-from ts.handler_utils.missing import needed
-from ts.handler_utils.rows import row_value
-from ts.handler_utils.utils import send_intermediate_predict_response
+from ts.handler_utils.utils import needed, row_value, send_intermediate_predict_response
 from ts.protocol import completions
 from ts.protocol.completions import Asked, BadCompletion, Choice, Completion
 from ts.torch_handler.base_handler import BaseHandler

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from ts_frontend.config.files import read_beginning
+from ts_frontend.config.files import read_beginning, replace_file
 from ts_frontend.config.kinds import s3_of
 from ts_frontend.errors import ServeError
 from ts_frontend.models.sharing.document import DOCUMENT_BYTES_MAX
@@ -77,13 +77,7 @@ class SharedFile:
         with self._locked():
             if self._content().tag != tag:
                 return None
-            temporary = self.directory / f".{NAME}.tmp"
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o660)
-            with open(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.directory / NAME)
+            replace_file(self.directory / NAME, data, 0o660)
             return _tag(data)
 
     @contextlib.contextmanager

@@ -30,6 +30,7 @@ from typing import IO, Protocol, TypeAlias, TypeVar
 from urllib.parse import SplitResult, urljoin, urlsplit
 from urllib.request import url2pathname
 
+from ts_frontend.config.files import sync_directory
 from ts_frontend.errors import ArchiveExists, DownloadFailed, ServeError
 from ts_frontend.tasks import owned
 
@@ -441,7 +442,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             if target.exists():
                 raise exists(target) from None
             raise
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
     except OSError as error:
         raise _placed(error, target) from error
     finally:
@@ -469,18 +470,8 @@ def _publish(partial: Path, target: Path) -> None:
         if target.exists():
             raise exists(target) from None
         os.replace(partial, target)
-    _sync_directory(target.parent)
+    sync_directory(target.parent)
 
 
 def exists(target: Path) -> ArchiveExists:
     return ArchiveExists(f"Model file already exists {target.name}")
-
-
-def _sync_directory(directory: Path) -> None:
-    if os.name != "posix":
-        return
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -40,15 +40,12 @@ class TextFormatter(logging.Formatter):
         self._bare = bare
 
     def format(self, record: logging.LogRecord) -> str:
-        origin = self._origin(record)
+        origin = "" if self._bare else f" [{level_name(record):<5}] {thread_name(record)} {record.name}"
         lines: Lines | None = getattr(record, "entry_lines", None)
         if lines is not None:
             return "\n".join([f"{moment}{origin} - {text}" for _, moment, text in lines.parts])
         text = f"{iso_time(record.created)}{origin} - {record.getMessage()}"
         return f"{text}\n{folded(record.exc_text)}" if record.exc_text else text
-
-    def _origin(self, record: logging.LogRecord) -> str:
-        return "" if self._bare else f" [{level_name(record):<5}] {thread_name(record)} {record.name}"
 
 
 class TerminalFormatter(logging.Formatter):

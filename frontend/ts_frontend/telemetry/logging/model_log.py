@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 
-from ts.protocol.marks import unmarked
+from ts.protocol.text import unmarked
 from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.logging.writer import MODEL, ModelLine
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry

@@ -33,7 +33,6 @@ from ts_frontend.telemetry.metrics.families import (
     Sample,
     read_definitions,
 )
-from ts_frontend.telemetry.metrics.openmetrics import Examples, openmetrics
 from ts_frontend.telemetry.metrics.requests import (
     BATCH,
     EVENTS_MAX,
@@ -49,7 +48,7 @@ from ts_frontend.telemetry.metrics.requests import (
     Tally,
     Unsummed,
 )
-from ts_frontend.telemetry.metrics.text import Record, exposition, log_text, prometheus_name
+from ts_frontend.telemetry.metrics.text import Examples, Record, exposition, log_text, openmetrics, prometheus_name
 
 log: Final = logging.getLogger(__name__)
 

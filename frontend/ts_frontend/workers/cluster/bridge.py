@@ -106,12 +106,6 @@ def made_certificates() -> dict[str, str]:
     }
 
 
-def _end_in(seconds: float) -> None:
-    timer = threading.Timer(seconds, os._exit, (0,))
-    timer.daemon = True
-    timer.start()
-
-
 class WorkerActor:
     """The actor that Ray places: it unpacks a worker's files, and supervises its process. Ray sends its code to
     nodes by value: a node needs Ray and the packages of the handlers, and gets `ts` with the model."""
@@ -139,7 +133,9 @@ class WorkerActor:
         except BaseException as error:
             self._status.set_exception(error)
         finally:
-            _end_in(LINGER_S)
+            timer = threading.Timer(LINGER_S, os._exit, (0,))
+            timer.daemon = True
+            timer.start()
 
     @staticmethod
     def _run(node: dict[str, Any], instructions: dict[str, Any], packages: list[dict[str, Any]]) -> int | None:

@@ -18,9 +18,7 @@ from ts_frontend.tasks import watched
 from ts_frontend.workers.cluster.gate import Gate, ended
 from ts_frontend.workers.cluster.link import BridgeLink
 from ts_frontend.workers.cluster.remote import AgentLine, Notes, RemoteProcess, WorkerNode
-from ts_frontend.workers.cluster.resources import ClusterRequest
-from ts_frontend.workers.cluster.spares import Spares
-from ts_frontend.workers.cluster.state import ClusterNode
+from ts_frontend.workers.cluster.resources import ClusterNode, ClusterRequest, Spares
 from ts_frontend.workers.launchers import LaunchFailed
 from ts_frontend.workers.process import LineSink, ProcessSpec, WorkerProcess
 

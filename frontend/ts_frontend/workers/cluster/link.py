@@ -23,7 +23,7 @@ import ts_frontend.errors
 from ts.protocol.secure import PeerCertificate
 from ts_frontend.errors import ServeError
 from ts_frontend.tasks import kept
-from ts_frontend.workers.cluster.state import ClusterNode, ClusterState
+from ts_frontend.workers.cluster.resources import ClusterNode, ClusterState
 from ts_frontend.workers.launchers import readable
 from ts_frontend.workers.process import LineReader
 from ts_frontend.workers.spawning import spawn

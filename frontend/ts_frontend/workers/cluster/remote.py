@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ts.protocol.marks import unmarked
 from ts.protocol.progress import NOTE, PROGRESS_BYTES, Progress, has_begun
 from ts.protocol.secure import SecureSocket
+from ts.protocol.text import unmarked
 from ts_frontend.workers.process import TAIL_LINE_CHARS_MAX, ExitStatus, LineSink, WorkerProcess
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from enum import Enum
 from typing import Any
 
@@ -135,12 +134,3 @@ class UnsupportedProtocol(Exception):
     def __init__(self, protocol_version: str | None = None) -> None:
         self.reason = f"Unsupported protocol {protocol_version}"
         super().__init__(self.reason)
-
-
-KSERVE_LOGGER_NAME = "kserve"
-logger = logging.getLogger(KSERVE_LOGGER_NAME)
-
-
-def configure_logging(log_config: Any = None) -> None:
-    """Lines at INFO and above go to standard error, which is the model's log."""
-    logging.basicConfig(level=logging.INFO)

@@ -7,14 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ts.compat.triton_backend.bls import InferenceRequest, is_model_ready, load_model, unload_model
-from ts.compat.triton_backend.datatypes import (
-    deserialize_bytes_tensor,
-    numpy_to_triton_type,
-    serialize_byte_tensor,
-    triton_string_to_numpy,
-    triton_to_numpy_type,
-)
-from ts.compat.triton_backend.errors import TritonError, TritonModelException
 from ts.compat.triton_backend.extras import Logger, MetricFamily, PreferredMemory
 from ts.compat.triton_backend.messages import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
@@ -26,6 +18,13 @@ from ts.compat.triton_backend.messages import (
     InferenceResponseSender,
     InferenceTrace,
     Tensor,
+    TritonError,
+    TritonModelException,
+    deserialize_bytes_tensor,
+    numpy_to_triton_type,
+    serialize_byte_tensor,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
 )
 from ts.compat.triton_backend.model_config import ModelConfig, is_decoupled
 

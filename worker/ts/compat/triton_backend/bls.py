@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Iterator
 from typing import Any
 
 from ts.compat.triton_backend import messages
-from ts.compat.triton_backend.errors import TritonError, TritonModelException, of_status
-from ts.compat.triton_backend.messages import InferenceResponse, Tensor
+from ts.compat.triton_backend.messages import InferenceResponse, Tensor, TritonError, TritonModelException, of_status
 from ts.runtime.calls import NestedCallFailed, ServerCall, here, turn
 from ts.tensors import types
 from ts.tensors.grpc_form import request_bytes, response_from

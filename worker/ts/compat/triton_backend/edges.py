@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ts.compat.triton_backend.datatypes import of_config
-from ts.compat.triton_backend.errors import TritonModelException
+from ts.compat.triton_backend.messages import TritonModelException, of_config
 from ts.protocol.datatypes import DATATYPES
 from ts.tensors.forms import fits
 from ts.tensors.types import Array, BadTensor, InferenceRequest, InferenceResponse, Tensor

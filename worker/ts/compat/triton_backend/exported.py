@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ts.compat.triton_backend.edges import Fields
-from ts.compat.triton_backend.errors import TritonModelException
+from ts.compat.triton_backend.messages import TritonModelException
 from ts.compat.triton_backend.torchscript import positions
 from ts.protocol.datatypes import OF_ARRAY_TYPE
 from ts.runtime.handlers import HandlerNotUsable

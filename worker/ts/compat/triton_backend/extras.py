@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ts.compat.triton_backend.errors import TritonModelException
+from ts.compat.triton_backend.messages import TritonModelException
 from ts.metrics.dimension import Dimension
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.metrics.records import body, emit, is_name

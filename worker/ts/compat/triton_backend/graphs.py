@@ -12,7 +12,7 @@ import numpy as np
 
 from ts.compat.triton_backend import warmup
 from ts.compat.triton_backend.edges import Edges, Fields, tensors_of
-from ts.compat.triton_backend.errors import TritonModelException, as_failure
+from ts.compat.triton_backend.messages import TritonModelException, as_failure
 from ts.compat.triton_backend.model_config import signature_of
 from ts.context import Context
 from ts.runtime.handlers import Loaded, Settings, context_of, declared

@@ -1,4 +1,4 @@
-"""Requests, responses and tensors of Triton Python models."""
+"""Requests, responses, tensors and errors of Triton Python models, with Triton's names and numbers of datatypes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,131 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from ts.compat.triton_backend.errors import TritonError, TritonModelException
-from ts.protocol.datatypes import DATATYPES
+from ts.protocol.datatypes import DATATYPES, OF_CONFIG_TYPE, OF_NUMBER, Datatype
+from ts.protocol.text import name_of, said, text_of
 from ts.tensors import types
-from ts.tensors.types import OF_DTYPE, Array, BadTensor, bytes_array, datatype_of
+from ts.tensors.types import OF_DTYPE, Array, BadTensor, bytes_array, datatype_of, encode_raw, split_bytes
+from ts.utils.util import PredictionException
+
+
+class TritonError:
+    """An error as part of a response. `code` is one of the numbers below."""
+
+    UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        self._message, self._code = str(message), code
+
+    def message(self) -> str:
+        return self._message
+
+    def code(self) -> int:
+        return self._code
+
+    def __str__(self) -> str:
+        return self._message
+
+
+class TritonModelException(Exception):
+    """Raised by a model in initialize, execute or finalize."""
+
+
+#: The statuses of these errors on the way to the client.
+_HTTP = {
+    TritonError.UNKNOWN: 520,
+    TritonError.NOT_FOUND: 404,
+    TritonError.INVALID_ARG: 400,
+    TritonError.UNAVAILABLE: 503,
+    TritonError.UNSUPPORTED: 501,
+    TritonError.ALREADY_EXISTS: 409,
+    TritonError.CANCELLED: 499,
+}
+
+
+_CODES = {status: code for code, status in _HTTP.items()} | {
+    413: TritonError.INVALID_ARG,
+    429: TritonError.UNAVAILABLE,
+    504: TritonError.UNAVAILABLE,
+}
+
+
+def of_status(status: int, message: str) -> TritonError:
+    """The error of a failed call, for the calling model. `status`: an HTTP status."""
+    return TritonError(message, _CODES.get(status, TritonError.INTERNAL))
+
+
+def as_failure(error: object) -> Exception:
+    """The exception with the error's HTTP status, which the runtime turns into an answer. The runtime's own
+    exceptions are returned unchanged."""
+    if isinstance(error, TritonError):
+        return PredictionException(error.message(), _HTTP.get(error.code(), 500))
+    if isinstance(error, Exception) and not isinstance(error, TritonModelException):
+        known = isinstance(error, (PredictionException, MemoryError)) or "CUDA" in text_of(error)
+        return error if known else PredictionException(said(error), 500)
+    return PredictionException(text_of(error) or name_of(error), 500)
+
+
+def of_config(name: str) -> str:
+    """`TYPE_STRING` -> `BYTES`, `TYPE_FP32` -> `FP32`; an unknown name loses its prefix."""
+    row = OF_CONFIG_TYPE.get(name) or OF_CONFIG_TYPE.get(f"TYPE_{name}")
+    return name.removeprefix("TYPE_") if row is None else row.name
+
+
+def triton_string_to_numpy(triton_type_string: str) -> Any:
+    """`TYPE_FP32` -> numpy's type. Raises ValueError for a datatype that numpy lacks."""
+    return _numpy_type(DATATYPES.get(of_config(triton_type_string)), triton_type_string)
+
+
+def triton_to_numpy_type(data_type: int) -> Any:
+    """`triton_string_to_numpy` for a number in TRITONSERVER_DataType."""
+    return _numpy_type(OF_NUMBER.get(int(data_type)), data_type)
+
+
+def _numpy_type(row: Datatype | None, given: object) -> Any:
+    if row is None or row.as_bits:
+        raise ValueError(f"{given!r} has no numpy type")
+    return bool if row.element is bool else row.dtype.type
+
+
+def numpy_to_triton_type(data_type: Any) -> int:
+    """The number of numpy's type in TRITONSERVER_DataType. Raises BadTensor for a type without a number."""
+    return DATATYPES[datatype_of(np.empty(0, data_type))].number
+
+
+def serialize_byte_tensor(input_tensor: Array) -> Array | None:
+    """The elements with their lengths, as one array of uint8; None for an empty tensor."""
+    if input_tensor.size == 0:
+        return None
+    return np.frombuffer(encode_raw("BYTES", input_tensor), np.uint8)
+
+
+def deserialize_bytes_tensor(encoded_tensor: bytes | npt.NDArray[np.uint8]) -> Array:
+    """Decodes the elements that `serialize_byte_tensor` encoded."""
+    data, count, at = bytes(encoded_tensor), 0, 0
+    while at + 4 <= len(data):
+        at += 4 + int.from_bytes(data[at : at + 4], "little")
+        count += 1
+    return bytes_array(split_bytes(data, count, "tensor"), [count])
+
+
+def texts(tensor: types.Tensor) -> Any:
+    """A BYTES tensor as an array of str. Raises TritonModelException for elements that aren't UTF-8."""
+    try:
+        flat = [bytes(value).decode() for value in tensor.array.ravel()]
+    except UnicodeDecodeError as error:
+        raise TritonModelException(f"input {tensor.name!r} is not UTF-8: {error}") from None
+    found = np.empty(len(flat), dtype=object)
+    found[:] = flat
+    return found.reshape(tensor.shape)
+
+
+def bytes_of(name: str, array: Any) -> types.Tensor:
+    """An array of str as a BYTES tensor."""
+    flat = [value.encode() if isinstance(value, str) else bytes(value) for value in array.ravel().tolist()]
+    return types.Tensor(name, "BYTES", bytes_array(flat, array.shape))
+
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 1, 2

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from ts.compat.triton_backend.datatypes import of_config
+from ts.compat.triton_backend.messages import of_config
 from ts.protocol import model_config_pb2 as messages
 from ts.protocol.pool import POOL
 from ts.runtime.handlers import HandlerNotUsable

@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ts.compat.triton_backend.datatypes import texts
 from ts.compat.triton_backend.edges import Fields
-from ts.compat.triton_backend.errors import TritonModelException
+from ts.compat.triton_backend.messages import TritonModelException, texts
 from ts.compat.triton_backend.torchscript import positions
 from ts.tensors.types import BadTensor, Tensor
 from ts.tensors.v1_form import GUESSED

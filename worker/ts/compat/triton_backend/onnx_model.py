@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ts.compat.triton_backend.datatypes import bytes_of, texts
 from ts.compat.triton_backend.edges import Fields
-from ts.compat.triton_backend.errors import TritonModelException
+from ts.compat.triton_backend.messages import TritonModelException, bytes_of, texts
 from ts.protocol.datatypes import DATATYPES
 from ts.runtime.handlers import HandlerNotUsable
 from ts.tensors.types import Tensor

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ts.compat.triton_backend.datatypes import of_config
+from ts.compat.triton_backend.messages import of_config
 from ts.protocol.datatypes import DATATYPES, Datatype
 from ts.runtime.handlers import HandlerNotUsable
 from ts.tensors.types import Array, BadTensor, InferenceRequest, Tensor, bytes_array, decode_raw, elements, narrowed

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ts.handler_utils.missing import needed
+from ts.handler_utils.utils import needed
 
 if TYPE_CHECKING:
     from ts.context import Context

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ts.handler_utils.missing import needed
+from ts.handler_utils.utils import needed
 
 if TYPE_CHECKING:
     from ts.context import Context

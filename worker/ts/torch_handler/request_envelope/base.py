@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ts.handler_utils.rows import is_asked, row_value
+from ts.handler_utils.utils import is_asked, row_value
 from ts.utils.util import PredictionException
 
 if TYPE_CHECKING:  # it needs numpy, which not every handler has loaded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ts.handler_utils.rows import row_value
+from ts.handler_utils.utils import row_value
 from ts.torch_handler.request_envelope.base import Handle
 
 

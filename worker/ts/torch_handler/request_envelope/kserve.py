@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ts.handler_utils.rows import is_asked
+from ts.handler_utils.utils import is_asked
 from ts.torch_handler.request_envelope.base import BaseEnvelope, json_object, list_in
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
+
+if find_spec("pydantic") is None:
+    raise ImportError("the types of MLServer's models need pydantic: pip install 'torchrelay[mlserver]'")
 
 from . import errors
 from .metrics import log, register

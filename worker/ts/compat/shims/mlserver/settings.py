@@ -7,15 +7,15 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from ._fields import Fields, ValidationError
+import pydantic
+
 from .types import MetadataTensor
 
 
-class ModelParameters(Fields):
-    keeps_others: ClassVar[bool] = True
-    dumps_unset: ClassVar[bool] = True
+class ModelParameters(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow", validate_assignment=True)
     uri: str | None = None
     version: str | None = None
     environment_path: str | None = None
@@ -27,10 +27,10 @@ class ModelParameters(Fields):
     extra: dict[str, Any] | None = {}
 
 
-class ModelSettings(Fields):
+class ModelSettings(pydantic.BaseModel):
     """`implementation` is the class; its text is imported when it is asked for, from the model's folder first."""
 
-    dumps_unset: ClassVar[bool] = True
+    model_config = pydantic.ConfigDict(validate_assignment=True, protected_namespaces=())
     name: str = ""
     platform: str = ""
     versions: list[str] = []
@@ -41,16 +41,17 @@ class ModelSettings(Fields):
     max_batch_size: int = 0
     max_batch_time: float = 0.0
     cache_enabled: bool = False
-    implementation_: str = ""
+    implementation_: str
     parameters: ModelParameters | None = None
+    _implementation: Any = None
+    _source: str | None = None
 
     def __init__(self, **values: Any) -> None:
+        """`_source`: the file that the settings were read from."""
         source = values.pop("_source", None)
-        wanted = values.pop("implementation", None) or values.pop("implementation_", None)
-        if wanted is None:
-            raise ValidationError("ModelSettings needs a value for implementation")
-        super().__init__(**values)
-        self.__dict__["_source"] = source
+        wanted = values.pop("implementation", None) or values.get("implementation_")
+        super().__init__(**{**values, "implementation_": _path(wanted)})
+        self._source = source
         self.implementation = wanted
 
     @classmethod
@@ -60,7 +61,6 @@ class ModelSettings(Fields):
 
     @classmethod
     def model_validate(cls, obj: Any, **_: Any) -> ModelSettings:
-        """`_source`: the file that the settings were read from."""
         return obj if isinstance(obj, cls) else cls(**obj)
 
     @property
@@ -69,14 +69,18 @@ class ModelSettings(Fields):
 
     @property
     def implementation(self) -> Any:
-        found = self.__dict__.get("_implementation")
-        return _imported(self.implementation_, self.__dict__["_source"]) if found is None else found
+        found = self._implementation
+        return _imported(self.implementation_, self._source) if found is None else found
 
     @implementation.setter
     def implementation(self, value: Any) -> None:
-        is_path = isinstance(value, str)
-        self.__dict__["implementation_"] = value if is_path else f"{value.__module__}.{value.__name__}"
-        self.__dict__["_implementation"] = None if is_path else value
+        self.implementation_ = _path(value)
+        self._implementation = None if isinstance(value, str) else value
+
+
+def _path(implementation: Any) -> Any:
+    is_class = isinstance(implementation, type)
+    return f"{implementation.__module__}.{implementation.__name__}" if is_class else implementation
 
 
 def _imported(path: str, source: str | None) -> Any:
@@ -94,9 +98,8 @@ def _imported(path: str, source: str | None) -> Any:
         raise ImportError(f"implementation {path!r}: module {module} has no {name}") from None
 
 
-class Settings(Fields):
-    keeps_others: ClassVar[bool] = True
-    dumps_unset: ClassVar[bool] = True
+class Settings(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow", validate_assignment=True)
     debug: bool = False
     parallel_workers: int = 1
     server_name: str = "mlserver"

@@ -4,13 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
+import pydantic
+from pydantic_core import core_schema
 
 from ts.protocol.datatypes import STANDARD
 
-from ._fields import Fields
+
+class BaseModel(pydantic.BaseModel):
+    """Dumps leave out what nobody has set, and None."""
+
+    model_config = pydantic.ConfigDict(use_enum_values=True, validate_assignment=True, protected_namespaces=())
+
+    def model_dump(self, *, exclude_unset: bool = True, exclude_none: bool = True, **options: Any) -> dict[str, Any]:
+        return super().model_dump(exclude_unset=exclude_unset, exclude_none=exclude_none, **options)
+
+    def model_dump_json(self, *, exclude_unset: bool = True, exclude_none: bool = True, **options: Any) -> str:
+        return super().model_dump_json(exclude_unset=exclude_unset, exclude_none=exclude_none, **options)
+
+    def dict(self, **options: Any) -> dict[str, Any]:
+        return self.model_dump(**options)
+
+    def json(self, **options: Any) -> str:
+        return self.model_dump_json(**options)
 
 
 class TensorData:
@@ -49,6 +67,11 @@ class TensorData:
     def model_dump(self, **_: Any) -> Any:
         return self.root
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
+        dumped = core_schema.plain_serializer_function_ser_schema(cls.model_dump)
+        return core_schema.no_info_plain_validator_function(cls.model_validate, serialization=dumped)
+
     def __iter__(self) -> Iterator[Any]:
         return iter(self.root)
 
@@ -69,43 +92,44 @@ class TensorData:
 
 #: The package's own enumeration of the protocol's datatypes.
 Datatype: Any = Enum("Datatype", {row.name: row.name for row in STANDARD})  # type: ignore[misc]
+DatatypeName = Annotated[str, pydantic.BeforeValidator(lambda given: Datatype(given).value)]
 
 
-class Parameters(Fields):
-    keeps_others: ClassVar[bool] = True
+class Parameters(BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
     content_type: str | None = None
     headers: dict[str, Any] | None = None
 
 
-class RequestInput(Fields):
+class RequestInput(BaseModel):
     name: str
     shape: list[int]
-    datatype: Datatype
+    datatype: DatatypeName
     parameters: Parameters | None = None
     data: TensorData
 
 
-class ResponseOutput(Fields):
+class ResponseOutput(BaseModel):
     name: str
     shape: list[int]
-    datatype: Datatype
+    datatype: DatatypeName
     parameters: Parameters | None = None
     data: TensorData
 
 
-class RequestOutput(Fields):
+class RequestOutput(BaseModel):
     name: str
     parameters: Parameters | None = None
 
 
-class InferenceRequest(Fields):
+class InferenceRequest(BaseModel):
     id: str | None = None
     parameters: Parameters | None = None
     inputs: list[RequestInput]
     outputs: list[RequestOutput] | None = None
 
 
-class InferenceResponse(Fields):
+class InferenceResponse(BaseModel):
     model_name: str
     model_version: str | None = None
     id: str | None = None
@@ -113,18 +137,18 @@ class InferenceResponse(Fields):
     outputs: list[ResponseOutput]
 
 
-class InferenceErrorResponse(Fields):
+class InferenceErrorResponse(BaseModel):
     error: str | None = None
 
 
-class MetadataTensor(Fields):
+class MetadataTensor(BaseModel):
     name: str
-    datatype: Datatype
+    datatype: DatatypeName
     shape: list[int]
     parameters: Parameters | None = None
 
 
-class MetadataModelResponse(Fields):
+class MetadataModelResponse(BaseModel):
     name: str
     versions: list[str] | None = None
     platform: str
@@ -133,17 +157,17 @@ class MetadataModelResponse(Fields):
     parameters: Parameters | None = None
 
 
-class MetadataModelErrorResponse(Fields):
+class MetadataModelErrorResponse(BaseModel):
     error: str
 
 
-class MetadataServerResponse(Fields):
+class MetadataServerResponse(BaseModel):
     name: str
     version: str
     extensions: list[str]
 
 
-class MetadataServerErrorResponse(Fields):
+class MetadataServerErrorResponse(BaseModel):
     error: str
 
 
@@ -155,20 +179,20 @@ class State(Enum):
     UNLOADING = "UNLOADING"
 
 
-class RepositoryIndexRequest(Fields):
+class RepositoryIndexRequest(BaseModel):
     ready: bool | None = None
 
 
-class RepositoryIndexResponseItem(Fields):
+class RepositoryIndexResponseItem(BaseModel):
     name: str
     version: str | None = None
     state: State
     reason: str
 
 
-class RepositoryLoadErrorResponse(Fields):
+class RepositoryLoadErrorResponse(BaseModel):
     error: str | None = None
 
 
-class RepositoryUnloadErrorResponse(Fields):
+class RepositoryUnloadErrorResponse(BaseModel):
     error: str | None = None

@@ -31,7 +31,7 @@ def _usable(model: str, path: str, wellknown_filenames: Sequence[str]) -> str:
 
 def to_absolute_path(model_settings: ModelSettings, uri: str) -> str:
     """Resolves relative paths against the folder of model-settings.json."""
-    source = model_settings.__dict__.get("_source")
+    source = model_settings._source
     return uri if source is None else os.path.join(os.path.dirname(os.path.abspath(source)), uri)
 
 

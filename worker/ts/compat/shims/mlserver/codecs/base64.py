@@ -6,7 +6,7 @@ import base64
 import binascii
 from typing import Any
 
-from ..types import Parameters, RequestInput, ResponseOutput
+from ..types import Parameters, RequestInput, ResponseOutput, TensorData
 from .base import InputCodec, register_input_codec
 from .utils import InputOrOutput, as_input, texts_and_bytes
 
@@ -44,7 +44,7 @@ class Base64Codec(InputCodec):
             name=name,
             datatype="BYTES",
             shape=[len(payload), 1],
-            data=[_encoded(one, use_bytes) for one in payload],
+            data=TensorData([_encoded(one, use_bytes) for one in payload]),
             parameters=Parameters(content_type=cls.ContentType),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from ..types import Parameters, RequestInput, ResponseOutput
+from ..types import Parameters, RequestInput, ResponseOutput, TensorData
 from .base import InputCodec, register_input_codec
 from .utils import InputOrOutput, as_input, texts_and_bytes
 
@@ -35,7 +35,7 @@ class DatetimeCodec(InputCodec):
             name=name,
             datatype="BYTES",
             shape=[len(payload), 1],
-            data=[_encoded(one, use_bytes) for one in payload],
+            data=TensorData([_encoded(one, use_bytes) for one in payload]),
             parameters=Parameters(content_type=cls.ContentType),
         )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ts.protocol.datatypes import STANDARD
 
-from ..types import Parameters, RequestInput, ResponseOutput
+from ..types import Parameters, RequestInput, ResponseOutput, TensorData
 from .base import InputCodec, register_input_codec, register_request_codec
 from .errors import CodecError
 from .utils import InputOrOutput, SingleInputRequestCodec, as_input, inject_batch_dimension, texts_and_bytes
@@ -71,7 +71,7 @@ class NumpyCodec(InputCodec):
             name=name,
             datatype=to_datatype(payload.dtype),
             shape=inject_batch_dimension(list(payload.shape)),
-            data=_data(payload),
+            data=TensorData(_data(payload)),
             parameters=Parameters(content_type=cls.ContentType),
         )
 

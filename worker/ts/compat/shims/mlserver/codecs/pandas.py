@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..types import InferenceRequest, InferenceResponse, Parameters, ResponseOutput
+from ..types import InferenceRequest, InferenceResponse, Parameters, ResponseOutput, TensorData
 from .base import RequestCodec, register_request_codec
 from .numpy import is_numeric, to_datatype, to_dtype
 from .utils import InputOrOutput, as_input, get_decoded_or_raw, inject_batch_dimension, texts_and_bytes
@@ -41,7 +41,8 @@ def _output(series: Any, use_bytes: bool) -> ResponseOutput:
         values = [None if one != one else one for one in values]
     parameters = Parameters(content_type=content_type) if content_type else None
     shape = inject_batch_dimension(list(series.shape))
-    return ResponseOutput(name=str(series.name), shape=shape, data=values, datatype=datatype, parameters=parameters)
+    data = TensorData(values)
+    return ResponseOutput(name=str(series.name), shape=shape, data=data, datatype=datatype, parameters=parameters)
 
 
 @register_request_codec

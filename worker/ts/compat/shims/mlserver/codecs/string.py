@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..types import Parameters, RequestInput, ResponseOutput
+from ..types import Parameters, RequestInput, ResponseOutput, TensorData
 from .base import InputCodec, register_input_codec, register_request_codec
 from .utils import InputOrOutput, SingleInputRequestCodec, as_input, texts_and_bytes
 
@@ -36,7 +36,7 @@ class StringCodec(InputCodec):
             name=name,
             datatype="BYTES",
             shape=[len(payload), 1],
-            data=[encode_str(one) for one in payload] if use_bytes else list(payload),
+            data=TensorData([encode_str(one) for one in payload] if use_bytes else list(payload)),
             parameters=Parameters(content_type=cls.ContentType),
         )
 
