@@ -370,7 +370,7 @@ async def test_the_end_of_a_process_is_seen_only_where_its_port_refuses() -> Non
 async def test_nodes_with_room_have_a_process_for_the_next_worker(
     model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ts_frontend.workers.cluster.spares.APART_S", 0.0)
+    monkeypatch.setattr("ts_frontend.workers.cluster.resources.APART_S", 0.0)
     async with PlayedCluster(model, pems) as cluster:
         bridge, pool = cluster.bridge, cluster.pool
 
