@@ -25,6 +25,8 @@ WRITE_BYTES_MIN: Final = 64 * 1024
 JOIN_BYTES_MAX: Final = 64 * 1024
 #: The parts that wait for a client that doesn't read, above which nothing more of its requests is read.
 PARTS_MAX: Final = 4096
+#: The time in which a small body comes that the client sends apart from its head.
+SOON_S: Final = 0.005
 #: The time in which an answer to a client that closed its half of an HTTP/1.1 connection is still given. Most such
 #: clients have left.
 HALF_CLOSED_S: Final = 0.01
@@ -52,7 +54,7 @@ class Connection:
             "_scheduled",
             "_server",
         ),
-        *("_socket", "_tls"),
+        *("_arriving", "_socket", "_soon_timer", "_tls"),
         *("age_factor", "begun_s", "ends_s", "goes_s", "head_s", "heard_s", "http", "leaving", "loop", "paused"),
         *("peer", "progress_s", "reading", "taken_bytes", "transport", "written_bytes"),
     )
@@ -67,6 +69,9 @@ class Connection:
         self._first = b""
         self._inside = self._scheduled = self._closing = self._counted = self._half_closed = False
         self._end_timer: asyncio.TimerHandle | None = None
+        #: The request whose small body is arriving.
+        self._arriving: Stream | None = None
+        self._soon_timer: asyncio.TimerHandle | None = None
         self._dropped_bytes = 0
         #: When the connection began, and the request's head that hasn't arrived (0: none).
         self.begun_s = self.heard_s = self.head_s = self.progress_s = 0.0
@@ -110,6 +115,8 @@ class Connection:
         self._inside = True
         http.receive(data)
         self._inside = False
+        if self._arriving is not None:
+            self._serve_when_whole()
         if http.out or http.ended or http.queued:
             self.flush()
         if self.head_s or http.within_head:
@@ -139,8 +146,10 @@ class Connection:
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
-        if self._end_timer is not None:
-            self._end_timer.cancel()
+        self._arriving = None
+        for timer in (self._end_timer, self._soon_timer):
+            if timer is not None:
+                timer.cancel()
         http, self.http = self.http, None  # which refers to this connection
         if http is not None:
             http.lose()
@@ -161,7 +170,32 @@ class Connection:
     # --- from HTTP
 
     def opened(self, stream: Stream) -> None:
+        http = self.http
+        if isinstance(http, Http1) and http.soon:
+            self._arriving = stream
+        else:
+            self._serve(stream)
+
+    def _serve(self, stream: Stream) -> None:
         stream.task = owned(self._server.serve(stream))  # which handles its own failures
+
+    def _serve_when_whole(self) -> None:
+        """Serves a request whose small body has arrived, or hasn't for SOON_S: a task that waits for it costs more."""
+        stream = self._arriving
+        if stream is None:
+            return
+        if not (stream.ended or stream.done):
+            if self._soon_timer is None:
+                self._soon_timer = self.loop.call_later(SOON_S, self._serve_late)
+            return
+        if self._soon_timer is not None:
+            self._soon_timer.cancel()
+        self._serve_late()
+
+    def _serve_late(self) -> None:
+        stream, self._arriving, self._soon_timer = self._arriving, None, None
+        if stream is not None and not stream.done:
+            self._serve(stream)
 
     def left(self, stream: Stream) -> None:
         """Ends the work for a client that has given up its request, or has left."""
@@ -188,6 +222,8 @@ class Connection:
         http, transport = self.http, self.transport
         if transport is None or http is None or self._closing:
             return
+        if self._arriving is not None:
+            self._serve_when_whole()
         more = True
         while more and not self.paused:
             parts = http.out

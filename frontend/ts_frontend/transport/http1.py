@@ -18,6 +18,8 @@ from ts_frontend.transport.stream import NO_BODY, Data, Fields, Head, Peer, Refu
 
 #: Bytes of a body that aren't taken, or of requests behind the present one, above which nothing more is read.
 UNREAD_BYTES_MAX: Final = 1 << 20
+#: Bodies up to this size come right behind their heads, if the client doesn't wait.
+SOON_BYTES_MAX: Final = 64 * 1024
 CLOSE: Final[Field] = (b"connection", b"close")
 _KEEP: Final[Field] = (b"connection", b"keep-alive")
 _CHUNKED: Final[Field] = (b"transfer-encoding", b"chunked")
@@ -194,6 +196,7 @@ class Http1:
         self.blocked = self.closing = self.ended = False
         self.queued = 0
         self.stream: Http1Stream | None = None
+        self.soon = False  # the body of `stream` is small, and usually comes right behind its head
         self._peers = {
             version: Peer(client.client, client.server, version, client.scheme) for version in ("1.0", "1.1")
         }
@@ -320,7 +323,8 @@ class Http1:
             self.ended = False
             self._open(Head("", b"", (), refusal), "1.1", keeps=False).ended = True
 
-    def _open(self, head: Head, version: str, *, keeps: bool) -> Http1Stream:
+    def _open(self, head: Head, version: str, *, keeps: bool, soon: bool = False) -> Http1Stream:
+        self.soon = soon
         self.stream = stream = Http1Stream(self, head, self._peers[version], keeps=keeps and head.refusal is None)
         self.events.opened(stream)
         return stream
@@ -374,7 +378,8 @@ class Http1:
     def _begin(self, request: _Request) -> None:
         self._left = request.left
         self._receiving, self._beside = self._left != 0, 0
-        stream = self._open(request.head, request.version, keeps=request.keeps)
+        soon = 0 < self._left <= SOON_BYTES_MAX and not request.expects
+        stream = self._open(request.head, request.version, keeps=request.keeps, soon=soon)
         stream.expects, stream.ended = request.expects, not self._receiving
 
     def on_body(self, piece: bytes) -> None:
