@@ -43,18 +43,8 @@ class Connection:
     """One connection (an asyncio.Protocol). `heard_s`: when the client was last heard of, by the loop's clock."""
 
     __slots__ = (
-        *(
-            "_closing",
-            "_counted",
-            "_dropped_bytes",
-            "_end_timer",
-            "_first",
-            "_half_closed",
-            "_inside",
-            "_scheduled",
-            "_server",
-        ),
-        *("_arriving", "_socket", "_soon_timer", "_tls"),
+        *("_arriving", "_closing", "_counted", "_dropped_bytes", "_end_timer", "_first", "_half_closed", "_inside"),
+        *("_scheduled", "_server", "_socket", "_soon_timer", "_tls"),
         *("age_factor", "begun_s", "ends_s", "goes_s", "head_s", "heard_s", "http", "leaving", "loop", "paused"),
         *("peer", "progress_s", "reading", "taken_bytes", "transport", "written_bytes"),
     )
@@ -136,9 +126,13 @@ class Connection:
     def eof_received(self) -> bool:
         """The client sends no more. Over HTTP/2 it has left; over HTTP/1.1 a few wait for their answer."""
         http = self.http
-        if self._tls or self._closing or not isinstance(http, Http1) or http.stream is None:
+        if self._tls or self._closing or not isinstance(http, Http1):
             return False
         self._half_closed = http.closing = True
+        if http.stream is None:
+            http.ended = True
+            self.flush()  # an answer that is complete is still sent
+            return True
         http.stream.keeps = False
         soon = self.loop.call_soon  # twice: an answer that only needs its turn is given, however late the timer is
         self._end_timer = self.loop.call_later(HALF_CLOSED_S, soon, soon, self.abort)
@@ -267,6 +261,8 @@ class Connection:
         if not self.reading:
             transport.resume_reading()
         if self._half_closed:
+            if self._end_timer is not None:
+                self._end_timer.cancel()  # the answer came in time, and is sent to its end
             transport.close()
             return
         self._end_timer = self.loop.call_later(LINGER_S_MAX, self.abort)

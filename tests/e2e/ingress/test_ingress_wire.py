@@ -181,6 +181,17 @@ def test_http_1(server):
     assert (status, json.loads(body)["message"]) == (505, "gRPC needs HTTP/2")
 
 
+def test_a_client_that_has_closed_its_half_gets_its_answer(run_server):
+    with (
+        run_server({"name": "both", "http": True}) as server,
+        socket.create_connection(("127.0.0.1", server.port), GUARD_S) as link,
+    ):
+        link.sendall(b"GET /ping HTTP/1.1\r\nHost: test\r\n\r\n")
+        link.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: link.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"GET /ping HTTP/1.1")
+
+
 def test_http_application_beside_grpc(run_server, connect, raw_call):
     with run_server({"name": "both", "http": True}) as server:
         assert over_http1(server.port, "GET", "/ping") == (200, b"GET /ping HTTP/1.1")
