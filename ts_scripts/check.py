@@ -73,7 +73,9 @@ COMPILED_PART = (
     "tests/unit/test_grpc_metrics_counts.py",
     "tests/unit/test_guard.py",
     "tests/unit/test_handler_testing.py",
-    "tests/unit/test_http_departures.py",
+    "tests/unit/test_hpack.py",
+    "tests/unit/test_http1.py",
+    "tests/unit/test_http2.py",
     "tests/unit/test_job.py",
     "tests/unit/test_job_queue.py",
     "tests/unit/test_joined_pieces.py",
@@ -88,6 +90,7 @@ COMPILED_PART = (
     "tests/unit/test_stream.py",
     "tests/unit/test_tensor_forms.py",
     "tests/unit/test_timing.py",
+    "tests/unit/test_unread.py",
     "tests/unit/test_usual_calls.py",
     "tests/unit/test_worker_slots.py",
 )
