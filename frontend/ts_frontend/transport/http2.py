@@ -547,8 +547,8 @@ class Http2:
             fields = self._decoder.decode(block)
         except BadBlock as error:
             raise Violation(COMPRESSION_ERROR, f"A header block can't be read: {error}") from None
-        except FieldsTooLarge as error:
-            fields, refusal = error.fields, Refusal(431, str(error))
+        except FieldsTooLarge as large:  # a name of its own: compiled, a name has one type
+            fields, refusal = large.fields, Refusal(431, str(large))
         ended = bool(flags & END_STREAM)
         if number > self._last_number:
             self._new_stream(number, fields, refusal, ended)
