@@ -35,8 +35,8 @@ AGE_JITTER: Final = 0.1
 LINGER_S_MAX: Final = 2.0
 #: What a client may still send meanwhile: the rest of a body that is refused.
 DROPPED_BYTES_MAX: Final = 1 << 20
-#: Seconds between two looks whether TLS has sent everything.
-LINGER_LOOK_S: Final = 0.01
+#: Seconds between two looks whether everything is sent.
+SENT_LOOK_S: Final = 0.01
 
 
 class Connection:
@@ -252,34 +252,32 @@ class Connection:
                 self.transport.pause_reading()
 
     def _close(self) -> None:
-        """Closes the sending half, so that the client reads its answers to the end, and waits for it to close the other
-        one. What it still sends is dropped: an unread rest would reset the connection, and with it the answers."""
-        transport = self.transport
-        if transport is None or self._closing:
+        """Ends the connection once everything is sent."""
+        if self.transport is None or self._closing:
             return
         self._closing = True
+        if self._end_timer is not None:
+            self._end_timer.cancel()  # the answer to a client that closed its half came in time
         if not self.reading:
-            transport.resume_reading()
-        if self._half_closed:
-            if self._end_timer is not None:
-                self._end_timer.cancel()  # the answer came in time, and is sent to its end
-            transport.close()
-            return
-        self._end_timer = self.loop.call_later(LINGER_S_MAX, self.abort)
-        if transport.can_write_eof():
-            transport.write_eof()
-        else:
-            self._end_sending()
+            self.transport.resume_reading()
+        self._end_sending()
 
     def _end_sending(self) -> None:
-        """Closes the sending half below TLS, which asyncio can't do, once everything is sent."""
-        if self.transport is None:
+        """Closes the sending half as soon as the client has taken everything, however slowly it reads, and gives it
+        LINGER_S_MAX to close the other one. What it still sends is dropped: an unread rest would reset the connection,
+        and with it the answers. The socket is asked, since asyncio can't close one half of TLS."""
+        transport = self.transport
+        if transport is None:
             return
-        if self.transport.get_write_buffer_size():
-            self.loop.call_later(LINGER_LOOK_S, self._end_sending)
-            return
-        with contextlib.suppress(OSError):  # the client has closed the connection
-            self._socket.shutdown(socket.SHUT_WR)
+        if transport.get_write_buffer_size():
+            self._count()  # a client that takes nothing is given up
+            self._end_timer = self.loop.call_later(SENT_LOOK_S, self._end_sending)
+        elif self._half_closed:
+            transport.close()
+        else:
+            self._end_timer = self.loop.call_later(LINGER_S_MAX, self.abort)
+            with contextlib.suppress(OSError):  # the client has closed the connection
+                self._socket.shutdown(socket.SHUT_WR)
 
     def abort(self) -> None:
         """Ends the connection at once."""
@@ -289,9 +287,9 @@ class Connection:
     # --- answers that wait
 
     @property
-    def closing(self) -> bool:
-        """Whether the client only reads what it was sent."""
-        return self._closing
+    def sent(self) -> bool:
+        """Whether everything is sent, and the connection only waits for its client to close it."""
+        return self._closing and (self.transport is None or not self.transport.get_write_buffer_size())
 
     @property
     def streams(self) -> list[Stream]:

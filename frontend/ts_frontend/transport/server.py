@@ -255,7 +255,7 @@ class Server:
                 if one not in told and self._may_tell(one, now_s() - begun_s, grace_s):
                     told.add(one)
                     one.go_away(soon=False)
-            if not any(one.streams or not one.closing for one in self.connections) and not self._opening:
+            if not any(one.streams or not one.sent for one in self.connections) and not self._opening:
                 break
         count = abort()
         if count:

@@ -200,8 +200,8 @@ def build_listener(asked: dict[str, Any], table: dict[str, Method], echo: Echo) 
 
 
 async def answer_http(echo: Echo, stream: Stream) -> None:
-    """Answers with the request, after the seconds in the query; never to /hang, and without end to
-    /endless/NAME."""
+    """Answers with the request, after the seconds in the query; never to /hang, without end to /endless/NAME, and with
+    so many bytes to /zeros/COUNT."""
     head = stream.head
     if head.path.startswith("/endless/"):
         stream.begin(200, [])
@@ -213,6 +213,9 @@ async def answer_http(echo: Echo, stream: Stream) -> None:
                     await drained(stream)
         finally:
             await pieces.aclose()  # type: ignore[attr-defined]
+    if head.path.startswith("/zeros/"):
+        stream.respond(200, [], bytes(int(head.path.removeprefix("/zeros/"))))
+        return
     if head.path == "/hang":
         await asyncio.Event().wait()
     await asyncio.sleep(float(head.query or 0))

@@ -4,6 +4,7 @@ and nobody else notices. HTTP/1.1 and HTTP/2."""
 from __future__ import annotations
 
 import itertools
+import select
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -11,6 +12,8 @@ from typing import Any
 
 import grpc
 import pytest
+
+from ts_frontend.transport.connection import LINGER_S_MAX
 
 LIMIT_S = 1.0
 GUARD_S = 60
@@ -62,3 +65,21 @@ def test_an_http1_stream_whose_connection_is_not_read_is_disconnected(
             while sock.recv(1 << 20):
                 pass
             raise ConnectionError  # an orderly end is an end, too
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_an_answer_that_is_the_last_of_its_connection_is_read_as_slowly_as_its_client_likes(
+    run_server: Callable[..., AbstractContextManager[Any]], half: bool
+) -> None:
+    """It is larger than what the system takes, and the client begins to read after the time that it has for closing the
+    connection. `half`: it closed its own half at once."""
+    size = 20_000_000
+    head = f"GET /zeros/{size} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    with run_server({"name": "test", "http": True}) as server, raw(server, head) as sock:
+        if half:
+            sock.shutdown(socket.SHUT_WR)
+        look = select.poll()
+        look.register(sock, 0)  # a broken connection is told without being asked for
+        assert not look.poll(1500 * LINGER_S_MAX), "the connection broke"
+        answer = b"".join(iter(lambda: sock.recv(1 << 20), b""))
+        assert len(answer.partition(b"\r\n\r\n")[2]) == size
