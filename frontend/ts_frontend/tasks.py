@@ -75,7 +75,7 @@ def _log_end(task: asyncio.Task[Any], what: str) -> None:
 
 
 def current_task() -> asyncio.Task[None]:
-    """The task of this request: ASGI servers run each in one. Looking up the running loop costs a system call."""
+    """The task of this request: each has one. Looking up the running loop costs a system call."""
     task: asyncio.Task[None] | None = asyncio.current_task()
     assert task is not None
     return task

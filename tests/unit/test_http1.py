@@ -164,7 +164,7 @@ def _answer(http: Http1, stream: Http1Stream, how: str, chance: random.Random) -
     parts = [chance.randbytes(chance.choice((0, 1, 50))) for _ in range(0 if how == "empty" else 4)]
     body = b"".join(parts)
     if how == "whole":
-        stream.respond(200, [(b"a", b"b")], body, phrase="Fine\r\nX: y")
+        stream.respond(200, [(b"a", b"b")], body)
         return body
     stream.begin(201, [(b"content-length", b"%d" % len(body))] if how == "length" else [])
     for part in parts:

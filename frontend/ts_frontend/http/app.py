@@ -1,4 +1,4 @@
-"""HTTP over ASGI: finds each request's route, sends answers and errors, writes the access log."""
+"""HTTP: finds each request's route, sends answers and errors, writes the access log."""
 
 from __future__ import annotations
 
@@ -130,7 +130,6 @@ class HttpApp:
             request.gone()
             raise
         finally:
-            request.close()
             if times is not None:
                 asking.end()
             if self._log is not None:

@@ -144,8 +144,6 @@ class _Calls:
             self._running.append(change.cancel)
             await asyncio.wait({change})
             self._running.remove(change.cancel)
-            if change.cancelled():
-                break  # its client has disconnected
         return model.openai or OpenAIHandler()
 
     def _submit(self, model: Model, given: Input, stream: bool, more: Pairs = ()) -> Job:

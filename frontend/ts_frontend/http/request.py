@@ -169,10 +169,6 @@ class HttpRequest:
         if self._when_gone is not None:
             self._when_gone()
 
-    def close(self) -> None:
-        """Ends the request after its answer, complete or not."""
-        self._when_gone = None
-
 
 Serve: TypeAlias = Callable[[HttpRequest], Awaitable[HttpAnswer]]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import gc
 import logging
 import math
 import time
@@ -108,8 +107,6 @@ class Freed:
             self._timer = asyncio.get_running_loop().call_later(RETURN_S, self._return)
 
     def _return(self) -> None:
-        if self._dropped:
-            gc.collect()  # grpcio keeps a cancelled call, with its answer, in reference cycles
         self._timer, self._most, self._dropped = None, 0, 0
         if trim := _trim():
             # In a thread, since a gigabyte takes up to 100 ms.

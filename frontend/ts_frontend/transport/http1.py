@@ -26,9 +26,7 @@ _CHUNKED: Final[Field] = (b"transfer-encoding", b"chunked")
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _BLANK: Final = re.compile(rb"[\r\n]+")
 _HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
-_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
-#: What a status line allows in a phrase (RFC 9112, 4).
-_NO_PHRASE: Final = re.compile(r"[^\t\x20-\x7e]")
+_PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 LENGTH_DIGITS_MAX: Final = 18
 #: Bytes of a chunked body that are parsed at once. Among them is some of the body, or they count as what is beside it.
 CHUNKED_BYTES: Final = 32 * 1024
@@ -89,18 +87,17 @@ class Http1Stream(Stream):
     def took(self, size: int) -> None:
         self.http.events.wrote()  # which reads on, if it stopped
 
-    def respond(self, status: int, fields: Fields, body: Data = b"", phrase: str = "") -> None:
+    def respond(self, status: int, fields: Fields, body: Data = b"") -> None:
         if not any(name == b"content-length" for name, _ in fields) and status not in NO_BODY:
             fields = (*fields, (b"content-length", b"%d" % len(body)))
-        self.begin(status, fields, phrase)
+        self.begin(status, fields)
         self.write(body)
         self.finish()
 
-    def begin(self, status: int, fields: Fields, phrase: str = "") -> None:
+    def begin(self, status: int, fields: Fields) -> None:
         if self.done or self.begun:
             return
         self.begun, self.status = True, status
-        phrase = _NO_PHRASE.sub(" ", phrase) or _PHRASES.get(status, "")
         names = {name for name, _ in fields}
         more: list[Field] = []
         if status in NO_BODY:
@@ -118,7 +115,7 @@ class Http1Stream(Stream):
             more.append(CLOSE)
         elif self.keeps and self.peer.version == "1.0":
             more.append(_KEEP)
-        lines = [b"HTTP/1.1 %d %s\r\n" % (status, phrase.encode())]
+        lines = [b"HTTP/1.1 %d %s\r\n" % (status, _PHRASES.get(status, b""))]
         lines += [b"%s: %s\r\n" % field for field in fields]
         lines += [b"%s: %s\r\n" % field for field in more]
         lines.append(b"\r\n")

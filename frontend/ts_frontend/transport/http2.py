@@ -189,7 +189,7 @@ class Http2Stream(Stream):
     def took(self, size: int) -> None:
         self.http.took(self, size)
 
-    def respond(self, status: int, fields: Fields, body: Data = b"", phrase: str = "") -> None:
+    def respond(self, status: int, fields: Fields, body: Data = b"") -> None:
         self.status = status
         no_body = self.no_body or status in NO_BODY
         self.http.respond(self, _answer_block(status, fields), b"" if no_body else body, b"")
@@ -198,7 +198,7 @@ class Http2Stream(Stream):
         """Gives a whole answer whose header blocks are encoded already."""
         self.http.respond(self, block, body, trailers)
 
-    def begin(self, status: int, fields: Fields, phrase: str = "") -> None:
+    def begin(self, status: int, fields: Fields) -> None:
         self.status = status
         self.no_body = self.no_body or status in NO_BODY
         self.http.begin(self, _answer_block(status, fields))

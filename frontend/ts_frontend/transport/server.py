@@ -67,7 +67,6 @@ class Server:
             idle_pings=keepalive.permit_without_calls,
         )
         self.draining = False
-        #: The connections, and the time at which each was begun under the present certificate.
         self.connections: set[Connection] = set()
         self._told_flooded = told_flooded
         self._sockets: Sequence[socket.socket] = ()
@@ -87,8 +86,7 @@ class Server:
         """New connections get another certificate; the present ones end with their requests."""
         self._context = context
         for one in [*self.connections]:
-            one.go_away(soon=True)
-            one.goes_s = self.loop.time() + GOAWAY_S
+            self._retire(one, math.inf)
 
     # --- accepting
 
@@ -206,12 +204,12 @@ class Server:
             elif silent_s > min(limits.idle_s_max, HTTP1_IDLE_S_MAX):
                 one.go_away(soon=False)
         if not one.leaving and now_s - one.begun_s > limits.connection_age_s_max * one.age_factor:
-            self._retire(one, now_s)
+            self._retire(one, limits.connection_age_grace_s)
 
-    def _retire(self, one: Connection, now_s: float) -> None:
-        """Asks a client to take another connection; the present requests go on."""
-        one.goes_s = now_s + GOAWAY_S
-        one.ends_s = now_s + self.limits.connection_age_grace_s
+    def _retire(self, one: Connection, grace_s: float) -> None:
+        """Asks a client to take another connection; the present requests go on for `grace_s` seconds."""
+        now_s = self.loop.time()
+        one.goes_s, one.ends_s = now_s + GOAWAY_S, now_s + grace_s
         one.go_away(soon=True)
 
     def _keep_alive(self, one: Connection, http: Http2, silent_s: float) -> None:

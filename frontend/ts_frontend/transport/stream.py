@@ -171,11 +171,11 @@ class Stream:
 
     # --- the answer
 
-    def respond(self, status: int, fields: Fields, body: Data = b"", phrase: str = "") -> None:
+    def respond(self, status: int, fields: Fields, body: Data = b"") -> None:
         """Gives a whole answer."""
         raise NotImplementedError
 
-    def begin(self, status: int, fields: Fields, phrase: str = "") -> None:
+    def begin(self, status: int, fields: Fields) -> None:
         """Gives the status and headers of an answer whose body follows."""
         raise NotImplementedError
 
