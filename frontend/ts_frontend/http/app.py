@@ -130,6 +130,7 @@ class HttpApp:
             request.gone()
             raise
         finally:
+            request.close()
             if times is not None:
                 asking.end()
             if self._log is not None:

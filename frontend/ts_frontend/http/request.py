@@ -169,6 +169,11 @@ class HttpRequest:
         if self._when_gone is not None:
             self._when_gone()
 
+    def close(self) -> None:
+        """Ends the request after its answer, complete or not. What acts when the client leaves may refer to it, and
+        would keep it in a cycle."""
+        self._when_gone = None
+
 
 Serve: TypeAlias = Callable[[HttpRequest], Awaitable[HttpAnswer]]
 
