@@ -322,9 +322,11 @@ class _Climb:
         return Found(best, usable[best], self._bounds.excess(usable[best]) == 0, self._measured)
 
 
-#: Changes of batch size, delay and workers: of one setting first, then of the batch size with another.
+#: Changes of batch size, delay and workers: of one setting first, then of the batch size with another. Two workers more
+#: come last: with one more, the next load of the grid may be too much.
 _CHANGES = itertools.product((1, 0, -1), repeat=3)
 _STEPS = sorted((one for one in _CHANGES if any(one) and not all(one[1:])), key=lambda one: sum(map(abs, one)))
+_STEPS += [(0, 0, 2), (0, 0, -2)]
 
 
 def _index(values: Sequence[int], wanted: int) -> int:
