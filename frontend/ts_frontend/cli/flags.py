@@ -65,6 +65,7 @@ _SETTING_FLAGS = {
     "disable_token_authorization": "--disable-token-auth",
     "enable_model_api": "--enable-model-api",
     "profile": "--profile",
+    "platform": "--platform",
     "ray_address": "--ray-address",
     "host": "--host",
     "http_port": "--http-port",
@@ -201,6 +202,11 @@ def _add_manner(group: argparse._ArgumentGroup) -> None:
 
 def _add_places(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--profile", metavar="NAME", help="ports of triton, mlserver, kserve, dynamo, max or torchserve")
+    group.add_argument(
+        "--platform",
+        metavar="NAME",
+        help="sagemaker, vertex, azureml, mlflow or none (default: auto, by the environment)",
+    )
     group.add_argument("--ray-address", metavar="ADDRESS", help="workers run on a Ray cluster: auto, or HOST:PORT")
     group.add_argument("--host", metavar="ADDRESS", help="where inference and metrics listen; 0.0.0.0: everywhere")
     group.add_argument("--http-port", metavar="PORT", help="port of HTTP inference")

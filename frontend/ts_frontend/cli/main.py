@@ -25,7 +25,7 @@ from ts_frontend.cli.flags import SettingsParser, add_actions, add_setting_group
 from ts_frontend.config.checks import who_may
 from ts_frontend.config.display import Explained, explain, settings_table
 from ts_frontend.config.kinds import ConfigError, nearest
-from ts_frontend.config.load import Option, of_terminal, temp_dir_warnings
+from ts_frontend.config.load import Option, of_terminal, temp_dir_warnings, told_platform
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.process import STARTED, AlreadyRunning, claimed, pid_path, prepare, remove_orphan, running_server
@@ -38,6 +38,7 @@ COMPATIBLE_VERSION = "0.12.0"
 _OWN_COMMANDS = {
     "start": "the same as torchserve --start",
     "stop": "the same as torchserve --stop",
+    "serve": "serve on a hosting platform, in the foreground",
     "dev": "serve a model under development, reload each save",
     "config": "show every setting with its value and source",
     "doctor": "check Python, torch, ports and limits before a start",
@@ -275,6 +276,9 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
     if name in ("check", "doctor", "migrate"):
         look: Callable[[Sequence[str]], int] = getattr(import_module("ts_frontend.cli.diagnose"), name)
         return look(rest)
+    if name == "serve":  # the argument of SageMaker's containers
+        rest += ["--foreground"] if told_platform() else ["--foreground", "--platform", "sagemaker"]
+        return _launcher(_parser().parse_args(rest), rest, program)
     if name in ("start", "stop"):
         rest.append(f"--{name}")
         return _launcher(_parser().parse_args(rest), rest, program)

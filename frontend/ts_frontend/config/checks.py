@@ -74,8 +74,8 @@ class Derived:
                 self._move(target, key, host=self._values[key])
 
     def _from_profile(self, *keys: str) -> bool:
-        """Whether the profile set all of these keys."""
-        return all(self._sources.get(key, "").startswith("profile ") for key in keys)
+        """Whether the profile or the platform set all of these keys."""
+        return all(self._sources.get(key, "").startswith(("profile ", "platform ")) for key in keys)
 
     def _ports(self) -> None:
         for key, target in (("http_port", "inference_address"), ("metrics_port", "metrics_address")):

@@ -264,6 +264,8 @@ MODE = SettingKind("octal permissions", _mode)
 HOST = SettingKind("IP address or `unix:/PATH`", parse_host)
 HOSTS = SettingKind("comma list of names and addresses", lambda text: tuple(map(parse_name, _words(text))))
 PORT = whole(0, 65535)
+#: -1 for `auto`.
+MEMORY = SettingKind("whole number \\| `auto`", lambda text: -1 if text.lower() == "auto" else whole().parse(text))
 EXTRA_PORTS = SettingKind("comma list of `PORT[:DIALECT]`", _extra_ports)
 
 

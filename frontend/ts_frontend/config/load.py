@@ -1,5 +1,5 @@
-"""The sources of settings, strongest first: the command line, the environment, the config file, a profile, a snapshot,
-the defaults. The only module of the frontend that reads the environment."""
+"""The sources of settings, strongest first: the command line, the environment, the config file, a profile, a platform,
+a snapshot, the defaults. The only module of the frontend that reads the environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from ts_frontend.config.display import as_text
 from ts_frontend.config.files import read_file, read_text
 from ts_frontend.config.foreign import kserve as properties_file
 from ts_frontend.config.foreign import mlserver as mlserver_settings
-from ts_frontend.config.foreign.aliases import ALIASES, KEYS, KSERVE_MODE, PROFILES, Alias, canonical
+from ts_frontend.config.foreign import platforms
+from ts_frontend.config.foreign.aliases import ALIASES, KEYS, KSERVE_MODE, PROFILES, Meaning, canonical
 from ts_frontend.config.kinds import ConfigError, nearest, no_effect
 from ts_frontend.config.snapshot import Snapshot, SnapshotError, SnapshotFiles, decode_models
 from ts_frontend.config.table import INTERNAL, NO_EFFECT, SETTINGS, Note, ServerConfig, Setting
@@ -117,10 +118,12 @@ def load_config(
     environment = _environment(environ, command_line, file, found)
     command_line = _not_opened(command_line, environment, found)
     strong = [command_line, environment, _oip_properties(environ, found), file]
+    platform, variables, defaults = _platform(strong, environ, found)
+    strong.insert(2, variables)
     mlserver, models = _mlserver(strong, environ, found)
-    strong_or_profile = [*strong, mlserver, _profile(strong)]
+    strong_or_profile = [*strong, mlserver, _profile(strong), defaults]
     layers = [*strong_or_profile, _found_snapshot(strong_or_profile, found)]
-    config = replace(_resolved(layers, environ, found), mlserver=models)
+    config = replace(_resolved(layers, environ, found), mlserver=models, platform=platform)
     found.errors.extend(config_checks.problems(config))
     if found.errors:
         raise ConfigError("\n".join(found.errors))
@@ -268,7 +271,7 @@ def _known(values: Mapping[str, _Value], found: _Findings) -> dict[str, _Value]:
         elif name in SETTINGS:
             own[name] = value
         elif name in ALIASES:
-            for setting, one in _meant(ALIASES[name], value, found).items():
+            for setting, one in _meant(name, ALIASES[name].meaning, value, found).items():
                 _add_meant(meant, setting, one, found)
         else:
             found.warn(f"{key} ({value.source}): there is no such setting{nearest(key, SETTINGS)}")
@@ -288,17 +291,17 @@ def _add_meant(meant: dict[str, _Value], key: str, value: _Value, found: _Findin
     meant[key] = value
 
 
-def _meant(alias: Alias, value: _Value, found: _Findings) -> dict[str, _Value]:
-    """The settings that another server's option sets here."""
+def _meant(name: str, meaning: Meaning, value: _Value, found: _Findings) -> dict[str, _Value]:
+    """The settings that another server's option, or a platform's variable, sets here."""
     if not value.text.strip():
         return {}
     try:
-        said = alias.meaning(value.text.strip())
+        said = meaning(value.text.strip())
     except ValueError as error:
-        found.errors.append(f"{alias.name} = {value.text.strip()} ({value.source}): {error}")
+        found.errors.append(f"{name} = {value.text.strip()} ({value.source}): {error}")
         return {}
     if said.unused:
-        found.info(no_effect(said.unused_part or alias.name, value.source, said.unused))
+        found.info(no_effect(said.unused_part or name, value.source, said.unused))
     return {key: replace(value, text=text) for key, text in said.settings.items()}
 
 
@@ -312,6 +315,40 @@ def _profile(strong: Sequence[_Layer]) -> _Layer:
     if any(_text(strong, key) for key in KEYS):
         values.pop("disable_token_authorization", None)
     return _Layer(source, values)
+
+
+def _platform(strong: Sequence[_Layer], environ: Mapping[str, str], found: _Findings) -> tuple[str, _Layer, _Layer]:
+    """The platform's name (`auto` if the environment tells none), the settings that its variables set, and its defaults. An unknown name is reported when its
+    setting is parsed."""
+    named = _text(strong, "platform").lower() or platforms.AUTO
+    told = platforms.told(environ) if named == platforms.AUTO else {}
+    if len(told) > 1:
+        variables = " and ".join(f"{variable} ({name})" for name, variable in told.items())
+        found.errors.append(f"platform: the environment has {variables}: name one of them, or none")
+    name = next(iter(told), named)
+    chosen = platforms.BY_NAME.get(name)
+    if chosen is None:
+        return named, _Layer("environment", {}), _Layer("platform", {})
+    if unknown := chosen.unknown(environ):
+        found.info(f"{', '.join(unknown)} in the environment: unknown variables of {name}, which set nothing")
+    meant: dict[str, _Value] = {"platform": _Value(name, f"environment {told[name]}")} if told else {}
+    for variable in chosen.variables:
+        if variable.meaning is not None and environ.get(variable.name, "").strip():
+            value = _Value(environ[variable.name], f"environment {variable.name}")
+            meant |= _meant(variable.name, variable.meaning, value, found)
+    try:
+        defaults = {key: _Value(text, f"platform {name}") for key, text in chosen.defaults(environ).items()}
+    except ValueError as error:
+        found.errors.append(str(error))
+        defaults = {}
+    if any(_text(strong, key) for key in KEYS):
+        defaults.pop("disable_token_authorization", None)
+    return name, _Layer("environment", meant), _Layer(f"platform {name}", defaults)
+
+
+def told_platform() -> bool:
+    """Whether this process's environment tells a platform."""
+    return bool(platforms.told(os.environ))
 
 
 def _mlserver(

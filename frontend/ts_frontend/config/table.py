@@ -18,12 +18,14 @@ from typing import Any
 from ts_frontend.config.addresses import Address, is_loopback, unix_path
 from ts_frontend.config.foreign.aliases import PROFILES
 from ts_frontend.config.foreign.mlserver import MLServerDefaults
+from ts_frontend.config.foreign.platforms import AUTO, NONE, PLATFORMS
 from ts_frontend.config.kinds import (
     BOOLEAN,
     EXTRA_PORTS,
     HOST,
     HOSTS,
     KEYS,
+    MEMORY,
     MODE,
     MODELS,
     OPEN_INFERENCE,
@@ -298,6 +300,28 @@ class ServerConfig:
         "the server whose ports and behaviour become the defaults (docs/profiles.md)",
         restored=False,
     )
+    platform: str = _own(
+        choice(AUTO, *PLATFORMS, NONE),
+        AUTO,
+        "the platform whose variables, paths and headers count (docs/platforms.md); `auto`: the one whose variables "
+        "are in the environment",
+        restored=False,
+    )
+    health_route: str | None = _own(
+        TEXT, None, "one more path of HTTP inference that answers like /ping", restored=False
+    )
+    predict_route: str | None = _own(
+        TEXT,
+        None,
+        "one more path of HTTP inference: predictions of the only model, in Vertex AI's form",
+        restored=False,
+    )
+    session_expires_s: float = _own(
+        number(),
+        0.0,
+        "seconds without a request after which a session of SageMaker's ends; 0: no sessions. "
+        "`ts_header_key_sequence_id` names its header",
+    )
     host: str | None = _own(
         HOST,
         None,
@@ -473,6 +497,12 @@ class ServerConfig:
     model_memory_max: int = _own(whole(), 0, "bytes of memory that all models on demand may use together; 0: no limit")
     model_gpu_memory_max: int = _own(
         whole(), 0, "bytes of memory on GPUs that all models on demand may use together; 0: no limit"
+    )
+    registered_memory_max: int = _own(
+        MEMORY,
+        0,
+        "bytes of measured memory that all models may use together: a register call that exceeds it is answered with "
+        "507; 0: no limit; `auto`: 85 % of the machine's or the container's memory",
     )
     exit_on_error: bool = _own(
         SWITCH,

@@ -130,7 +130,7 @@ def canonical(name: str) -> str:
 # --- meanings
 
 
-def _sets(*keys: str) -> Meaning:
+def sets(*keys: str) -> Meaning:
     """A meaning that sets each of these settings to the text."""
     return lambda text: Said(dict.fromkeys(keys, text))
 
@@ -155,7 +155,7 @@ def _only(value: bool, reason: str) -> Meaning:
     return meaning
 
 
-def _nothing(why: str) -> Meaning:
+def nothing(why: str) -> Meaning:
     return lambda text: Said({}, why)
 
 
@@ -166,7 +166,7 @@ def _refused(why: str) -> Meaning:
     return meaning
 
 
-def _seconds(key: str) -> Meaning:
+def seconds(key: str) -> Meaning:
     """A meaning that converts milliseconds to whole seconds, at least 1."""
 
     def meaning(text: str) -> Said:
@@ -236,13 +236,13 @@ _TUNES = "it tunes a part that this server doesn't have"
 
 _ROWS = (
     # ports and addresses
-    Alias("grpc_port", "Dynamo, Triton, KServe, MLServer", _sets("grpc_inference_port"), "`grpc_inference_port`",
+    Alias("grpc_port", "Dynamo, Triton, KServe, MLServer", sets("grpc_inference_port"), "`grpc_inference_port`",
           env=("DYNAMO_GRPC_PORT",)),
-    Alias("port", "MAX", _sets("http_port"), "`http_port`"),
-    Alias("grpc_metrics_port", "Dynamo", _sets("metrics_port"), "`metrics_port`"),
-    Alias("grpc_address", "Triton", _sets("grpc_inference_address"), "`grpc_inference_address`"),
-    Alias("http_address", "Triton", _sets("http_host"), "`http_host`"),
-    Alias("extra_grpc_port", "this server", _sets("grpc_extra_ports"), "`grpc_extra_ports`"),
+    Alias("port", "MAX", sets("http_port"), "`http_port`"),
+    Alias("grpc_metrics_port", "Dynamo", sets("metrics_port"), "`metrics_port`"),
+    Alias("grpc_address", "Triton", sets("grpc_inference_address"), "`grpc_inference_address`"),
+    Alias("http_address", "Triton", sets("http_host"), "`http_host`"),
+    Alias("extra_grpc_port", "this server", sets("grpc_extra_ports"), "`grpc_extra_ports`"),
     Alias("reuse_grpc_port", "Triton", _only(False, "a port has one owner here"), "only `false`", True),
     Alias("reuse_http_port", "Triton", _only(False, "a port has one owner here"), "only `false`", True),
     Alias("triton_metrics_address", "Triton", _metrics_host, "`metrics_host`; a URL: `metrics_address`",
@@ -252,43 +252,43 @@ _ROWS = (
     Alias("allow_http", "Triton", _tritons("enable_http"), "`enable_http`, with `profile=triton` unless one is named",
           True),
     Alias("allow_metrics", "Triton", _turns("enable_metrics_api"), "`enable_metrics_api`", True),
-    Alias("model_load_thread_count", "Triton", _sets("loads_at_once_max"), "`loads_at_once_max`"),
-    Alias("allow_cpu_metrics", "Triton", _nothing("disable_system_metrics turns them off"),
+    Alias("model_load_thread_count", "Triton", sets("loads_at_once_max"), "`loads_at_once_max`"),
+    Alias("allow_cpu_metrics", "Triton", nothing("disable_system_metrics turns them off"),
           "no effect; `disable_system_metrics` turns system metrics off", True),
-    Alias("allow_gpu_metrics", "Triton", _nothing("disable_system_metrics turns them off"),
+    Alias("allow_gpu_metrics", "Triton", nothing("disable_system_metrics turns them off"),
           "no effect; `disable_system_metrics` turns system metrics off", True),
     Alias("kserve_grpc_server", "Dynamo", _only(True, f"gRPC {_ALWAYS_SERVED}"), "only `true`", True),
     # KServe and aiSSEMBLE: as arguments, in the environment, and in oip.properties
-    Alias("kserve_http_port", "aiSSEMBLE", _sets("http_port"), "`http_port`", env=("KSERVE_HTTP_PORT",)),
-    Alias("kserve_grpc_port", "aiSSEMBLE", _sets("grpc_inference_port"), "`grpc_inference_port`",
+    Alias("kserve_http_port", "aiSSEMBLE", sets("http_port"), "`http_port`", env=("KSERVE_HTTP_PORT",)),
+    Alias("kserve_grpc_port", "aiSSEMBLE", sets("grpc_inference_port"), "`grpc_inference_port`",
           env=("KSERVE_GRPC_PORT",)),
-    Alias("kserve_workers", "aiSSEMBLE", _sets("default_workers_per_model"), "`default_workers_per_model`",
+    Alias("kserve_workers", "aiSSEMBLE", sets("default_workers_per_model"), "`default_workers_per_model`",
           env=("KSERVE_WORKERS",)),
-    Alias("kserve_max_threads", "aiSSEMBLE", _nothing(_ANY), "no effect: any number of calls can be open",
+    Alias("kserve_max_threads", "aiSSEMBLE", nothing(_ANY), "no effect: any number of calls can be open",
           env=("KSERVE_MAX_THREADS",)),
-    Alias("kserve_max_asyncio_workers", "aiSSEMBLE", _nothing(_ANY), "no effect: any number of calls can be open",
+    Alias("kserve_max_asyncio_workers", "aiSSEMBLE", nothing(_ANY), "no effect: any number of calls can be open",
           env=("KSERVE_MAX_ASYNCIO_WORKERS",)),
-    Alias("kserve_enable_grpc", "aiSSEMBLE", _sets("enable_grpc"), "`enable_grpc`", True, env=("KSERVE_ENABLE_GRPC",)),
-    Alias("kserve_enable_docs_url", "aiSSEMBLE", _sets("enable_docs_url"), "`enable_docs_url`", True,
+    Alias("kserve_enable_grpc", "aiSSEMBLE", sets("enable_grpc"), "`enable_grpc`", True, env=("KSERVE_ENABLE_GRPC",)),
+    Alias("kserve_enable_docs_url", "aiSSEMBLE", sets("enable_docs_url"), "`enable_docs_url`", True,
           env=("KSERVE_ENABLE_DOCS_URL",)),
-    Alias("kserve_enable_latency_logging", "aiSSEMBLE", _nothing(_LATENCY), "no effect, except in their own programs",
+    Alias("kserve_enable_latency_logging", "aiSSEMBLE", nothing(_LATENCY), "no effect, except in their own programs",
           True, env=("KSERVE_ENABLE_LATENCY_LOGGING",)),
-    Alias("kserve_access_log_format", "aiSSEMBLE", _sets("access_log_format"), "`access_log_format`",
+    Alias("kserve_access_log_format", "aiSSEMBLE", sets("access_log_format"), "`access_log_format`",
           env=("KSERVE_ACCESS_LOG_FORMAT",)),
-    Alias("workers", "KServe", _sets("default_workers_per_model"), "`default_workers_per_model`"),
-    Alias("max_threads", "KServe", _nothing(_ANY), "no effect: any number of calls can be open"),
-    Alias("max_asyncio_workers", "KServe", _nothing(_ANY), "no effect: any number of calls can be open"),
-    Alias("enable_latency_logging", "KServe", _nothing(_LATENCY), "no effect, except in their own programs", True),
-    Alias("model_name", "KServe", _sets("load_models"),
+    Alias("workers", "KServe", sets("default_workers_per_model"), "`default_workers_per_model`"),
+    Alias("max_threads", "KServe", nothing(_ANY), "no effect: any number of calls can be open"),
+    Alias("max_asyncio_workers", "KServe", nothing(_ANY), "no effect: any number of calls can be open"),
+    Alias("enable_latency_logging", "KServe", nothing(_LATENCY), "no effect, except in their own programs", True),
+    Alias("model_name", "KServe", sets("load_models"),
           "`load_models`: a model of the store, by name; beside `--model` or `--model-path`, that model's name"),
-    Alias("grpc_max_send_message_length", "KServe", _sets("max_response_size"), "`max_response_size`, bytes"),
-    Alias("grpc_max_receive_message_length", "KServe", _sets("max_request_size"), "`max_request_size`, bytes"),
+    Alias("grpc_max_send_message_length", "KServe", sets("max_response_size"), "`max_response_size`, bytes"),
+    Alias("grpc_max_receive_message_length", "KServe", sets("max_request_size"), "`max_request_size`, bytes"),
     Alias("ssl_certfile", "KServe", _sets_and("certificate_file", use_tls="true"),
           "`certificate_file`, with `use_tls=true`"),
-    Alias("ssl_keyfile", "KServe", _sets("private_key_file"), "`private_key_file`"),
-    Alias("log_config_file", "KServe", _sets("log_config"), "`log_config`"),
+    Alias("ssl_keyfile", "KServe", sets("private_key_file"), "`private_key_file`"),
+    Alias("log_config_file", "KServe", sets("log_config"), "`log_config`"),
     *(
-        Alias(name, "KServe", _nothing(_TUNES), "no effect")
+        Alias(name, "KServe", nothing(_TUNES), "no effect")
         for name in (
             "configure_logging",
             "event_loop",
@@ -303,79 +303,79 @@ _ROWS = (
         )
     ),
     # workers
-    Alias("grpc_workers", "Dynamo", _sets("default_workers_per_model"),
+    Alias("grpc_workers", "Dynamo", sets("default_workers_per_model"),
           "`default_workers_per_model`: gRPC itself needs no threads here, so these are the processes that compute",
           env=("DYNAMO_GRPC_WORKERS",)),
     # TLS
-    Alias("cert_file", "Dynamo", _sets("certificate_file"), "`certificate_file`"),
-    Alias("key_file", "Dynamo", _sets("private_key_file"), "`private_key_file`"),
+    Alias("cert_file", "Dynamo", sets("certificate_file"), "`certificate_file`"),
+    Alias("key_file", "Dynamo", sets("private_key_file"), "`private_key_file`"),
     Alias("dynamo_tls_cert", "Dynamo", _sets_and("certificate_file", use_tls="true"),
           "`certificate_file`, with `use_tls=true`", env=("DYNAMO_TLS_CERT",)),
-    Alias("dynamo_tls_key", "Dynamo", _sets("private_key_file"), "`private_key_file`", env=("DYNAMO_TLS_KEY",)),
+    Alias("dynamo_tls_key", "Dynamo", sets("private_key_file"), "`private_key_file`", env=("DYNAMO_TLS_KEY",)),
     Alias("tls_cert_path", "Dynamo", _sets_and("certificate_file", use_tls="true"),
           "`certificate_file`, with `use_tls=true`"),
-    Alias("tls_key_path", "Dynamo", _sets("private_key_file"), "`private_key_file`"),
-    Alias("tls_client_ca_cert_path", "Dynamo", _sets("client_ca_file"), "`client_ca_file`"),
+    Alias("tls_key_path", "Dynamo", sets("private_key_file"), "`private_key_file`"),
+    Alias("tls_client_ca_cert_path", "Dynamo", sets("client_ca_file"), "`client_ca_file`"),
     Alias("grpc_use_ssl", "Triton", _turns("enable_grpc_ssl"), "`enable_grpc_ssl`", True),
     Alias("grpc_use_ssl_mutual", "Triton", _mutual, "`enable_grpc_ssl=true`; `--grpc-root-cert` asks for certificates",
           True),
-    Alias("grpc_server_cert", "Triton", _sets("certificate_file"), "`certificate_file`"),
-    Alias("grpc_server_key", "Triton", _sets("private_key_file"), "`private_key_file`"),
-    Alias("grpc_root_cert", "Triton", _sets("client_ca_file"), "`client_ca_file`: clients then need a certificate"),
-    Alias("grpc_header_forward_pattern", "Triton", _nothing("models get all metadata as headers"),
+    Alias("grpc_server_cert", "Triton", sets("certificate_file"), "`certificate_file`"),
+    Alias("grpc_server_key", "Triton", sets("private_key_file"), "`private_key_file`"),
+    Alias("grpc_root_cert", "Triton", sets("client_ca_file"), "`client_ca_file`: clients then need a certificate"),
+    Alias("grpc_header_forward_pattern", "Triton", nothing("models get all metadata as headers"),
           "no effect: models get all headers"),
-    Alias("http_header_forward_pattern", "Triton", _nothing("models get all headers"),
+    Alias("http_header_forward_pattern", "Triton", nothing("models get all headers"),
           "no effect: models get all headers"),
     Alias("grpc_restricted_protocol", "Triton",
           _refused("isn't there; token authorization guards every call: docs/security.md"), "refused"),
     Alias("http_restricted_api", "Triton",
           _refused("isn't there; token authorization guards every call: docs/security.md"), "refused"),
     # sizes
-    Alias("max_message_size", "Dynamo", _sets("max_request_size", "max_response_size"),
+    Alias("max_message_size", "Dynamo", sets("max_request_size", "max_response_size"),
           "`max_request_size` and `max_response_size`, bytes", env=("DYNAMO_MAX_MESSAGE_SIZE",)),
-    Alias("http_max_input_size", "Triton", _sets("max_request_size"), "`max_request_size`, bytes"),
+    Alias("http_max_input_size", "Triton", sets("max_request_size"), "`max_request_size`, bytes"),
     # gRPC's connections
-    Alias("grpc_keepalive_time", "Triton", _sets("grpc_keepalive_time_ms"), "`grpc_keepalive_time_ms`"),
-    Alias("grpc_keepalive_timeout", "Triton", _sets("grpc_keepalive_timeout_ms"), "`grpc_keepalive_timeout_ms`"),
+    Alias("grpc_keepalive_time", "Triton", sets("grpc_keepalive_time_ms"), "`grpc_keepalive_time_ms`"),
+    Alias("grpc_keepalive_timeout", "Triton", sets("grpc_keepalive_timeout_ms"), "`grpc_keepalive_timeout_ms`"),
     Alias("grpc_http2_min_recv_ping_interval_without_data", "Triton",
-          _sets("grpc_http2_min_ping_interval_without_data_ms"), "`grpc_http2_min_ping_interval_without_data_ms`"),
+          sets("grpc_http2_min_ping_interval_without_data_ms"), "`grpc_http2_min_ping_interval_without_data_ms`"),
     Alias("grpc_http2_min_recv_ping_interval_without_data_ms", "gRPC",
-          _sets("grpc_http2_min_ping_interval_without_data_ms"), "`grpc_http2_min_ping_interval_without_data_ms`"),
-    Alias("grpc_max_connection_age", "Triton", _sets("grpc_inference_max_connection_age_ms"),
+          sets("grpc_http2_min_ping_interval_without_data_ms"), "`grpc_http2_min_ping_interval_without_data_ms`"),
+    Alias("grpc_max_connection_age", "Triton", sets("grpc_inference_max_connection_age_ms"),
           "`grpc_inference_max_connection_age_ms`"),
-    Alias("grpc_max_connection_age_grace", "Triton", _sets("grpc_inference_max_connection_age_grace_ms"),
+    Alias("grpc_max_connection_age_grace", "Triton", sets("grpc_inference_max_connection_age_grace_ms"),
           "`grpc_inference_max_connection_age_grace_ms`"),
     Alias("grpc_infer_response_compression_level", "Triton",
-          _nothing("an answer is compressed as its client asks"),
+          nothing("an answer is compressed as its client asks"),
           "no effect: an answer is compressed as its client asks"),
     # models, and the shutdown
     Alias("model", "MAX", _one_model,
           "`load_models`: the model NAME of the store, or the one at a path; with `profile=max` unless one is named"),
     Alias("model_path", "MAX", _one_model, "the same"),
-    Alias("id", "Triton", _sets("server_id"), "`server_id`"),
-    Alias("exit_timeout_secs", "Triton", _sets("drain_timeout_s"), "`drain_timeout_s`"),
-    Alias("strict_model_config", "Triton", _nothing("fields that config.pbtxt omits are always filled in"),
+    Alias("id", "Triton", sets("server_id"), "`server_id`"),
+    Alias("exit_timeout_secs", "Triton", sets("drain_timeout_s"), "`drain_timeout_s`"),
+    Alias("strict_model_config", "Triton", nothing("fields that config.pbtxt omits are always filled in"),
           "no effect: fields that config.pbtxt omits are always filled in", True),
     Alias("disable_auto_complete_config", "Triton",
-          _nothing("fields that config.pbtxt omits are always filled in"), "no effect", True),
+          nothing("fields that config.pbtxt omits are always filled in"), "no effect", True),
     # logs and metrics
     Alias("log_verbose", "Triton", _verbosity, "above 0: `log_level=debug`", True),
     Alias("log_info", "Triton", _quieter("warning"), "`false`: `log_level=warning`", True),
     Alias("log_warning", "Triton", _quieter("error"), "`false`: `log_level=error`", True),
-    Alias("log_error", "Triton", _nothing("errors are always logged"), "no effect: errors are always logged",
+    Alias("log_error", "Triton", nothing("errors are always logged"), "no effect: errors are always logged",
           True),
-    Alias("triton_log_format", "Triton", _nothing("log_format is this server's"), "no effect; see `log_format`",
+    Alias("triton_log_format", "Triton", nothing("log_format is this server's"), "no effect; see `log_format`",
           spelt="--log-format"),
-    Alias("triton_metrics_config", "Triton", _nothing("there is one way to count"), "no effect",
+    Alias("triton_metrics_config", "Triton", nothing("there is one way to count"), "no effect",
           spelt="--metrics-config"),
     Alias("trace_config", "Triton", _trace_config,
           "`level`, `rate`, `count`: `trace_level`, `trace_rate`, `trace_count`; `opentelemetry,url`: `otlp_endpoint`; "
           "can be repeated", repeated=True),
     Alias("log_file", "Triton", _refused("isn't there; LOG_LOCATION names the directory of the log files"), "refused"),
-    Alias("metrics_interval_ms", "Triton", _seconds("metric_time_interval"), "`metric_time_interval`, whole seconds"),
+    Alias("metrics_interval_ms", "Triton", seconds("metric_time_interval"), "`metric_time_interval`, whole seconds"),
     # tuning of Triton's own parts
     *(
-        Alias(name, "Triton", _nothing(_TUNES), "no effect")
+        Alias(name, "Triton", nothing(_TUNES), "no effect")
         for name in (
             "allow_sagemaker",
             "allow_vertex_ai",

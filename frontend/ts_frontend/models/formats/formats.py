@@ -15,6 +15,7 @@ from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
 from ts_frontend.models.formats.mlserver import MLServerFormat
 from ts_frontend.models.formats.program import ProgramFormat
+from ts_frontend.models.formats.script import ScriptFormat
 from ts_frontend.models.formats.torchserve import TorchServeFormat, bare
 from ts_frontend.models.formats.triton import TritonFormat
 from ts_frontend.models.formats.weights import WeightsFormat
@@ -37,6 +38,7 @@ def known_formats(config: ServerConfig, *, env: Mapping[str, str], work_dir: Pat
             MLServerFormat(config.mlserver, config.model_store, Path.cwd() if config.mlserver.only else None),
             TritonFormat(gpus, config.default_workers_per_model),
             ProgramFormat(config, env, work_dir),
+            ScriptFormat(config.environment.get("SAGEMAKER_PROGRAM", ""), bool(config.default_service_handler)),
             WeightsFormat(handled=bool(config.default_service_handler)),
         )
     )
