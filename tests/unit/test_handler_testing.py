@@ -55,6 +55,14 @@ def handle(data, context):
     finally:
         ENDED.append(context.cancelled)
 """
+SENDS = """
+from ts.handler_utils.utils import send_intermediate_predict_response as send
+def handle(data, context):
+    for piece in "ab":
+        if data is not None:
+            send([piece], context.request_ids, "", 200, context)
+    return ["c"]
+"""
 ASYNC = """
 import asyncio
 
@@ -153,6 +161,12 @@ def test_streams_are_read_piece_by_piece_and_cancelled(load_model: Load, tmp_pat
     assert ended == [False, False, True]
     with pytest.raises(RequestFailed, match="HTTP 499, gRPC CANCELLED"):
         next(stream)
+
+
+def test_pieces_that_come_together_are_read_one_by_one(load_model: Load, tmp_path: Path) -> None:
+    model = load_model(written(tmp_path, SENDS))
+    for _ in range(50):
+        assert model.predict("x").pieces == (b"a", b"b", b"c")
 
 
 def test_a_stream_that_is_left_open_ends_with_the_model(load_model: Load, tmp_path: Path) -> None:

@@ -29,9 +29,11 @@ from ts.protocol.frames import (
     Load,
     LoadFailed,
     Message,
+    Pieces,
     Predict,
     Ready,
     Stop,
+    chunks_of,
     encode_bytes,
 )
 from ts.protocol.progress import PROGRESS_BYTES
@@ -254,6 +256,9 @@ class ServedModel:
             self._loaded.set()
         elif isinstance(message, Call):
             self._send(Failed(message.call_id, NO_SERVER_STATUS, "a model in a test has no server to call"))
+        elif isinstance(message, Pieces):
+            for chunk in chunks_of(message):
+                self._take(chunk)
         elif isinstance(message, (Chunk, Failed)):
             ended = isinstance(message, Failed) or message.last
             streamed = self._open.pop(message.job_id, None) if ended else self._open.get(message.job_id)
