@@ -121,6 +121,13 @@ class ModelExists(ServeError):
         super().__init__(f"Model version {version} is already registered for model {name}")
 
 
+class MemoryFull(ServeError):
+    """A model doesn't fit into the memory beside the others."""
+
+    remedy = "Unregister a model that isn't needed, or raise `registered_memory_max`."
+    code, http_status, type_name = Code.RESOURCE_EXHAUSTED, 507, "InsufficientStorageException"
+
+
 class DefaultVersionInUse(ServeError):
     remedy = "Make another version the default, then unregister this one."
     code, http_status, type_name = Code.FAILED_PRECONDITION, 403, "InvalidModelVersionException"

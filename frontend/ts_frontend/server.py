@@ -63,6 +63,7 @@ from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.logging.model_log import ModelLog
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry, open_metrics
 from ts_frontend.telemetry.tracing.tracing import open_tracing
+from ts_frontend.workers.admission import Admission
 from ts_frontend.workers.cluster.launcher import ClusterLauncher
 from ts_frontend.workers.demand import Demand
 from ts_frontend.workers.launchers import Launcher
@@ -176,6 +177,7 @@ class Parts:
             unregister_timeout_s=config.unregister_model_timeout,
             on_change=self._changed,
             demand=Demand(limit, measure_of(self._gpus) if limit.gpus else processes_memory),
+            admission=Admission(config.registered_memory_max, lambda: [model.pool for model in self.registry]),
         )
         if config.shared_snapshot is not None and config.dev_model is None:
             self._share(config.shared_snapshot)

@@ -30,6 +30,7 @@ EXPECTED = {
             "management_address": "http://0.0.0.0:8080",
             "model_store": "/opt/ml/models",
             "load_models": "()",
+            "default_workers_per_model": "1",
             "enable_model_api": "True",
             "registered_memory_max": "-1",
         },

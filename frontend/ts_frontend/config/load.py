@@ -1,4 +1,4 @@
-"""The sources of settings, strongest first: the command line, the environment, the config file, a profile, a platform,
+"""The sources of settings, strongest first: the command line, the environment, the config file, a platform, a profile,
 a snapshot, the defaults. The only module of the frontend that reads the environment."""
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def load_config(
     platform, variables, defaults = _platform(strong, environ, found)
     strong.insert(2, variables)
     mlserver, models = _mlserver(strong, environ, found)
-    strong_or_profile = [*strong, mlserver, _profile(strong), defaults]
+    strong_or_profile = [*strong, mlserver, defaults, _profile(strong)]
     layers = [*strong_or_profile, _found_snapshot(strong_or_profile, found)]
     config = replace(_resolved(layers, environ, found), mlserver=models, platform=platform)
     found.errors.extend(config_checks.problems(config))
@@ -318,8 +318,8 @@ def _profile(strong: Sequence[_Layer]) -> _Layer:
 
 
 def _platform(strong: Sequence[_Layer], environ: Mapping[str, str], found: _Findings) -> tuple[str, _Layer, _Layer]:
-    """The platform's name (`auto` if the environment tells none), the settings that its variables set, and its defaults. An unknown name is reported when its
-    setting is parsed."""
+    """The platform's name (`auto` if the environment tells none), the settings that its variables set, and its
+    defaults. An unknown name is reported when its setting is parsed."""
     named = _text(strong, "platform").lower() or platforms.AUTO
     told = platforms.told(environ) if named == platforms.AUTO else {}
     if len(told) > 1:
@@ -343,6 +343,8 @@ def _platform(strong: Sequence[_Layer], environ: Mapping[str, str], found: _Find
         defaults = {}
     if any(_text(strong, key) for key in KEYS):
         defaults.pop("disable_token_authorization", None)
+    if any(_text(strong, key) for key in platforms.NAMING):
+        defaults = {key: value for key, value in defaults.items() if key not in platforms.NAMING}
     return name, _Layer("environment", meant), _Layer(f"platform {name}", defaults)
 
 

@@ -19,6 +19,7 @@ from ts_frontend.http.management import HttpManagement
 from ts_frontend.http.open_inference import HttpOpenInference
 from ts_frontend.http.openai import HttpOpenAI
 from ts_frontend.http.openapi import HttpDescription, HttpDocs
+from ts_frontend.http.platforms import HttpPlatforms
 from ts_frontend.http.routing import (
     ANY_KEY,
     GRPC_METRICS,
@@ -181,6 +182,7 @@ ROUTES: tuple[Row, ...] = (
         yields=True,
     ),
     # SageMaker's, MMS's, and workflows
+    _inference("*", "/invocations", RUNS, HttpPlatforms.invocations, when=Switch.SAGEMAKER),
     _predict(
         *("*", "/invocations", RUNS, HttpInference.invocations),
         *("Predict, SageMaker", "invocations", ("model_name",)),
@@ -308,3 +310,13 @@ ROUTES: tuple[Row, ...] = (
         described_as="get",
     ),
 )
+
+
+def with_routes(health_route: str | None = None, predict_route: str | None = None) -> tuple[Row, ...]:
+    """The table with the two paths that Vertex AI chooses (AIP_HEALTH_ROUTE, AIP_PREDICT_ROUTE)."""
+    more = []
+    if health_route:
+        more.append(_inference("*", health_route, OPEN, HttpInference.ping, keys=()))
+    if predict_route:
+        more.append(_predict("*", predict_route, RUNS, HttpPlatforms.predict, "Predict, Vertex AI", "predict_vertex"))
+    return (*more, *ROUTES)

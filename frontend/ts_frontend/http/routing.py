@@ -45,6 +45,7 @@ class Switch(Enum):
     CONSOLE = "enable_console"
     #: The pages' files: served with either of the two before.
     PAGES = "pages"
+    SAGEMAKER = "platform=sagemaker"
 
 
 #: An unbound method of the service that answers.

@@ -121,15 +121,19 @@ class HttpInference:
         return await self._predict(request, params["model_name"], params.get("model_version"), [PREDICT], inputs)
 
     async def invocations(self, request: HttpRequest) -> HttpAnswer:
+        return await self.invoked(request, await request.body())
+
+    async def invoked(self, request: HttpRequest, body: bytes) -> HttpAnswer:
+        """Predicts with the model that the query or the form names, or the only one of the start."""
         name = Parameters(query_pairs(request)).text("model_name")
-        body = await request.body()
         if name is None:
-            name = self._only_model() or _form_field(request, body, "model_name")
+            name = self.only_model() or _form_field(request, body, "model_name")
         if name is None:
             raise InvalidArgument("Parameter model_name is required.")
         return await answer_of(self._submit(request, name, None, [PREDICT], _query_inputs(request), body))
 
-    def _only_model(self) -> str | None:
+    def only_model(self) -> str | None:
+        """The name of the only model that was loaded when the server started."""
         names = set(self._at_startup())
         return names.pop() if len(names) == 1 else None
 

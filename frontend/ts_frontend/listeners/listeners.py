@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import ts.version
 from ts_frontend.authorization.authorization import Authorization
 from ts_frontend.config.addresses import Address, bracketed, unix_path
+from ts_frontend.config.foreign.platforms import SAGEMAKER
 from ts_frontend.config.keys import KeyKind
 from ts_frontend.config.kinds import ExtraPort
 from ts_frontend.config.table import ServerConfig
@@ -38,8 +39,9 @@ from ts_frontend.http.near import Near
 from ts_frontend.http.open_inference import HttpOpenInference
 from ts_frontend.http.openai import HttpOpenAI
 from ts_frontend.http.openapi import HttpDescription, HttpDocs
+from ts_frontend.http.platforms import HttpPlatforms, Sessions
 from ts_frontend.http.request import ONLY_GRPC, BodyLimits, HttpService
-from ts_frontend.http.routes import ROUTES
+from ts_frontend.http.routes import with_routes
 from ts_frontend.http.routing import (
     GRPC_METRICS,
     HTTP_INFERENCE,
@@ -139,6 +141,7 @@ class Listeners:
         self._site = Site()
         self._started_s = time.time()
         self._http = self._http_addresses()
+        self._routes = with_routes(config.health_route, config.predict_route)
         self._services = self._http_services()
         self.served = [*self._grpc_listeners(), *self._http_listeners()]
         self.serving = Serving(self.served)
@@ -318,10 +321,20 @@ class Listeners:
             torchserve=inference,
         )
         collector = Collector(registry, self._health, self._about, self._gpus)
+        kserve = HttpKServe(registry, self._health, inference)
+        self._platforms = HttpPlatforms(
+            registry,
+            inference,
+            tensors,
+            kserve,
+            sessions=Sessions(config.session_expires_s) if config.session_expires_s else None,
+            generates=config.environment.get("SAGEMAKER_TRITON_INFERENCE_TYPE", "").lower() == "generate",
+        )
         return [
             inference,
             tensors,
-            HttpKServe(registry, self._health, inference),
+            kserve,
+            self._platforms,
             HttpOpenAI(registry, self._health),
             HttpTriton(registry, self._regions, self._log_settings, self._traces),
             HttpManagement(self._manager, registry, self._health, model_api=config.model_api_enabled),
@@ -339,7 +352,9 @@ class Listeners:
             return "its Unix socket" if address.path else f"port {self.serving.port(names[0])}"
 
         switches = self._switches()
-        return Near({api: served_rows(ROUTES, [api], switches) for names in self._http for api in names}, here, place)
+        return Near(
+            {api: served_rows(self._routes, [api], switches) for names in self._http for api in names}, here, place
+        )
 
     def _switches(self) -> list[Switch]:
         """The settings that routes depend on and that are on."""
@@ -350,17 +365,21 @@ class Listeners:
             Switch.DOCS: config.docs_enabled,
             Switch.CONSOLE: config.enable_console,
             Switch.PAGES: config.enable_console or config.docs_enabled,
+            Switch.SAGEMAKER: config.platform == SAGEMAKER,
         }
         return [switch for switch, is_on in wanted.items() if is_on]
 
     def _route_table(self, apis: Sequence[str]) -> RouteTable:
         """The routes of a listener that serves these APIs."""
         config, version, switches = self._config, ts.version.__version__, self._switches()
-        rows = served_rows(ROUTES, apis, switches)
+        rows = served_rows(self._routes, apis, switches)
         described = HttpDescription(rows, self._manager.registry, version), HttpDocs(rows, version)
         about = {"name": "torchrelay", "version": version}
         pages = HttpPages(self._site, apis, about, self._console_address, docs=config.docs_enabled)
-        return RouteTable(ROUTES, apis, switches, [*self._services, *described, pages])
+        table = RouteTable(self._routes, apis, switches, [*self._services, *described, pages])
+        if HTTP_INFERENCE in apis:
+            self._platforms.routes = table
+        return table
 
     def _about(self) -> dict[str, object]:
         """The facts about the server for the console."""

@@ -10,12 +10,14 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ts_frontend.config.parameters import WORKERS_MAX
 from ts_frontend.errors import (
     Code,
     InvalidArgument,
+    MemoryFull,
     ModelApiDisabled,
     NoWorker,
     ServeError,
@@ -30,6 +32,7 @@ from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import Requested, check_range
 from ts_frontend.models.store.store import Fetched
 from ts_frontend.tasks import ENDING, Tasks, undone_on_failure
+from ts_frontend.workers.admission import Admission, Check
 from ts_frontend.workers.demand import Demand, ResidentState, UnloadCause
 from ts_frontend.workers.failures import StartFailed
 
@@ -62,8 +65,10 @@ class ModelManager:
         unregister_timeout_s: float,
         on_change: Callable[[], None],
         demand: Demand | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self.registry = registry
+        self._admission = admission or Admission()
         self.demand = demand or Demand()
         self.loader = loader
         self.tasks = Tasks()
@@ -97,6 +102,10 @@ class ModelManager:
 
     async def _register(self, url: str, requested: Requested, synchronous: bool, signed: bool) -> Outcome:
         fetched = await self.loader.store.fetch(url, signed=signed)
+        async with self._admission.room(fetched.path) as check:
+            return await self._registered(fetched, requested, synchronous, check)
+
+    async def _registered(self, fetched: Fetched, requested: Requested, synchronous: bool, check: Check) -> Outcome:
         model = await self.add(await self.build(fetched, requested, loaded_at_startup=False))
         count, warnings = model.minimum, model.settings.warnings
         title = f'Model "{model.name}" Version: {model.version} registered with'
@@ -109,17 +118,27 @@ class ModelManager:
                 200, f"{title} 0 initial workers. Use scale workers API to add workers for the model.", warnings
             )
         if not synchronous:
-            self.tasks.background(self._scale(model, count, None))
+            self.tasks.background(self._scale_admitted(model, count, check))
             return Outcome(202, PROCESSING, warnings)
         self.entering.add(model)
         try:
             async with undone_on_failure() as undo:
                 undo.push_async_callback(self._withdraw, model)
                 await _start_workers(model, count)
+                await check(model.name, partial(self._withdraw, model))
         finally:
             self.entering.discard(model)
         self._on_change()
         return Outcome(200, f"{title} {count} initial workers", warnings)
+
+    async def _scale_admitted(self, model: Model, count: int, check: Check) -> None:
+        """Starts the workers of a model whose caller has gone; it is withdrawn if it doesn't fit."""
+        await self._scale(model, count, None)
+        try:
+            await check(model.name, partial(self._withdraw, model))
+        except MemoryFull as error:
+            log.error("Model %s was withdrawn: %s", model, error.message)
+            self._on_change()
 
     async def build(
         self, fetched: Fetched, requested: Requested, archive: Archive | None = None, *, loaded_at_startup: bool
@@ -169,13 +188,14 @@ class ModelManager:
     async def start(self, fetched: Fetched, archive: Archive, requested: Requested) -> Model:
         """Makes a model of an open archive and waits for its workers; `replace` then serves it. A failure removes it,
         and what was fetched. Raises ServeError."""
-        async with undone_on_failure() as undo:
+        async with self._admission.room(fetched.path) as check, undone_on_failure() as undo:
             undo.push_async_callback(self.loader.discard, fetched)
             model = await self.loader.build(fetched, requested, archive, loaded_at_startup=False)
             undo.pop_all()
             undo.push_async_callback(self.loader.remove, model)
             if model.settings.demand is None:
                 await _start_workers(model, model.minimum)
+                await check(model.name, partial(self.loader.remove, model))
             return model
 
     def replace(self, model: Model) -> None:

@@ -3,6 +3,7 @@ available memory."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -59,12 +60,22 @@ class WorkerLimits:
         return None
 
 
+def memory_bytes() -> int:
+    """Returns all bytes of the machine's memory or the container's, whichever is less."""
+    return min(int(psutil.virtual_memory().total), _cgroup()[0])
+
+
 def available_bytes() -> int:
     """Returns the bytes of memory available to new processes: the machine's or the container's, whichever is less."""
-    free = int(psutil.virtual_memory().available)
+    limit, used = _cgroup()
+    return min(int(psutil.virtual_memory().available), limit - used)
+
+
+def _cgroup() -> tuple[int, int]:
+    """The container's limit of memory in bytes, and its use; a large number and 0 without one."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())
     except (OSError, ValueError):
-        return free
-    return min(free, int(limit) - used) if limit.isdecimal() else free
+        return sys.maxsize, 0
+    return (int(limit), used) if limit.isdecimal() else (sys.maxsize, 0)

@@ -1,7 +1,8 @@
 """Runs SageMaker's `inference.py`: model_fn, and input_fn, predict_fn and output_fn or transform_fn.
 
 The contract is that of AWS's toolkit (docs/platforms.md). Every function may take one more argument, the context. Each
-request of a batch is answered by itself. A generator from output_fn or transform_fn streams its pieces.
+request of a batch is answered by itself. A generator from output_fn or transform_fn streams its pieces. Torch is
+imported when a default needs it: scripts of other frameworks do without.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from ts.context import Context
 from ts.handler_utils.utils import needed
 from ts.protocol.text import said
-from ts.torch_handler.devices import choose_device
-from ts.torch_handler.model_files import load_torchscript
+
+if TYPE_CHECKING:
+    import torch
 
 SCRIPT, CODE = "inference.py", "code"
 JSON, CSV, NPY, NPZ, ANY = "application/json", "text/csv", "application/x-npy", "application/x-npz", "*/*"
@@ -54,7 +55,7 @@ class InferenceScript:
 
     def __init__(self) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
-        self._device = torch.device("cpu")
+        self._gpu_id: int | None = None
         self._model: Any = None
         self._accept = os.environ.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT") or JSON
 
@@ -63,7 +64,7 @@ class InferenceScript:
         script raises passes through."""
         properties = context.system_properties
         model_dir = properties["model_dir"]
-        self._device = choose_device(properties.get("gpu_id"))
+        self._gpu_id = properties.get("gpu_id")
         self._functions = self._of_script(_script(Path(model_dir)))
         self._call("pre_model_fn", context, model_dir)
         self._model = self._call("model_fn", context, model_dir)
@@ -105,6 +106,12 @@ class InferenceScript:
 
     # --- the functions
 
+    @property
+    def _device(self) -> torch.device:
+        from ts.torch_handler.devices import choose_device
+
+        return choose_device(self._gpu_id)
+
     def _of_script(self, script: Path | None) -> dict[str, Callable[..., Any]]:
         own: dict[str, Callable[..., Any]] = {
             "model_fn": self._load,
@@ -144,14 +151,20 @@ class InferenceScript:
         if len(preferred) != 1:
             names = ", ".join(one.name for one in files) or "none"
             raise ValueError(f"a model without model_fn is one .pt or .pth file of TorchScript; there are: {names}")
+        from ts.torch_handler.model_files import load_torchscript
+
         return load_torchscript(preferred[0], self._device)
 
     def _read(self, data: Any, content_type: str) -> torch.Tensor:
+        import torch
+
         if content_type in _TEXTS:
             return torch.as_tensor(_read_text(data, content_type), dtype=torch.float32, device=self._device)
         return torch.from_numpy(_read_array(data, content_type)).to(self._device)
 
     def _predict(self, data: Any, model: Any) -> Any:
+        import torch
+
         with torch.inference_mode():
             return model.to(self._device).eval()(data)
 
@@ -179,7 +192,7 @@ def _streamed(idx: int, pieces: Iterator[Any], context: Context) -> Any:
     last: Any = b""
     for at, piece in enumerate(pieces):
         if at:
-            context._running().send({idx: last}, [idx], "Intermediate Prediction success", 200)
+            context._running().send([None] * idx + [last], [idx], "Intermediate Prediction success", 200)
         last = piece
     return last
 
@@ -221,7 +234,7 @@ def _read_array(data: bytes, content_type: str) -> Any:
 
 def _written(prediction: Any, accept: str) -> tuple[Any, str]:
     """The prediction in the first of the accepted content types that is known."""
-    value = prediction.detach().cpu().numpy() if isinstance(prediction, torch.Tensor) else prediction
+    value = prediction.detach().cpu().numpy() if hasattr(prediction, "detach") else prediction
     for content_type in (one.partition(";")[0] for one in accept.split(",")):
         if content_type in (JSON, ANY):
             return json.dumps(value, default=_plain), JSON

@@ -10,6 +10,7 @@ profile, and the profile overrides a snapshot. A listener whose port the profile
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -201,6 +202,21 @@ def _tritons(key: str) -> Meaning:
     return lambda text: Said({key: text, "profile": "triton"})
 
 
+def _hosted(platform: str) -> Meaning:
+    """A meaning for Triton's flags that serve on a platform, whose port has HTTP also with `--allow-http=false`."""
+    more = {"platform": platform, "enable_http": "true"}
+    return lambda text: Said(more if SWITCH.parse(text) else {})
+
+
+def port_range(text: str) -> Said:
+    """SageMaker's range `FIRST-LAST` for the ports that it doesn't use itself."""
+    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
+    keys = ("metrics_port", "grpc_inference_port", "grpc_management_port")
+    if found is None or int(found[2]) - int(found[1]) < len(keys) or int(found[2]) > 65535:
+        raise ValueError("allowed is a range of at least four ports, FIRST-LAST")
+    return Said({key: str(int(found[1]) + at) for at, key in enumerate(keys)})
+
+
 def _metrics_host(text: str) -> Said:
     """Triton's option is a host; TorchServe's key of this name is a URL."""
     return Said({"metrics_address" if ":/" in text else "metrics_host": text})
@@ -251,6 +267,13 @@ _ROWS = (
           True),
     Alias("allow_http", "Triton", _tritons("enable_http"), "`enable_http`, with `profile=triton` unless one is named",
           True),
+    Alias("allow_sagemaker", "Triton", _hosted("sagemaker"), "`platform=sagemaker`", True),
+    Alias("allow_vertex_ai", "Triton", _hosted("vertex"), "`platform=vertex`", True),
+    Alias("sagemaker_port", "Triton", sets("http_port"), "`http_port`"),
+    Alias("vertex_ai_port", "Triton", sets("http_port"), "`http_port`"),
+    Alias("sagemaker_safe_port_range", "Triton", port_range,
+          "`metrics_port`, `grpc_inference_port` and `grpc_management_port`, in this order"),
+    Alias("vertex_ai_default_model", "Triton", sets("load_model"), "`load_model`"),
     Alias("allow_metrics", "Triton", _turns("enable_metrics_api"), "`enable_metrics_api`", True),
     Alias("model_load_thread_count", "Triton", sets("loads_at_once_max"), "`loads_at_once_max`"),
     Alias("allow_cpu_metrics", "Triton", nothing("disable_system_metrics turns them off"),
@@ -377,8 +400,8 @@ _ROWS = (
     *(
         Alias(name, "Triton", nothing(_TUNES), "no effect")
         for name in (
-            "allow_sagemaker",
-            "allow_vertex_ai",
+            "sagemaker_thread_count",
+            "vertex_ai_thread_count",
             "backend_directory",
             "backend_config",
             "buffer_manager_thread_count",

@@ -1,7 +1,7 @@
 """The variables of hosting platforms, each with the settings of this server that it sets. Pure.
 
 A platform is named by the setting `platform`, or found by its variables. A variable counts like one of this server's
-own; the platform's other defaults are weaker than a profile's.
+own; the platform's other defaults are weaker than all that is given, and stronger than a profile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from ts_frontend.config.foreign.aliases import Meaning, Said, nothing, sets
+from ts_frontend.config.foreign.aliases import Meaning, Said, nothing, port_range, sets
 
 AUTO, NONE = "auto", "none"
 SAGEMAKER, VERTEX, AZUREML, MLFLOW = "sagemaker", "vertex", "azureml", "mlflow"
@@ -24,8 +24,15 @@ SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
 _SAGEMAKER_DIR = "/opt/ml"
 _AZURE_DIR = "/var/azureml-app"
 _MIB = 1024 * 1024
+#: Settings that name what is served: with any of them the platform's own model isn't loaded.
+NAMING = ("load_models", "model_store", "model_repository", "model_dir", "program", "dev_model")
 #: The platform's network decides who reaches the server, and nothing that a run leaves is there for the next one.
-_HOSTED = {"host": "0.0.0.0", "disable_token_authorization": "true", "ncs": "true"}
+_HOSTED = {
+    "inference_address": "http://127.0.0.1:8080",
+    "host": "0.0.0.0",
+    "disable_token_authorization": "true",
+    "ncs": "true",
+}
 
 Environ: TypeAlias = "Mapping[str, str]"
 Defaults: TypeAlias = "Callable[[Environ], dict[str, str]]"
@@ -80,15 +87,6 @@ def _level(text: str) -> Said:
     return Said({"log_level": words.get(text.lower(), text)})
 
 
-def _ports(text: str) -> Said:
-    """A range `FIRST-LAST` for the ports that the platform itself doesn't use."""
-    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
-    keys = ("metrics_port", "grpc_inference_port", "grpc_management_port")
-    if found is None or int(found[2]) - int(found[1]) < len(keys) or int(found[2]) > 65535:
-        raise ValueError("allowed is a range of at least four ports, FIRST-LAST")
-    return Said({key: str(int(found[1]) + at) for at, key in enumerate(keys)})
-
-
 def _milliseconds(text: str) -> Said:
     return Said({"default_response_timeout": str(max(1, -(-_whole(text) // 1000)))})
 
@@ -130,11 +128,12 @@ def _sagemaker(environ: Environ) -> dict[str, str]:
     if many:
         one_port = f"http://0.0.0.0:{port}"
         found |= {"inference_address": one_port, "management_address": one_port, "enable_model_api": "true"}
-        found |= {"model_store": f"{base}/models", "registered_memory_max": "auto"}
+        found |= {"model_store": f"{base}/models", "registered_memory_max": "auto", "default_workers_per_model": "1"}
     elif triton:
         found |= {"model_repository": f"{base}/model", "model_control_mode": "explicit", "load_model": triton}
+        found["exit_on_error"] = "true"
     else:
-        found |= {"model_store": f"{base}/model", "load_models": f"{MODEL}={base}/model"}
+        found |= {"model_store": f"{base}/model", "load_models": f"{MODEL}={base}/model", "exit_on_error": "true"}
         first = environ.get("SAGEMAKER_SAFE_PORT_RANGE", "").partition("-")[0]
         if first.isdecimal():
             found["management_address"] = f"http://127.0.0.1:{int(first) + 3}"
@@ -172,7 +171,7 @@ def _of_model(environ: Environ) -> dict[str, Any]:
 
 
 def _vertex(environ: Environ) -> dict[str, str]:
-    found = {**_HOSTED, "health_route": "/ping", "predict_route": "/predict"}
+    found = {**_HOSTED, "exit_on_error": "true", "health_route": "/ping", "predict_route": "/predict"}
     if source := environ.get("AIP_STORAGE_URI", "").strip().rstrip("/"):
         found |= {"load_models": f"{MODEL}={source}", "allowed_urls": f"{re.escape(source)}(/.*)?"}
     return found
@@ -183,6 +182,7 @@ def _azureml(environ: Environ) -> dict[str, str]:
     script = environ.get("AZUREML_ENTRY_SCRIPT") or "main.py"
     return {
         **_HOSTED,
+        "exit_on_error": "true",
         "inference_address": "http://127.0.0.1:5001",
         "model_store": root,
         "load_models": f"{MODEL}={root}/{script}",
@@ -192,7 +192,7 @@ def _azureml(environ: Environ) -> dict[str, str]:
 
 
 def _mlflow(environ: Environ) -> dict[str, str]:
-    return {**_HOSTED, "decode_input_request": "false"}
+    return {**_HOSTED, "exit_on_error": "true", "decode_input_request": "false"}
 
 
 # --- the table
@@ -221,7 +221,7 @@ _PLATFORMS = (
             Variable(
                 "SAGEMAKER_SAFE_PORT_RANGE",
                 "`metrics_port`, `grpc_inference_port`, `grpc_management_port` and the management port, in this order",
-                _ports,
+                port_range,
             ),
             Variable("SAGEMAKER_MULTI_MODEL", "`true`: models are registered on the one port; docs/platforms.md"),
             Variable("SAGEMAKER_BASE_DIR", "the folder of `model` or `models`; `/opt/ml`"),
@@ -254,10 +254,7 @@ _PLATFORMS = (
                 "SAGEMAKER_TRITON_OVERRIDE_PING_MODE",
                 why="/ping tells whether all models are healthy",
             ),
-            *_others(
-                "SAGEMAKER_TRITON_INFERENCE_TYPE",
-                why="/invocations takes both forms: a body with `inputs` is an inference, any other a generation",
-            ),
+            Variable("SAGEMAKER_TRITON_INFERENCE_TYPE", "`generate`: /invocations generates texts; else it infers"),
             *_others(
                 *("SAGEMAKER_TRITON_THREAD_COUNT", "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE"),
                 *("SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE", "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT"),
