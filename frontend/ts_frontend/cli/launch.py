@@ -31,12 +31,15 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.process import exits_when_terminated, pid_path, remove_orphan, running_server
 
+#: The first argument of a server's process: TorchServe's class, by which SageMaker's toolkit and scripts find it.
+MODEL_SERVER = "org.pytorch.serve.ModelServer"
 #: Removes "" from sys.path, so that a directory `ts` where the server starts isn't imported.
 COMMAND = (
     sys.executable,
     "-c",
-    "import sys; sys.path[:] = filter(None, sys.path); "
+    "import sys; sys.path[:] = filter(None, sys.path); del sys.argv[1]; "
     "from ts_frontend.cli.main import main; sys.exit(main()) # torchserve",
+    MODEL_SERVER,
 )
 CONSOLE_FILE = "console.log"
 _TAIL_LINES = 15
