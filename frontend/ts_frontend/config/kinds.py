@@ -264,6 +264,7 @@ MODE = SettingKind("octal permissions", _mode)
 HOST = SettingKind("IP address or `unix:/PATH`", parse_host)
 HOSTS = SettingKind("comma list of names and addresses", lambda text: tuple(map(parse_name, _words(text))))
 PORT = whole(0, 65535)
+PORTS = SettingKind("comma list of whole numbers", lambda text: tuple(int(PORT.parse(word)) for word in _words(text)))
 EXTRA_PORTS = SettingKind("comma list of `PORT[:DIALECT]`", _extra_ports)
 
 
