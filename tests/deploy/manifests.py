@@ -82,7 +82,8 @@ def runtimes() -> Iterator[tuple[str, Document]]:
     """KServe's runtimes by the names of their files."""
     for path in sorted((DEPLOY / "kserve").glob("*.yaml")):
         for document in documents(path):
-            yield path.stem, document
+            if document["kind"] != "Kustomization":
+                yield path.stem, document
 
 
 def pods() -> dict[str, Document]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import struct
@@ -14,24 +15,13 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-import torch
 import yaml
 
-from deploy.manifests import (
-    COMPONENTS,
-    DEPLOY,
-    NAME,
-    ROOT,
-    Document,
-    command_line,
-    documents,
-    environment,
-    kustomized,
-    pods,
-)
-from e2e.conftest import Serving, write_model
+from deploy.conftest import PODS, Pod, code_of, is_ready
+from deploy.manifests import COMPONENTS, DEPLOY, NAME, ROOT, Document, documents, kustomized, runtimes
+from e2e.conftest import Serving
 from process.test_bare_weights import written as weights_written
-from support import GUARD_S, free_port, until
+from support import GUARD_S
 from ts.protocol import open_inference_pb2 as oip
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.cli.flags import settings
@@ -41,106 +31,9 @@ from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-PODS = pods()
-DIGITS = ROOT / "model_store" / "digits.mar"
 SAMPLE = ROOT / "examples" / "digits" / "samples" / "3.png"
-#: What KServe's examples for TorchServe have in /mnt/models/config/config.properties.
-KSERVE_CONFIG = """\
-inference_address=http://0.0.0.0:8085
-management_address=http://0.0.0.0:8085
-metrics_address=http://0.0.0.0:8082
-grpc_inference_port=7070
-grpc_management_port=7071
-enable_metrics_api=true
-metrics_format=prometheus
-number_of_netty_threads=4
-job_queue_size=10
-enable_envvars_config=true
-install_py_dep_per_model=true
-model_store=/mnt/models/model-store
-model_snapshot={"name":"startup.cfg","modelCount":1,"models":{"doubling":{"1.0":{"defaultVersion":true,\
-"marName":"doubling","minWorkers":1,"maxWorkers":5,"batchSize":1,"maxBatchDelay":5000,"responseTimeout":120}}}}
-"""
-#: Doubles numbers: an instance (of the envelope `kserve`), or the elements of a tensor (`kservev2`).
-DOUBLING = """
-import numpy
-
-def handle(data, context):
-    rows = data or ()  # None at load
-    return [(2 * numpy.array(row["data"] if isinstance(row, dict) else row)).tolist() for row in rows]
-"""
-
-
-class Halves(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = torch.nn.Parameter(torch.tensor(0.5))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.part
-
-
-class Pod:
-    """A pod's server on this machine: folders below `place` instead of the mounts, free ports instead of its own."""
-
-    def __init__(self, name: str, place: Path) -> None:
-        self.spec = PODS[name]
-        (self.container,) = self.spec["containers"]
-        self.place, self.kserve = place, name.startswith("kserve/")
-        self.ports: dict[int, int] = {}
-        self._mounts = {mount["mountPath"]: place / mount["mountPath"].strip("/") for mount in self._mounted()}
-        for folder in self._mounts.values():
-            folder.mkdir(parents=True, exist_ok=True)
-        models = self._mounts["/mnt/models"]
-        if name == "kserve/torchserve":
-            (models / "config").mkdir()
-            (models / "model-store").mkdir()
-            (models / "config" / "config.properties").write_text(self.here(KSERVE_CONFIG))
-            write_model(models / "model-store", "doubling", DOUBLING)
-        elif name == "kserve/weights":
-            torch.jit.script(Halves()).save(str(models / "model.pt"))
-        elif not self.kserve:
-            shutil.copy(DIGITS, models)
-            (config,) = [one for one in kustomized() if one["kind"] == "ConfigMap"]
-            for file, text in config["data"].items():
-                (self._mounts["/etc/torchrelay"] / file).write_text(self.here(text))
-        self.words = [self.here(word) for word in command_line(self.container)]
-        self.environment = {key: self.here(value) for key, value in environment(self.container).items()}
-
-    def _mounted(self) -> list[Document]:
-        storage_initializer = [{"mountPath": "/mnt/models"}] if self.kserve else []
-        mounts: list[Document] = [*self.container["volumeMounts"], *storage_initializer]
-        volumes = {one["name"] for one in self.spec["volumes"]}
-        assert all(one["name"] in volumes for one in self.container["volumeMounts"])
-        return mounts
-
-    def here(self, text: str) -> str:
-        """The text with this machine's folders and ports."""
-        any_mount = "|".join(sorted(self._mounts, key=len, reverse=True))
-        text = re.sub(rf"(?<![\w/.-])({any_mount})(?=[/\s]|$)", lambda found: str(self._mounts[found[1]]), text)
-        return re.sub(r"(?<=[=:])([789]\d{3})\b", lambda found: str(self.port(int(found[1]))), text)
-
-    def port(self, inside: int) -> int:
-        return self.ports.setdefault(inside, free_port())
-
-    def named_port(self, port: int | str) -> int:
-        """A port's number, of a probe or a service, inside."""
-        return next((one["containerPort"] for one in self.container.get("ports", []) if one["name"] == port), 0) or int(
-            port
-        )
-
-    def probes(self) -> Iterator[tuple[str, int]]:
-        for name in ("startupProbe", "readinessProbe", "livenessProbe"):
-            if probe := self.container.get(name):
-                yield probe["httpGet"]["path"], self.named_port(probe["httpGet"]["port"])
-
-    def scraped(self) -> tuple[str, int]:
-        found: dict[str, str] = self.spec.get("annotations") or {}
-        return (
-            (found["prometheus.kserve.io/path"], int(found["prometheus.kserve.io/port"]))
-            if found
-            else ("/metrics", 8082)
-        )
+HELM = DEPLOY / "kserve" / "helm"
+KSERVE_CHART = Path(os.environ.get("KSERVE_PYTHON", "/nowhere")).parent / "charts" / "kserve-runtime-configs"
 
 
 def grace_s_of_inference_services() -> int:
@@ -163,7 +56,7 @@ def test_command_lines_are_taken_and_ports_are_listened_on(
     pod = Pod(name, tmp_path)
     config = config_of(pod, monkeypatch)
     assert not [note for note in config.notes if "no such" in note.text]
-    addresses = [config.inference_address, config.metrics_address]
+    addresses = [config.inference_address, *config.http_extra_addresses, config.metrics_address]
     outside = {one.port for one in addresses if not one.loopback}
     outside |= {config.grpc_inference_port, *(one.port for one in config.grpc_extra_ports)}
     back = {ours: inside for inside, ours in pod.ports.items()}
@@ -176,48 +69,19 @@ def test_command_lines_are_taken_and_ports_are_listened_on(
     assert Path(str(config.work_dir)).is_relative_to(tmp_path), "the root is read-only"
 
 
+def test_probes_reach_a_server_whose_models_name_loopback_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the documentation of TorchServe's image for KServe has them, whose own server is on 8080."""
+    pod = Pod("kserve/kserve-torchrelay", tmp_path)
+    file = tmp_path / "mnt/models/config/config.properties"
+    file.write_text(file.read_text().replace("0.0.0.0", "127.0.0.1"))
+    config = config_of(pod, monkeypatch)
+    assert config.inference_address.loopback
+    assert [(one.host, one.port) for one in config.http_extra_addresses] == [("0.0.0.0", pod.port(8080))]
+
+
 # --- running servers
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[[Pod], Serving]]:
-    """Starts the server of a pod with its own argv; listeners without a flag there get free ports."""
-    running: list[Serving] = []
-
-    def begin(pod: Pod) -> Serving:
-        words = pod.words[1:] if pod.words[0] == "torchserve" else pod.words
-        spare = ["--set", f"grpc_management_port={pod.port(7071)}", "--set", "drain_grace_s=0"]
-        if pod.kserve and pod.scraped()[1] == 8002:
-            spare += [f"--metrics-port={pod.port(8002)}"]
-        if "--profile=mlserver" in words:  # MLSERVER_HTTP_PORT is weaker than the tests' own config.properties
-            spare += [f"--http-port={pod.port(8080)}", f"--grpc-port={pod.port(9000)}"]
-        if "--profile=kserve" in words:
-            spare += ["--set", f"management_address=http://127.0.0.1:{pod.port(8083)}"]
-        command = [
-            sys.executable,
-            "-c",
-            "from ts_frontend.cli.main import main; main()",
-            "--foreground",
-            *words,
-            *spare,
-        ]
-        (tmp_path / "server").mkdir()
-        server = Serving(tmp_path / "server", None, {"env": pod.environment, "command": command}, [])
-        running.append(server)
-        return server.wait_started()
-
-    yield begin
-    for server in running:
-        assert server.terminate() == 0, server.log
-
-
-def code_of(port: int, path: str) -> int:
-    return httpx.get(f"http://127.0.0.1:{port}{path}").status_code
-
-
-def is_ready(pod: Pod) -> None:
-    for path, port in pod.probes():
-        until(lambda path=path, port=port: code_of(pod.port(port), path) == 200)  # type: ignore[misc]
 
 
 def test_the_deployment_answers_its_probes_and_has_the_metrics_that_scaling_asks_for(
@@ -245,7 +109,7 @@ def test_the_runtime_for_torchserve_takes_a_models_folder_as_it_is(
     tmp_path: Path, serve: Callable[[Pod], Serving]
 ) -> None:
     """KServe's v1, and TorchServe's own gRPC, on the ports of InferenceServices with `pytorch`."""
-    pod = Pod("kserve/torchserve", tmp_path)
+    pod = Pod("kserve/kserve-torchrelay", tmp_path)
     serve(pod)
     is_ready(pod)
     url = f"http://127.0.0.1:{pod.port(8080)}"
@@ -262,7 +126,7 @@ def test_the_runtime_for_torchserve_takes_a_models_folder_as_it_is(
 
 def test_the_runtime_for_torchserve_speaks_v2(tmp_path: Path, serve: Callable[[Pod], Serving]) -> None:
     """`protocolVersion: v2` and `grpc-v2` give the runtime the envelope `kservev2`."""
-    pod = Pod("kserve/torchserve", tmp_path)
+    pod = Pod("kserve/kserve-torchrelay", tmp_path)
     pod.environment["TS_SERVICE_ENVELOPE"] = "kservev2"
     serve(pod)
     is_ready(pod)
@@ -416,11 +280,82 @@ def test_kustomize_makes_of_them_what_the_tests_read(component: str, tmp_path: P
     assert by_name(yaml.safe_load_all(made)) == by_name(kustomized(folder))
 
 
+def test_the_runtime_for_torchserve_can_stand_beside_the_one_of_kserve() -> None:
+    """KServe takes new runtimes that choose no InferenceServices by themselves, and that run without rights."""
+    runtime = dict(runtimes())["kserve-torchrelay"]
+    (plan,) = documents(DEPLOY / "kserve" / "kustomization.yaml")
+    (container,) = runtime["spec"]["containers"]
+    assert runtime["metadata"]["name"] == "kserve-torchrelay"
+    assert not any(one["autoSelect"] for one in runtime["spec"]["supportedModelFormats"])
+    rights = container["securityContext"]
+    assert rights["runAsNonRoot"] and rights["capabilities"] == {"drop": ["ALL"]}
+    assert not rights["privileged"] and not rights["allowPrivilegeEscalation"]
+    assert container["image"] == f"{plan['images'][0]['name']}:replace"
+
+
+Render = Callable[[Path, Document], Document]
+
+
+@pytest.fixture
+def render(client_python: Callable[[str], Path], client_env: dict[str, str]) -> Render:
+    """`render(chart, values)`: the runtime for TorchServe that Helm makes of a chart."""
+
+    def rendered(chart: Path, values: Document) -> Document:
+        command = [str(client_python("helm")), str(Path(__file__).with_name("helm.py")), str(chart)]
+        done = subprocess.run(
+            command, input=json.dumps(values), env=client_env, capture_output=True, text=True, timeout=GUARD_S
+        )
+        assert done.returncode == 0, done.stderr
+        every: list[Document] = [one for one in yaml.safe_load_all(done.stdout) if one]
+        (found,) = [one for one in every if one["metadata"]["name"] == "kserve-torchrelay"]
+        return found
+
+    return rendered
+
+
+@pytest.mark.external
+def test_helm_writes_its_values_into_the_runtime(tmp_path: Path, render: Render) -> None:
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: alone\nversion: 0.1.0\n")
+    shutil.copy(HELM / "values.yaml", tmp_path)
+    shutil.copy(HELM / "clusterservingruntimes-patch.yaml", tmp_path / "templates")
+    container = {"name": "kserve-container", "image": "torchrelay:latest", "imagePullPolicy": "IfNotPresent"}
+    assert render(tmp_path, {})["spec"] == {"disabled": False, "containers": [container]}
+    more: Document = {"disabled": True, "image": "here/mine", "tag": "7", "imagePullSecrets": [{"name": "key"}]}
+    more |= {"imagePullPolicy": "Always", "securityContext": {"runAsUser": 7, "capabilities": {"drop": ["ALL"]}}}
+    container |= {"image": "here/mine:7", **{key: more[key] for key in ("imagePullPolicy", "securityContext")}}
+    wanted = {"disabled": True, "containers": [container], "imagePullSecrets": [{"name": "key"}]}
+    assert render(tmp_path, {"kserve": {"servingruntime": {"torchrelay": more}}})["spec"] == wanted
+
+
+@pytest.mark.external
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, with kustomize 5")
+@pytest.mark.skipif(not KSERVE_CHART.is_dir(), reason="KSERVE_PYTHON names no folder `python` of a checkout of KServe")
+def test_the_chart_of_kserve_makes_what_kustomize_makes(tmp_path: Path, render: Render) -> None:
+    """With our parts in the places that UPSTREAM.md names."""
+    command = ["kubectl", "kustomize", str(DEPLOY / "kserve")]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, check=True).stdout
+    chart = tmp_path / "chart"
+    shutil.copytree(KSERVE_CHART, chart)
+    resources, patch = (
+        chart / "files/runtimes" / name for name in ("resources.yaml", "clusterservingruntimes-patch.yaml")
+    )
+    resources.write_text(f"{resources.read_text()}---\n{made}")
+    before, end, after = patch.read_text().rpartition("{{- end }}")
+    patch.write_text(before + (HELM / patch.name).read_text() + end + after)
+    (values,) = documents(HELM / "values.yaml")
+    values["kserve"]["servingruntime"]["enabled"] = True
+    found = render(chart, values)
+    assert found["spec"].pop("disabled") is False
+    assert found["spec"]["containers"][0].pop("imagePullPolicy") == "IfNotPresent"
+    assert found == yaml.safe_load(made)
+
+
 @pytest.mark.external
 def test_every_manifest_fits_the_published_types(tmp_path: Path) -> None:
     """The types of Kubernetes' and KServe's own client packages read every document, and know every key in it."""
     python = Path(sys.prefix) / "clients" / "kserve" / "bin" / "python"
-    every = [one for path in sorted((DEPLOY / "kserve").glob("*.yaml")) for one in documents(path)]
+    every = [one for _, one in runtimes()]
     every += [one for components in [(), *((one,) for one in COMPONENTS)] for one in kustomized(*components)]
     (tmp_path / "all.json").write_text(json.dumps(every))
     checker = Path(__file__).with_name("schemas.py")

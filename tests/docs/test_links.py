@@ -12,7 +12,7 @@ import pytest
 
 def pages(root: Path) -> Iterator[Path]:
     yield from root.glob("*.md")
-    for folder in ("docs", "examples", "benchmarks"):
+    for folder in ("docs", "examples", "benchmarks", "deploy"):
         yield from (page for page in (root / folder).rglob("*.md") if "node_modules" not in page.parts)
 
 

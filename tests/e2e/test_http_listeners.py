@@ -65,6 +65,19 @@ def test_three_equal_addresses_are_one_listener(start: Any) -> None:
     assert {"/ping", "/models", "/metrics"} <= ask(port, "GET", "/api-description")[1]["paths"].keys()
 
 
+def test_further_ports_of_inference_answer_as_the_first(start: Any) -> None:
+    port = free_port()
+    addresses = dict.fromkeys(("inference_address", "management_address"), f"http://127.0.0.1:{port}")
+    server = start(**addresses, http_extra_ports="0,0")
+    ports = {server.port(f"http_inference_{number}") for number in (2, 3)}
+    assert len(ports | {port}) == 3
+    assert kinds(port) == {"inference": 200, "management": 200, "metrics": 404}
+    for extra in ports:
+        assert kinds(extra) == {"inference": 200, "management": 404, "metrics": 404}
+        status, says = ask(extra, "GET", "/models")
+        assert (status, f"port {port}" in says["message"]) == (404, True), says
+
+
 def test_without_the_metrics_api_its_port_stays_free(start: Any) -> None:
     port = free_port()
     server = start(enable_metrics_api="false", metrics_address=f"http://127.0.0.1:{port}")

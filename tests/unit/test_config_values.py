@@ -179,6 +179,12 @@ OUTSIDE = [
     {"management_address": "http://0.0.0.0:8081"},
     {"grpc_inference_address": "::"},
     {"inference_address": "http://10.0.0.1:8080"},
+    {
+        "http_extra_ports": "9000",
+        "host": "0.0.0.0",
+        "inference_address": "http://[::1]",
+        "grpc_inference_address": "::1",
+    },
 ]
 
 

@@ -185,6 +185,9 @@ def _ports(config: ServerConfig) -> Iterator[str]:
         shared.add(address)
         if address.port or address.path:
             yield from _claim(config, taken, key, (address.path or address.host, address.port))
+    for number, extra in enumerate(config.http_extra_addresses, 1):
+        if extra.port:
+            yield from _claim(config, taken, f"http_extra_ports[{number}]", (extra.host, extra.port))
 
 
 def _grpc_places(config: ServerConfig) -> Iterator[tuple[str, str, int]]:

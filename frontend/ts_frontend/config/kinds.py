@@ -266,6 +266,7 @@ HOSTS = SettingKind("comma list of names and addresses", lambda text: tuple(map(
 PORT = whole(0, 65535)
 #: -1 for `auto`.
 MEMORY = SettingKind("whole number \\| `auto`", lambda text: -1 if text.lower() == "auto" else whole().parse(text))
+PORTS = SettingKind("comma list of whole numbers", lambda text: tuple(int(PORT.parse(word)) for word in _words(text)))
 EXTRA_PORTS = SettingKind("comma list of `PORT[:DIALECT]`", _extra_ports)
 
 

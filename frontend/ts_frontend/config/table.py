@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from tempfile import gettempdir
 from types import MappingProxyType
@@ -34,6 +34,7 @@ from ts_frontend.config.kinds import (
     PATTERN,
     PATTERNS,
     PORT,
+    PORTS,
     PROGRAMS,
     SWITCH,
     TEXT,
@@ -333,6 +334,12 @@ class ServerConfig:
     http_port: int | None = _own(PORT, None, "port of `inference_address`", restored=False)
     metrics_host: str | None = _own(HOST, None, "host of `metrics_address`", restored=False)
     metrics_port: int | None = _own(PORT, None, "port of `metrics_address`", restored=False)
+    http_extra_ports: tuple[int, ...] = _own(
+        PORTS,
+        (),
+        "more ports of HTTP inference, on `host` if it is set, otherwise on the host of `inference_address`",
+        restored=False,
+    )
     grpc_extra_ports: tuple[ExtraPort, ...] = _own(
         EXTRA_PORTS,
         (),
@@ -712,11 +719,21 @@ class ServerConfig:
         """True if other machines can reach neither inference nor management addresses."""
         return not self.outside_addresses()
 
+    @property
+    def http_extra_addresses(self) -> tuple[Address, ...]:
+        """The addresses of `http_extra_ports`; none if HTTP inference is off or a Unix socket."""
+        first = self.inference_address
+        if first.path or not self.enable_http:
+            return ()
+        return tuple(replace(first, host=self.host or first.host, port=port) for port in self.http_extra_ports)
+
     def outside_addresses(self) -> tuple[str, ...]:
         """Keys of the inference and management addresses that other machines can reach."""
         urls = {"inference_address": self.inference_address, "management_address": self.management_address}
         hosts = {key: getattr(self, key) for key in ("grpc_inference_address", "grpc_management_address")}
         outside = [key for key, url in urls.items() if not url.loopback]
+        if not all(url.loopback for url in self.http_extra_addresses):
+            outside.append("http_extra_ports")
         return (*outside, *(key for key, host in hosts.items() if not is_loopback(host)))
 
     @property

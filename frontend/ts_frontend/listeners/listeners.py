@@ -171,6 +171,8 @@ class Listeners:
         found = {name: self._grpc_address(name, host) for name, host in hosts.items()}
         for names, address in self._http.items():
             found |= dict.fromkeys(names, str(replace(address, port=self.serving.port(names[0]))))
+        for name, address in self._extra_http.items():
+            found[name] = str(replace(address, port=self.serving.port(name)))
         return found
 
     def _grpc_address(self, name: str, host: str) -> str:
@@ -301,6 +303,12 @@ class Listeners:
             addresses[HTTP_METRICS] = config.metrics_address
         return sharing(addresses)
 
+    @property
+    def _extra_http(self) -> Mapping[str, Address]:
+        """Returns further listeners of HTTP inference by their names."""
+        extra = self._config.http_extra_addresses
+        return {f"{HTTP_INFERENCE}_{number}": address for number, address in enumerate(extra, 2)}
+
     def _http_services(self) -> list[object]:
         """Makes the services that have the routes' functions."""
         config, registry = self._config, self._manager.registry
@@ -404,16 +412,19 @@ class Listeners:
         return f"{address}{CONSOLE_PATH}" if address.startswith("http") else ""
 
     def _http_listeners(self) -> list[Listener]:
-        return [self._http_listener(names, address) for names, address in self._http.items()]
+        return [
+            *(self._http_listener(names[0], names, address) for names, address in self._http.items()),
+            *(self._http_listener(name, [HTTP_INFERENCE], address) for name, address in self._extra_http.items()),
+        ]
 
-    def _http_listener(self, names: Sequence[str], address: Address) -> Listener:
-        config, table = self._config, self._route_table(names)
+    def _http_listener(self, name: str, apis: Sequence[str], address: Address) -> Listener:
+        config, table = self._config, self._route_table(apis)
         app: HttpService = self._http_app(
             table,
             address.host,
-            with_models=HTTP_INFERENCE in names,
-            managed=HTTP_MANAGEMENT in names,
-            near=self._near(names),
+            with_models=HTTP_INFERENCE in apis,
+            managed=HTTP_MANAGEMENT in apis,
+            near=self._near(apis),
         )
         if self._tracing is not None:
             from ts_frontend.http.tracing import traced  # OpenTelemetry is an extra
@@ -430,8 +441,8 @@ class Listeners:
             write_s_max=config.write_timeout_s,
             unread=self._unread,
         )
-        path, mode, flooded = address.path, self._path_mode, self._flooded(names[0])
-        return Listener(names[0], address.host, address.port, {}, limits, tls, app, path, mode, flooded)
+        path, mode, flooded = address.path, self._path_mode, self._flooded(name)
+        return Listener(name, address.host, address.port, {}, limits, tls, app, path, mode, flooded)
 
     def _flooded(self, api: str) -> Callable[[], None]:
         """Returns the counter for an API's connections whose clients reset too many streams."""

@@ -258,6 +258,7 @@ _ROWS = (
     Alias("grpc_metrics_port", "Dynamo", sets("metrics_port"), "`metrics_port`"),
     Alias("grpc_address", "Triton", sets("grpc_inference_address"), "`grpc_inference_address`"),
     Alias("http_address", "Triton", sets("http_host"), "`http_host`"),
+    Alias("extra_http_port", "this server", sets("http_extra_ports"), "`http_extra_ports`"),
     Alias("extra_grpc_port", "this server", sets("grpc_extra_ports"), "`grpc_extra_ports`"),
     Alias("reuse_grpc_port", "Triton", _only(False, "a port has one owner here"), "only `false`", True),
     Alias("reuse_http_port", "Triton", _only(False, "a port has one owner here"), "only `false`", True),
