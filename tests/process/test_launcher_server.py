@@ -8,10 +8,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from support import GUARD_S, end_server
-from ts_frontend.cli.launch import COMMAND
+from ts_frontend.cli.launch import COMMAND, MODEL_SERVER
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles
 
 STORE = Path(__file__).parents[2] / "model_store"
@@ -81,6 +82,10 @@ def test_all_loads_every_archive_and_nothing_hidden(place: Place) -> None:
     assert sorted(path.name for path in (place.directory / "elsewhere").glob("*.log") if path.name in logs) == logs
     metrics = {path.name for path in (place.directory / "numbers").iterdir()}
     assert {"model_metrics.log", "ts_metrics.log"} <= metrics
+    # AWS's toolkit looks for TorchServe's class among the arguments of all processes: exactly one has it.
+    server = psutil.Process(int((place.directory / "tmp" / ".model_server.pid").read_text()))
+    known = [one for one in (server, *server.children(recursive=True)) if MODEL_SERVER in one.cmdline()]
+    assert known == [server]
 
 
 def test_a_model_that_cannot_be_loaded_is_told_at_the_terminal(place: Place) -> None:
