@@ -223,7 +223,7 @@ def test_more_models_than_memory_are_loaded_and_unloaded_in_turn(tmp_path: Path,
 
 @pytest.mark.slow
 def test_two_hundred_models_over_the_memory_of_twenty(tmp_path: Path, hosted: Callable[..., Any]) -> None:
-    evicted(hosted, tmp_path, count=200, fitting=20, clients=32, requests=2000)
+    evicted(hosted, tmp_path, count=200, fitting=20, clients=32, requests=400)
 
 
 def test_the_contract_of_several_models(tmp_path: Path, hosted: Callable[..., Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,12 @@ import pytest
 from ts_frontend.errors import MemoryFull
 from ts_frontend.workers.admission import Admission
 from ts_frontend.workers.memory import Memory
+
+
+class Loaded:
+    """A model's pool."""
+
+    size = ready_count = 0
 
 
 class Machine:
@@ -24,12 +29,12 @@ class Machine:
 
     def measure(self, pools: Any) -> list[Memory]:
         found = [Memory(one.size) for one in pools]
-        self.most = max(self.most, sum(one.host for one in found))
+        self.most = max(self.most, sum(one.size for one in self.pools))
         return found
 
     async def load(self, size: int, files: Path, *, fails: bool = False) -> bool:
         """Whether the model was admitted."""
-        pool = SimpleNamespace(size=0, ready_count=0)
+        pool = Loaded()
 
         async def withdraw() -> None:
             self.pools.remove(pool)

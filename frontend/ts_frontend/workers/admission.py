@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ from ts_frontend.workers.pool import Pool
 
 #: The share of the machine's or the container's memory for models, with the limit `auto` (-1).
 AUTO_SHARE = 0.85
+#: Seconds for which a reading of a model's memory counts.
+READ_AGAIN_S = 1.0
 
 #: Called with the name of a loaded model, and what withdraws it. Raises MemoryFull.
 Check = Callable[[str, Callable[[], Awaitable[None]]], Awaitable[None]]
@@ -33,7 +36,9 @@ class Admission:
     ) -> None:
         self.limit = int(memory_bytes() * AUTO_SHARE) if limit < 0 else limit
         self._pools, self._measure = pools, measure
-        self._turn = asyncio.Lock()
+        self._entry, self._turn = asyncio.Lock(), asyncio.Lock()
+        #: Each pool's bytes, with the time of the reading and the number of its ready workers then.
+        self._read: dict[Pool, tuple[int, float, int]] = {}
         self._changes = Notifier()
         #: The expected bytes of each model that is being loaded, and the least and most measured of a loaded one.
         self._expected: dict[object, int] = {}
@@ -58,16 +63,17 @@ class Admission:
             self._changes.notify()
 
     async def _enter(self, one: object, files_bytes: int) -> None:
-        while True:
-            async with self._turn:
-                held = await self._held()
-                least, expected = max(files_bytes, self._least), max(files_bytes, self._most)
-                if held + least > self.limit:
-                    raise MemoryFull(self._said("A further model", held + least, "at least"))
-                if not self._expected or held + sum(self._expected.values()) + expected <= self.limit:
-                    self._expected[one] = expected
-                    return
-            await self._changes.wait()
+        async with self._entry:  # in the order of the calls
+            while True:
+                async with self._turn:
+                    held = await self._held()
+                    least, expected = max(files_bytes, self._least), max(files_bytes, self._most)
+                    if held + least > self.limit:
+                        raise MemoryFull(self._said("A further model", held + least, "at least"))
+                    if not self._expected or held + sum(self._expected.values()) + expected <= self.limit:
+                        self._expected[one] = expected
+                        return
+                await self._changes.wait()
 
     async def _check(self, name: str, withdraw: Callable[[], Awaitable[None]]) -> None:
         async with self._turn:  # one at a time, so that not two are withdrawn where one is too much
@@ -77,12 +83,22 @@ class Admission:
                 raise MemoryFull(self._said(f'Model "{name}"', held, ""))
 
     async def _held(self) -> int:
-        pools = list(self._pools())
-        found = [one.host for one in await asyncio.to_thread(self._measure, pools)]
-        loaded = [size for pool, size in zip(pools, found, strict=True) if pool.ready_count and size]
+        """The memory of all models. Reading a process costs milliseconds: what was read just now counts."""
+        pools, now_s = list(self._pools()), time.monotonic()
+        known = {pool: one for pool in pools if (one := self._read.get(pool)) is not None}
+        stale = [
+            pool
+            for pool in pools
+            if pool not in known or known[pool][1] < now_s - READ_AGAIN_S or known[pool][2] != pool.ready_count
+        ]
+        ready = [pool.ready_count for pool in stale]
+        sizes = await asyncio.to_thread(self._measure, stale)
+        found = zip(stale, sizes, ready, strict=True)
+        self._read = known | {pool: (size.host, now_s, count) for pool, size, count in found}
+        loaded = [size for size, _, count in self._read.values() if count and size]
         if loaded:
             self._least, self._most = min(loaded), max(self._most, *loaded)
-        return sum(found)
+        return sum(size for size, _, _ in self._read.values())
 
     def _said(self, what: str, needed: int, about: str) -> str:
         needs = " ".join(filter(None, (about, megabytes(needed))))

@@ -15,6 +15,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +107,7 @@ class InferenceScript:
 
     # --- the functions
 
-    @property
+    @cached_property
     def _device(self) -> torch.device:
         from ts.torch_handler.devices import choose_device
 
@@ -114,10 +115,10 @@ class InferenceScript:
 
     def _of_script(self, script: Path | None) -> dict[str, Callable[..., Any]]:
         own: dict[str, Callable[..., Any]] = {
-            "model_fn": self._load,
-            "input_fn": self._read,
-            "predict_fn": self._predict,
-            "output_fn": _written,
+            "model_fn": lambda model_dir, context: self._load(model_dir),
+            "input_fn": lambda data, content_type, context: self._read(data, content_type),
+            "predict_fn": lambda data, model, context: self._predict(data, model),
+            "output_fn": lambda prediction, accept, context: _written(prediction, accept),
         }
         if script is None:
             return own
@@ -132,17 +133,12 @@ class InferenceScript:
             raise ValueError(
                 f"{script.name} has transform_fn and {', '.join(parts)}: transform_fn does their work, too"
             )
-        for name, function in found.items():
-            _check_arguments(script.name, name, function)
-        return own | found
+        return own | {name: _called(script.name, name, function) for name, function in found.items()}
 
     def _call(self, name: str, context: Context, *arguments: Any) -> Any:
-        """Calls a function of the script, with the context if it takes one more argument; None if there is none."""
+        """Calls a function of the script, which may take the context; None if there is none."""
         function = self._functions.get(name)
-        if function is None:
-            return None
-        takes_context = len(inspect.signature(function).parameters) > len(arguments)
-        return function(*arguments, context) if takes_context else function(*arguments)
+        return None if function is None else function(*arguments, context)
 
     def _load(self, model_dir: str) -> Any:
         """The only TorchScript file of the folder, model.pt before others."""
@@ -179,12 +175,16 @@ def _script(model_dir: Path) -> Path | None:
     return next((one / name for one in folders if (one / name).is_file()), None)
 
 
-def _check_arguments(file: str, name: str, function: Callable[..., Any]) -> None:
+def _called(file: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as one that takes the context. Raises ValueError for a wrong number of arguments."""
     least, there = _FUNCTIONS[name], len(inspect.signature(function).parameters)
-    if there not in (least, least + 1):
+    if there == least:
+        return lambda *arguments: function(*arguments[:-1])
+    if there != least + 1:
         raise ValueError(
             f"{name} of {file} takes {there} arguments; it is called with {least}, or with the context, too"
         )
+    return function
 
 
 def _streamed(idx: int, pieces: Iterator[Any], context: Context) -> Any:
