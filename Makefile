@@ -25,7 +25,7 @@ TORCH_STAMP := $(VENV)/.torch_installed
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-long test-external test-slow test-compiled fuzz soak soak-measures docs bench bench-peers bench-instructions format clean FORCE
+.PHONY: help env run test test-long test-external test-slow test-compiled fuzz soak soak-measures docs wheels bench bench-peers bench-instructions format clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1 = /p' $(MAKEFILE_LIST) | awk -F' = ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -89,6 +89,10 @@ soak-measures: $(STAMP) ## how soon handlers are told, overload, memory: minutes
 docs: $(STAMP) ## build the documentation site into build/site; broken links and pages that are left out fail
 	@$(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html"
+
+wheels: $(STAMP) ## the packages of a release in dist: pure, and compiled for each Python here (some minutes each)
+	@$(PIP) -e '.[release]'
+	@$(BIN)/python ts_scripts/release.py build
 
 bench: $(STAMP) ## the benchmark; ARGS="..." are its options
 	@$(BIN)/python benchmarks/run.py $(ARGS)

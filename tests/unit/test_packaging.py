@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import configparser
-import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from support import module_of
 from ts_frontend.cli import launch
 from ts_frontend.cli import main as cli
 
@@ -169,22 +168,15 @@ def test_every_requirement_is_explained(setup: configparser.ConfigParser, root: 
     assert sorted(name for name in names if f"`{name.lower()}`" not in text) == []
 
 
-def interpreter(version: str) -> str | None:
-    """One that runs: on the PATH, or among pyenv's, whose command there may be one that only refuses."""
-    kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = [shutil.which(f"python{version}"), *map(str, kept.glob(f"{version}.*/bin/python{version}"))]
-    for one in filter(None, found):
-        if subprocess.run([one, "-c", "pass"], capture_output=True).returncode == 0:
-            return one
-    return None
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
-def test_the_code_compiles_on_every_python(version: str, setup: configparser.ConfigParser, root: Path) -> None:
+def test_the_code_compiles_on_every_python(
+    version: str, setup: configparser.ConfigParser, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the interpreters that are there; warnings, such as of escapes that will be errors, are errors."""
     assert f"Programming Language :: Python :: {version}" in words(setup["metadata"]["classifiers"])
-    python = interpreter(version)
+    monkeypatch.syspath_prepend(root / "ts_scripts")
+    python = module_of(root / "ts_scripts" / "release.py").interpreter(version)
     if python is None:
         pytest.skip(f"there is no python{version}")
     compiled = (
