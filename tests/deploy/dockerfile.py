@@ -1,20 +1,28 @@
 """Builds and runs a Dockerfile without Docker: each stage is a folder with Debian in it, each RUN a `chroot`.
 
 Of Dockerfiles it knows ARG, FROM … AS, COPY with --from, --chown and --chmod, RUN in shell form, and the settings that
-`docker inspect` shows. Anything else is an error. Needs root, debootstrap and util-linux.
+`docker inspect` shows. Variables are replaced only in ENV. Anything else is an error. Needs root,
+debootstrap and util-linux.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import shlex
 import shutil
 import signal
+import string
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from support import until
+
+#: Of cgroups.
+NUMBERS = itertools.count()
 
 
 @dataclass
@@ -52,11 +60,12 @@ def ignored_by(context: Path, path: Path) -> bool:
 
 
 class Builder:
-    """Builds the stages below `place`. `base` has the base image's files; `mounts` are folders of this machine that RUN
-    can read, too; `environment` holds RUN's variables from outside, like build arguments that needn't be declared."""
+    """Builds the stages below `place`. `base`: what every FROM begins with; `mounts` are folders of this
+    machine that RUN can read, too; `environment` holds RUN's variables from outside, like build arguments that needn't
+    be declared."""
 
     def __init__(
-        self, context: Path, base: Path, place: Path, mounts: list[Path], environment: dict[str, str], log: Path
+        self, context: Path, base: Image, place: Path, mounts: list[Path], environment: dict[str, str], log: Path
     ) -> None:
         self.context, self.base, self.place = context, base, place
         self.mounts, self.environment, self.log = mounts, environment, log
@@ -83,8 +92,8 @@ class Builder:
         words = rest.split()
         name = words[2] if len(words) == 3 else str(len(self.stages))
         root = self.place / name
-        subprocess.run(["cp", "-a", "--reflink=auto", self.base, root], check=True)
-        self.stages[name] = image = Image(root)
+        subprocess.run(["cp", "-a", "--reflink=auto", self.base.root, root], check=True)
+        self.stages[name] = image = replace(self.base, root=root, environment=dict(self.base.environment))
         return image
 
     def _do(self, image: Image, name: str, rest: str, arguments: dict[str, str]) -> None:
@@ -93,7 +102,8 @@ class Builder:
         elif name == "COPY":
             self._copy(image, shlex.split(rest))
         elif name == "ENV":
-            image.environment |= {key: value for key, _, value in (word.partition("=") for word in shlex.split(rest))}
+            words = shlex.split(string.Template(rest).substitute(arguments))
+            image.environment |= {key: value for key, _, value in (word.partition("=") for word in words)}
         elif name == "WORKDIR":
             image.directory = rest
             (image.root / rest.lstrip("/")).mkdir(parents=True, exist_ok=True)
@@ -107,7 +117,7 @@ class Builder:
             image.stop_signal = rest
         elif name == "HEALTHCHECK":
             image.health_command = json.loads(rest[rest.index("CMD") + 3 :])
-        elif name != "EXPOSE":
+        elif name not in ("EXPOSE", "LABEL"):
             raise ValueError(f"an instruction that isn't known here: {name} {rest}")
 
     def _run(self, image: Image, command: str, arguments: dict[str, str]) -> None:
@@ -118,7 +128,8 @@ class Builder:
                 "set -e",
                 *(f"mkdir -p {image.root}{one} && mount --bind {one} {image.root}{one}" for one in self.mounts),
                 f"mount -t proc proc {image.root}/proc",
-                f"exec chroot {image.root} /bin/sh -c {shlex.quote(command)}",
+                # By its path, since PATH is the image's.
+                f"exec {shutil.which('chroot')} --userspec={image.user} {image.root} /bin/sh -c {shlex.quote(command)}",
             ]
         )
         with self.log.open("ab") as log:
@@ -151,12 +162,13 @@ class Builder:
 
 @dataclass
 class Container:
-    """A container's processes. `pid`: of the first one, as this machine counts."""
+    """A container's processes. `pid`: of the first one, as this machine counts. `memory`: the cgroup that limits it."""
 
     outer: subprocess.Popen[bytes]
     pid: int
     image: Image
     user: str
+    memory: Path | None = None
 
     def inside(self, *command: str) -> list[str]:
         """A command line that runs within the container, as its user."""
@@ -172,6 +184,9 @@ class Container:
         if self.outer.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
         self.outer.wait()
+        if (group := self.memory) is not None:
+            until(lambda: not (group / "cgroup.procs").read_text())
+            group.rmdir()
 
     def _enter(self, *namespaces: str) -> list[str]:
         return ["nsenter", "--target", str(self.pid), *namespaces]
@@ -192,15 +207,35 @@ def as_user(image: Image, user: str, command: list[str]) -> list[str]:
     ]
 
 
+def memory_cgroup(name: str, limit_bytes: int) -> Path:
+    """A new cgroup with so much memory, of either version of cgroups."""
+    first = Path("/sys/fs/cgroup/memory")
+    parent, file = (first, "memory.limit_in_bytes") if first.is_dir() else (first.parent, "memory.max")
+    group = parent / name
+    group.mkdir()
+    (group / file).write_text(str(limit_bytes))
+    return group
+
+
 def run(
-    image: Image, command: list[str], *, user: str, mounts: dict[Path, str], writable: list[str], output: Path
+    image: Image,
+    command: list[str],
+    *,
+    user: str,
+    mounts: dict[Path, str],
+    writable: list[str],
+    output: Path,
+    memory_bytes: int = 0,
 ) -> Container:
     """Starts a container: a read-only root, a network with nothing but loopback, no capabilities. `mounts`: folders of
-    this machine to read, with their places inside; `writable`: folders inside that are a tmpfs."""
+    this machine to read, with their places inside; `writable`: folders inside that are a tmpfs; `memory_bytes`: of all
+    its processes, 0 for any number."""
     root = image.root
     devices = ("null", "zero", "full", "random", "urandom")
+    memory = memory_cgroup(f"torchrelay-tests-{os.getpid()}-{next(NUMBERS)}", memory_bytes) if memory_bytes else None
     script = [
         "set -e",
+        *([f"echo 0 > {memory}/cgroup.procs"] if memory else []),
         f"mount --bind {root} {root}",
         f"mount -t proc proc {root}/proc",
         f"mount -t tmpfs -o mode=755 tmpfs {root}/dev",
@@ -237,4 +272,4 @@ def run(
     while not (first := children.read_text().split()):
         if outer.poll() is not None:
             raise RuntimeError(output.read_text())
-    return Container(outer, int(first[0]), image, user)
+    return Container(outer, int(first[0]), image, user, memory)

@@ -123,6 +123,29 @@ def test_an_editable_install_cannot_be_compiled(root: Path, tmp_path: Path) -> N
     assert done.returncode and "an editable install has no compiled form. Use `pip install .`" in done.stderr
 
 
+@pytest.mark.long
+def test_the_readmes_line_puts_it_in_torchserves_place(wheel: Path, root: Path, tmp_path: Path) -> None:
+    """In an environment with TorchServe, as AWS's image has it."""
+    (line,) = re.findall(r"^RUN (pip uninstall .*)$", (root / "README.md").read_text(), re.MULTILINE)
+    env, constraint = tmp_path / "env", tmp_path / "constraint"
+    constraint.write_text(f"torchrelay @ {wheel.as_uri()}\n")
+    subprocess.run([sys.executable, "-m", "venv", env], check=True)
+
+    def said(command: str) -> str:
+        path = f"{env / 'bin'}:{os.environ['PATH']}"
+        environment = os.environ | {"PATH": path, "PIP_CONSTRAINT": str(constraint), "PIP_QUIET": "2"}
+        done = subprocess.run(["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    said("pip install torchserve==0.12.0 torch-model-archiver")
+    assert list(env.rglob("model-server.jar"))
+    said(line)
+    assert not list(env.rglob("model-server.jar"))
+    assert "torchrelay" in said("torchserve --version") and "--export-path" in said("torch-model-archiver --help")
+    said("pip check && python -c 'from ts_frontend.cli.launch import rivals; assert not rivals(), rivals()'")
+
+
 def test_everything_imports_from_the_wheel_alone(unpacked: Path, tmp_path: Path) -> None:
     """In isolated mode, with the installed packages but without the checkout; no module needs torch to be imported."""
     packages = sysconfig.get_paths()["purelib"]
