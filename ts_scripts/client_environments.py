@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = ROOT / "tests" / "clients"
 PLACE = Path(sys.prefix) / "clients"
 STAMP = "made-from.txt"
+#: The beginning of a file whose packages are installed without what they depend on.
+ALONE = "# Without what they depend on"
 
 
 def names() -> list[str]:
@@ -38,7 +40,8 @@ def make(name: str) -> bool:
     venv.create(folder, symlinks=True)
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--disable-pip-version-check"]
     # A test imports a small part of these packages: compiling them all would take longer than compiling that part.
-    if subprocess.run([*pip, "install", "--quiet", "--no-compile", "-r", str(file)]).returncode:
+    alone = ["--no-deps"] if file.read_text().startswith(ALONE) else []
+    if subprocess.run([*pip, "install", "--quiet", "--no-compile", *alone, "-r", str(file)]).returncode:
         return False
     (folder / STAMP).write_text(file.read_text())
     return True

@@ -70,6 +70,24 @@ class HttpOpenAI:
     async def chat_completion(self, request: HttpRequest) -> HttpAnswer:
         return await self._complete(request, CHAT)
 
+    async def other(self, request: HttpRequest) -> HttpAnswer:
+        """Answers a call that only engines know, such as embeddings: the model's handler gets the body unchanged."""
+        path = request.path.strip("/").removeprefix("openai/")
+        body = await request.body()
+        fields = json_object(body) if len(body) <= JSON_BYTES_MAX else await json_head(body)
+        model = self._find(_named(fields))
+        calls = _Calls(request)
+        try:
+            handler = await calls.known(model, self._models)
+            if not handler.speaks:
+                raise BadParameter(
+                    f"model {model.name} has no /{path[:80]}: its handler gives texts alone (docs/openai.md)", "model"
+                )
+            return await calls.passed(model, path, body)
+        except BaseException:
+            calls.cancel()
+            raise
+
     def _find(self, name: str) -> Model:
         """Returns the model of that name, or the one whose handler declares it. Raises ModelNotFound."""
         try:
@@ -84,10 +102,7 @@ class HttpOpenAI:
         body = await request.body()
         whole = len(body) <= JSON_BYTES_MAX
         fields = json_object(body) if whole else await json_head(body)
-        name = fields.get("model")
-        if not isinstance(name, str) or not name:
-            raise BadParameter("model must be the name of a model", "model")
-        model = self._find(name)
+        model = self._find(_named(fields))
         calls = _Calls(request)
         try:
             handler = await calls.known(model, self._models)
@@ -103,6 +118,14 @@ class HttpOpenAI:
         except BaseException:
             calls.cancel()
             raise
+
+
+def _named(fields: Fields) -> str:
+    """Returns the name of the model of a request. Raises BadParameter."""
+    name = fields.get("model")
+    if not isinstance(name, str) or not name:
+        raise BadParameter("model must be the name of a model", "model")
+    return name
 
 
 async def _check_large(body: bytes, fields: Fields, honours: frozenset[str]) -> None:

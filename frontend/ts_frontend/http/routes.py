@@ -122,6 +122,25 @@ def _playground() -> Iterator[Row]:
         yield run("POST", path, RUNS, function, summary, body=body)
 
 
+def _of_openai(prefix: str, described: bool = True) -> Iterator[Row]:
+    """OpenAI's calls; KServe's servers have them below /openai/v1. Engines know more calls, also Anthropic's."""
+    listed = "The names of the models, for OpenAI's and KServe's clients"
+    ready = ("A model, and whether it is ready", "ready_v1") if described else ()
+    yield _openai("GET", f"{prefix}/models", READS, HttpOpenAI.list_models, listed * described)
+    yield _openai("GET", f"{prefix}/models/{{model_name}}", OPEN, HttpOpenAI.retrieve, *ready, keys=())
+    run = partial(_openai, body=_JSON, json=True)
+    for word, function, summary in (
+        ("completions", HttpOpenAI.completion, "Complete a text, as OpenAI's API does"),
+        ("chat/completions", HttpOpenAI.chat_completion, "Complete a chat, as OpenAI's API does"),
+        ("embeddings", HttpOpenAI.other, "Embed texts, as OpenAI's API does; for models with an engine"),
+        *(
+            (word, HttpOpenAI.other, "")
+            for word in ("responses", "messages", "messages/count_tokens", "rerank", "score")
+        ),
+    ):
+        yield run("POST", f"{prefix}/{word}", RUNS, function, summary * described)
+
+
 ROUTES: tuple[Row, ...] = (
     # Descriptions
     _everywhere("OPTIONS", "/", OPEN, HttpDescription.of_server, _DESCRIPTION, "apiDescription"),
@@ -223,20 +242,11 @@ ROUTES: tuple[Row, ...] = (
     _kserve("GET", "/", READS, HttpKServe.alive, "Whether the server runs, KServe"),
     _kserve("GET", "/v1/models", READS, HttpKServe.list_models, dialect=_OPENAI),
     _kserve("GET", _V1_MODEL, OPEN, HttpKServe.ready, dialect=_OIP, keys=()),
-    _openai(
-        *("GET", "/v1/models", READS, HttpOpenAI.list_models),
-        "The names of the models, for OpenAI's and KServe's clients",
-    ),
-    _openai("GET", _V1_MODEL, OPEN, HttpOpenAI.retrieve, "A model, and whether it is ready", "ready_v1", keys=()),
-    _openai(
-        *("POST", "/v1/completions", RUNS, HttpOpenAI.completion, "Complete a text, as OpenAI's API does"),
-        body=_JSON,
-        json=True,
-    ),
-    _openai(
-        *("POST", "/v1/chat/completions", RUNS, HttpOpenAI.chat_completion, "Complete a chat, as OpenAI's API does"),
-        body=_JSON,
-        json=True,
+    *_of_openai("/v1"),
+    *_of_openai("/openai/v1", described=False),
+    *(
+        _openai("POST", f"/{word}", RUNS, HttpOpenAI.other, body=_JSON, json=True, yields=True)
+        for word in ("rerank", "tokenize", "detokenize")
     ),
     # Management
     _management("GET", "/models", READS, HttpManagement.list_models, "List models", "listModels", _PAGE),

@@ -1,0 +1,183 @@
+"""Language models in a GGUF file, run by llama.cpp in this process. Needs `xllamacpp`.
+
+The engine's own server answers: it listens on a Unix socket in a folder that nobody else can enter, and gets OpenAI's
+and Anthropic's requests as they come, so that whatever it can do is there (docs/language-models.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httptools
+
+from ts.context import Context
+from ts.handler_utils.utils import needed, row_value
+from ts.utils.util import PredictionException
+
+SUFFIX = ".gguf"
+CHAT, TEXT = "v1/chat/completions", "v1/completions"
+#: The engine's paths outside /v1 that tell nothing of other requests and change nothing.
+_PATHS = frozenset({"rerank", "tokenize", "detokenize", "apply-template", "infill"})
+#: Settings in model-config.yaml (`handler:`) and the engine's parameters.
+_SETTINGS = {
+    "contextTokens": "n_ctx",
+    "parallel": "n_parallel",
+    "batchTokens": "n_batch",
+    "gpuLayers": "n_gpu_layers",
+    "embeddings": "embedding",
+    "chatTemplate": "chat_template",
+}
+_PARALLEL = 4
+#: The longest path of a folder for sockets, whose own paths have at most 107 characters.
+_PLACE_MAX = 75
+_READ_BYTES = 64 * 1024
+_EVENTS = "text/event-stream"
+
+
+class _Head(NamedTuple):
+    status: int
+    content_type: str
+
+
+class LlamaCppHandler:
+    """The handler. `handler:` in model-config.yaml has `_SETTINGS`, and `file`, the name of one of several files.
+    Requests run side by side, `parallel` of them."""
+
+    openai_api = True
+
+    def __init__(self) -> None:
+        self._server: Any = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._socket = ""
+
+    def initialize(self, context: Context) -> None:
+        """Starts the engine. Raises PackageMissing; ValueError for wrong settings or files, and what the engine
+        says."""
+        engine = needed("xllamacpp", "xllamacpp", "A GGUF file")
+        section = context.model_yaml_config.get("handler") or {}
+        place = tempfile.gettempdir()
+        self._folder = tempfile.TemporaryDirectory(prefix="llama-", dir=place if len(place) < _PLACE_MAX else "/tmp")
+        self._socket = os.path.join(self._folder.name, "engine.sock")
+        options = engine.CommonParams()
+        options.model.path = str(_file(Path(context.system_properties["model_dir"]), section, context.manifest))
+        options.model_alias = {context.model_name} if isinstance(options.model_alias, set) else context.model_name
+        options.hostnames, options.ui, options.n_parallel = [self._socket], False, _PARALLEL
+        options.endpoint_slots = options.endpoint_props = False
+        if context.system_properties.get("gpu_id") is None:
+            options.n_gpu_layers = 0
+        for name, value in section.items():
+            if name in _SETTINGS:
+                setattr(options, _SETTINGS[name], value)
+            elif name != "file":
+                raise ValueError(f"handler: {name} is unknown; there are file, {', '.join(_SETTINGS)}")
+        self._server = engine.Server(options)
+
+    async def handle(self, data: Sequence[Any], context: Context) -> list[Any]:
+        """Each request's answer, or its exception."""
+        answers = (self._answer(idx, row, context) for idx, row in enumerate(data))
+        return list(await asyncio.gather(*answers, return_exceptions=True))
+
+    async def _answer(self, idx: int, row: Any, context: Context) -> Any:
+        path, body = _call(str(context.get_request_header(idx, "url_path") or "").strip("/"), row_value(row))
+        async with aclosing(_asked(self._socket, path, body)) as pieces:
+            head = await anext(pieces)
+            assert isinstance(head, _Head)
+            context.set_response_content_type(idx, head.content_type)
+            if head.status != 200:
+                context.set_response_status(head.status, idx=idx)
+            if not head.content_type.startswith(_EVENTS):
+                return b"".join([bytes(piece) async for piece in pieces if isinstance(piece, bytes)])
+            async for piece in pieces:
+                context._running().send([None] * idx + [piece], [idx], "", 200)
+                await context.drain()
+            return b""
+
+
+def _file(folder: Path, section: dict[str, Any], manifest: dict[str, Any] | None) -> Path:
+    """The model's file: the one that the settings or the manifest name, or the only one."""
+    named = section.get("file") or ((manifest or {}).get("model") or {}).get("serializedFile")
+    if named:
+        return folder / str(named)
+    files = sorted(one for one in folder.iterdir() if one.suffix == SUFFIX)
+    first = [one for one in files if "-00001-of-" in one.name] or files  # the others of its parts follow by themselves
+    if len(first) != 1:
+        names = ", ".join(one.name for one in first) or "none"
+        raise ValueError(f"one {SUFFIX} file is served; there are: {names}. Name one in handler: {{file: …}}")
+    return first[0]
+
+
+def _call(path: str, body: Any) -> tuple[str, bytes]:
+    """The engine's path and the body of a request. Without a path it is a chat if it has messages, and a text is the
+    prompt of a completion."""
+    if path and not path.startswith("v1/") and path not in _PATHS:
+        raise PredictionException(f"The engine has no path /{path[:80]} for clients", 404)
+    if isinstance(body, (bytes, bytearray)):
+        if path:
+            return path, bytes(body)
+        try:
+            body = json.loads(body)
+        except ValueError:
+            body = bytes(body).decode("utf-8", "replace")
+    if isinstance(body, str):
+        body = {"prompt": body}
+    if not isinstance(body, dict):
+        raise PredictionException("The body is a JSON object with a prompt or messages, or a text", 400)
+    if not path:
+        path = CHAT if "messages" in body else TEXT
+    return path, json.dumps(body).encode()
+
+
+class _Parts:
+    """What httptools tells of an answer."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.content_type, self.begun, self.ended = "application/json", False, False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-type":
+            self.content_type = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.begun = True
+
+    def on_body(self, data: bytes) -> None:
+        self.pieces.append(data)
+
+    def on_message_complete(self) -> None:
+        self.ended = True
+
+
+async def _asked(address: str, path: str, body: bytes) -> AsyncGenerator[_Head | bytes, None]:
+    """Yields the head of the engine's answer, then its bytes as they come. Leaving early closes the connection, which
+    ends the request in the engine. Raises PredictionException (503) if the engine doesn't answer."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(address)
+    except OSError as error:
+        raise PredictionException(f"The engine doesn't answer: {error.strerror}", 503) from error
+    try:
+        head = f"POST /{path} HTTP/1.1\r\nhost: engine\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        parts = _Parts()
+        parser = httptools.HttpResponseParser(parts)
+        told = False
+        while not parts.ended:
+            data = await reader.read(_READ_BYTES)
+            if not data:
+                raise PredictionException("The engine ended its answer early", 503)
+            parser.feed_data(data)
+            if parts.begun and not told:
+                told = True
+                yield _Head(parser.get_status_code(), parts.content_type)
+            pieces, parts.pieces = parts.pieces, []
+            if pieces:
+                yield b"".join(pieces)
+    finally:
+        writer.close()
