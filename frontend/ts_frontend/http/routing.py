@@ -45,6 +45,9 @@ class Switch(Enum):
     CONSOLE = "enable_console"
     #: The pages' files: served with either of the two before.
     PAGES = "pages"
+    #: The hosting platforms with paths of their own.
+    AZUREML = "platform=azureml"
+    MLFLOW = "platform=mlflow"
 
 
 #: An unbound method of the service that answers.

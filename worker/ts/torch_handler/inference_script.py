@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from ts.context import Context
-from ts.handler_utils.utils import needed
+from ts.handler_utils.utils import as_sent, needed, streamed
 from ts.protocol.text import said
 from ts.torch_handler.devices import choose_device
 from ts.torch_handler.model_files import load_torchscript
@@ -77,7 +77,7 @@ class InferenceScript:
         try:
             answer, content_type = self._transformed(idx, row.get("body", row.get("data")), context)
             context.set_response_content_type(idx, content_type)
-            return _streamed(idx, answer, context) if isinstance(answer, Iterator) else answer
+            return streamed(idx, answer, context) if isinstance(answer, Iterator) else answer
         except Exception as error:
             traceback.print_exc()
             status = getattr(error, "status", getattr(error, "status_code", 500))
@@ -90,7 +90,7 @@ class InferenceScript:
         content_type = str(context.get_request_header(idx, "content-type") or "").partition(";")[0].strip().lower()
         accept = str(context.get_request_header(idx, "accept") or "").replace(" ", "")
         accept = self._accept if accept in ("", ANY) else accept
-        given = _as_sent(body)
+        given = as_sent(body)
         if content_type in _TEXTS and isinstance(given, bytes):
             given = given.decode("utf-8")
         if "transform_fn" in self._functions:
@@ -174,26 +174,7 @@ def _check_arguments(file: str, name: str, function: Callable[..., Any]) -> None
         )
 
 
-def _streamed(idx: int, pieces: Iterator[Any], context: Context) -> Any:
-    """Sends the pieces as they come; returns the last."""
-    last: Any = b""
-    for at, piece in enumerate(pieces):
-        if at:
-            context._running().send({idx: last}, [idx], "Intermediate Prediction success", 200)
-        last = piece
-    return last
-
-
 # --- the toolkit's content types
-
-
-def _as_sent(body: Any) -> Any:
-    """The body as it came; JSON that the server has read (decode_input_request) is written again."""
-    if body is None:
-        return b""
-    if isinstance(body, (bytes, bytearray, memoryview)):
-        return bytes(body)
-    return body if isinstance(body, str) else json.dumps(body)
 
 
 def _read_text(text: str, content_type: str) -> Any:
