@@ -72,6 +72,19 @@ def test_another_models_answer_has_azures_headers_and_no_description(
     assert httpx.get(f"{server.http}/swagger.json").status_code == 404
 
 
+def test_mlflows_paths_without_its_package(tmp_path: Path, start: Start) -> None:
+    (tmp_path / "flow").mkdir()
+    (tmp_path / "flow" / "MLmodel").write_text("flavors: {}\n")
+    server = start("--models", f"flow={tmp_path / 'flow'}", "--platform", "mlflow", default_workers_per_model=1)
+    server.wait_for_log("A folder with MLmodel needs the package mlflow")
+    failed = httpx.post(f"{server.http}/invocations", json={"inputs": [1]})
+    assert (failed.status_code, failed.json()["error_code"]) == (503, "TEMPORARILY_UNAVAILABLE")
+    assert failed.json().keys() == {"error_code", "message"}
+    version = httpx.get(f"{server.http}/version")
+    assert version.status_code == 200 and version.text[0].isdecimal()
+    assert httpx.get(f"{server.http}/health").status_code == httpx.get(f"{server.http}/ping").status_code
+
+
 @pytest.fixture
 def plain(start: Start) -> Iterator[Any]:
     yield start("--models", "probe", default_workers_per_model=1)
