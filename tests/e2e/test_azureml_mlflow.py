@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from support import until
 
 SCORE = """
-import os
+import os, threading
 
 def init():
     pass
@@ -20,6 +21,8 @@ def init():
 def run(data):
     if data == "die":
         os._exit(3)
+    if data == "wait":
+        threading.Event().wait()
     return data
 """
 FAILED, OLD_ID, ID = "x-ms-run-function-failed", "x-ms-request-id", "x-request-id"
@@ -27,39 +30,52 @@ Start = Callable[..., Any]
 
 
 @pytest.fixture
-def azure(tmp_path: Path, serving: Callable[..., Any]) -> Iterator[Any]:
-    """A server of a score.py, by Azure's variables alone."""
+def azure(tmp_path: Path, serving: Callable[..., Any]) -> Iterator[Start]:
+    """`azure()`: a server of a score.py, by Azure's variables alone; `azure(NAME="value")`: by more of them."""
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "score.py").write_text(SCORE)
     env = {"AML_APP_ROOT": str(tmp_path / "app"), "AZUREML_ENTRY_SCRIPT": "score.py", "HTTP_X_MS_SERVER_VERSION": "v 1"}
-    with serving(
-        tmp_path, None, {"env": env, "default_workers_per_model": 1, "enable_model_api": "true"}, []
-    ) as server:
+
+    def begin(**more: str) -> Any:
+        settings = {"env": env | more, "default_workers_per_model": 1, "enable_model_api": "true"}
+        server = running.enter_context(serving(tmp_path, None, settings, []))
         until(lambda: httpx.get(server.http).status_code == 200)
-        yield server
+        return server
+
+    with ExitStack() as running:
+        yield begin
 
 
-def test_azures_paths(azure: Any) -> None:
-    answer = httpx.post(f"{azure.http}/score", content="text", headers={ID: "mine", "TraceId": "t"})
+def test_azures_paths(azure: Start) -> None:
+    server = azure()
+    answer = httpx.post(f"{server.http}/score", content="text", headers={ID: "mine", "TraceId": "t"})
     assert (answer.status_code, answer.text) == (200, '"text"')
     assert [answer.headers[name] for name in (ID, OLD_ID, "traceid", "x-ms-server-version")] == [
         *("mine", "mine", "t", "v 1")
     ]
-    assert httpx.get(azure.http).text == "Healthy"
-    assert httpx.get(f"{azure.http}/swagger.json").json()["info"]["title"] == "ML service"
-    refused = httpx.post(f"{azure.http}/score", content="text", headers={OLD_ID: "i" * 101})
+    assert httpx.get(server.http).text == "Healthy"
+    assert httpx.get(f"{server.http}/swagger.json").json()["info"]["title"] == "ML service"
+    refused = httpx.post(f"{server.http}/score", content="text", headers={OLD_ID: "i" * 101})
     assert refused.status_code == 431 and OLD_ID in refused.json()["message"]
-    assert httpx.put(f"{azure.http}/score").json().keys() == {"message"}
-    assert httpx.post(f"{azure.http}/predictions/model", content="text").json() == "text"
+    assert httpx.put(f"{server.http}/score").json().keys() == {"message"}
+    assert httpx.post(f"{server.http}/predictions/model", content="text").json() == "text"
 
 
-def test_a_dead_worker_is_a_failed_run_and_another_model_is_asked_for(azure: Any) -> None:
-    died = httpx.post(f"{azure.http}/score", content="die", headers={OLD_ID: "mine"})
+def test_a_dead_worker_is_a_failed_run_and_without_a_model_the_server_is_not_healthy(azure: Start) -> None:
+    server = azure()
+    died = httpx.post(f"{server.http}/score", content="die", headers={OLD_ID: "mine"})
     assert (died.status_code, list(died.json())) == (500, ["message"])
     assert (died.headers[FAILED], died.headers[OLD_ID]) == ("True", "mine")
-    azure.unregister("model")
-    gone = httpx.post(f"{azure.http}/score", content="1")
+    server.unregister("model")
+    gone = httpx.post(f"{server.http}/score", content="1")
     assert (gone.status_code, list(gone.json()), gone.headers[FAILED]) == (400, ["message"], "False")
+    assert httpx.get(server.http).status_code == 503
+
+
+def test_a_run_over_the_scoring_timeout_has_failed(azure: Start) -> None:
+    server = azure(SCORING_TIMEOUT_MS="1")
+    late = httpx.post(f"{server.http}/score", content="wait")
+    assert (late.status_code, list(late.json()), late.headers[FAILED]) == (500, ["message"], "True")
 
 
 def test_another_models_answer_has_azures_headers_and_no_description(
