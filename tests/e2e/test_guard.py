@@ -124,6 +124,10 @@ def is_in(dialect: ErrorDialect, answer: bytes, status: int) -> bool:
         return set(found) == {"error"} and isinstance(found["error"], str)
     if dialect is ErrorDialect.OPENAI:
         return set(found["error"]) == {"message", "type", "param", "code"}
+    if dialect is ErrorDialect.AZUREML:
+        return set(found) == {"message"}
+    if dialect is ErrorDialect.MLFLOW:
+        return set(found) == {"error_code", "message"}
     return set(found) == {"code", "type", "message"} and found["code"] == status
 
 

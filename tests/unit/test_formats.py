@@ -18,8 +18,10 @@ from ts_frontend.models.environments import Environments, EnvironmentStore
 from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.factory import ModelFactory
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
-from ts_frontend.models.formats.formats import Formats
+from ts_frontend.models.formats.formats import Formats, known_formats
 from ts_frontend.models.formats.mlserver import MLServerFormat
+from ts_frontend.models.formats.program import ProgramFormat
+from ts_frontend.models.formats.script import ScriptFormat
 from ts_frontend.models.loader import ModelLoader
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.registry import Registry
@@ -242,3 +244,22 @@ def test_only_the_models_of_a_store_import_from_its_root(tmp_path: Path) -> None
     assert path_of(formats, elsewhere / "m") == []
     begun = Formats((MLServerFormat(MLServerDefaults(only=True), store, elsewhere),))
     assert path_of(begun, store / "deep" / "m") == [str(store), str(elsewhere)], "as after `mlserver start`"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_azures"),
+    [
+        ("def init(): ...\ndef run(data): ...\n", True),
+        ("def init(): ...\nclass A:\n    def run(data): ...\n", False),
+        ("def init(): ...\ndef run(data): ...\ndef handle(data, context): ...\n", False),
+        ("import kserve\ndef init(): ...\ndef run(data): ...\n", False),
+    ],
+)
+def test_a_python_file_is_azures_script_a_program_or_a_handler(tmp_path: Path, text: str, is_azures: bool) -> None:
+    file = tmp_path / "score.py"
+    file.write_text(text)
+    known = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
+    assert isinstance(known.of(file), ScriptFormat if is_azures else ProgramFormat)
+    if is_azures:
+        archive = known.open_unpacked(file)
+        assert (archive.handler, archive.model_file, archive.dir) == ("score_script", "score.py", tmp_path)

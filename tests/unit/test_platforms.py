@@ -70,7 +70,10 @@ EXPECTED = {
     "AIP_HEALTH_ROUTE": ("/v1/endpoints/1", {"health_route": "/v1/endpoints/1"}),
     "AIP_PREDICT_ROUTE": ("/v1/endpoints/1:predict", {"predict_route": "/v1/endpoints/1:predict"}),
     "AIP_STORAGE_URI": ("gs://bucket/model/", {"load_models": "('model=gs://bucket/model',)"}),
-    "AZUREML_ENTRY_SCRIPT": ("score.py", {"load_models": "('model=/var/azureml-app/score.py',)"}),
+    "AZUREML_ENTRY_SCRIPT": (
+        "in/score.py",
+        {"load_models": "('model=/var/azureml-app/in/score.py',)", "model_store": "/var/azureml-app/in"},
+    ),
     "AML_APP_ROOT": ("/app", {"load_models": "('model=/app/main.py',)", "inference_address": "http://0.0.0.0:5001"}),
     "SCORING_TIMEOUT_MS": ("1001", {"default_response_timeout": "2"}),
     "WORKER_COUNT": ("2", {"default_workers_per_model": "2"}),
@@ -123,6 +126,11 @@ def test_a_platform_is_told_by_its_variables_alone(tmp_path: Path, monkeypatch: 
             assert config.platform == (platform.name if one.tells else "auto"), one.name
     plain = config_with(tmp_path, monkeypatch, MLFLOW_TRACKING_URI="http://a", AZURE_CLIENT_ID="1")
     assert plain.platform == "auto" and not plain.notes and plain.inference_address.host == "127.0.0.1"
+
+
+def test_azures_script_may_be_a_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_with(tmp_path, monkeypatch, AML_APP_ROOT="/app", AZUREML_ENTRY_SCRIPT="/elsewhere/score.py")
+    assert (config.load_models, str(config.model_store)) == (("model=/elsewhere/score.py",), "/elsewhere")
 
 
 def test_unknown_variables_of_a_platform_are_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from enum import Enum
 
-from ts_frontend.errors import Code, ModelNotFound, ServeError
+from ts_frontend.errors import Code, HandlerFailed, ModelNotFound, Quarantined, ServeError, WorkerDied
 from ts_frontend.http.request import JSON, NOT_FOUND, Header, HttpAnswer, compact_json, error_body
 
 
@@ -16,6 +16,8 @@ class ErrorDialect(Enum):
     TORCHSERVE = "TorchServe"
     OPEN_INFERENCE = "Open Inference Protocol"
     OPENAI = "OpenAI"
+    AZUREML = "Azure ML"
+    MLFLOW = "MLflow"
 
 
 class HttpError(ServeError):
@@ -129,6 +131,36 @@ def _openai(error: ServeError, message: str) -> HttpAnswer:
     return compact_json(status, {"error": told})
 
 
+#: The errors of a model's own code, or of the process that ran it.
+_OF_MODELS = (HandlerFailed, WorkerDied, Quarantined)
+
+
+def _azureml(error: ServeError, message: str) -> HttpAnswer:
+    answer = compact_json(_status(error), {"message": message})
+    failed = b"True" if isinstance(error, _OF_MODELS) else b"False"
+    return answer._replace(headers=(*answer.headers, (b"x-ms-run-function-failed", failed)))
+
+
+#: MLflow's codes by status; others below 500 are BAD_REQUEST, others above INTERNAL_ERROR.
+_MLFLOW: dict[int, str] = {
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "ENDPOINT_NOT_FOUND",
+    409: "RESOURCE_CONFLICT",
+    429: "REQUEST_LIMIT_EXCEEDED",
+    499: "CANCELLED",
+    501: "NOT_IMPLEMENTED",
+    503: "TEMPORARILY_UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+
+
+def _mlflow(error: ServeError, message: str) -> HttpAnswer:
+    status = _status(error)
+    code = _MLFLOW.get(status, "INTERNAL_ERROR" if status >= 500 else "BAD_REQUEST")
+    return compact_json(status, {"error_code": code, "message": message})
+
+
 def _status(error: ServeError) -> int:
     """Returns an error's HTTP status; 500 instead of a status outside of 400 to 599, which a handler may set."""
     return error.http_status if 400 <= error.http_status < 600 else 500
@@ -138,4 +170,6 @@ _FORMS: dict[ErrorDialect, Callable[[ServeError, str], HttpAnswer]] = {
     ErrorDialect.TORCHSERVE: _torchserve,
     ErrorDialect.OPEN_INFERENCE: _open_inference,
     ErrorDialect.OPENAI: _openai,
+    ErrorDialect.AZUREML: _azureml,
+    ErrorDialect.MLFLOW: _mlflow,
 }

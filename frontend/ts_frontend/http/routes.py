@@ -12,10 +12,12 @@ from functools import partial
 from ts_frontend.config.keys import KeyKind
 from ts_frontend.config.parameters import REGISTER, REGISTER_WORKFLOW, SCALE
 from ts_frontend.http.auth import HttpKeys
+from ts_frontend.http.azureml import HttpAzureML
 from ts_frontend.http.console import CONSOLE_PATH, HttpConsole, HttpPages
 from ts_frontend.http.errors import ErrorDialect
 from ts_frontend.http.kserve_v1 import HttpKServe
 from ts_frontend.http.management import HttpManagement
+from ts_frontend.http.mlflow import HttpMLflow
 from ts_frontend.http.open_inference import HttpOpenInference
 from ts_frontend.http.openai import HttpOpenAI
 from ts_frontend.http.openapi import HttpDescription, HttpDocs
@@ -58,6 +60,8 @@ _openai = partial(_inference, dialect=_OPENAI)
 _tensors = partial(_inference, dialect=_OIP)
 _managing = partial(_tensors, keys=(KeyKind.MANAGEMENT,))
 _management = partial(Row, on=(HTTP_MANAGEMENT,), keys=(KeyKind.MANAGEMENT,))
+_azureml = partial(_inference, when=Switch.AZUREML, dialect=ErrorDialect.AZUREML)
+_mlflow = partial(_inference, when=Switch.MLFLOW, dialect=ErrorDialect.MLFLOW)
 _console = partial(_management, when=Switch.CONSOLE)
 
 
@@ -200,6 +204,13 @@ ROUTES: tuple[Row, ...] = (
         dialect=_OIP,
         yields=True,
     ),
+    # Azure ML's and MLflow's
+    _azureml("GET", "/", OPEN, HttpAzureML.healthy, "Whether the server is healthy", keys=()),
+    _azureml("GET POST OPTIONS", "/score", RUNS, HttpAzureML.score),
+    _azureml("GET", "/swagger.json", READS, HttpAzureML.swagger, "The description of the model's script"),
+    _mlflow("POST", "/invocations", RUNS, HttpInference.invocations),
+    _mlflow("GET", "/health", OPEN, HttpInference.ping, "Whether the server is healthy", keys=()),
+    _mlflow("GET", "/version", OPEN, HttpMLflow.version, "MLflow's version", keys=()),
     # SageMaker's, MMS's, and workflows
     _inference("*", "/invocations", RUNS, HttpPlatforms.invocations, when=Switch.SAGEMAKER),
     _predict(

@@ -46,6 +46,9 @@ class Switch(Enum):
     #: The pages' files: served with either of the two before.
     PAGES = "pages"
     SAGEMAKER = "platform=sagemaker"
+    #: The hosting platforms with paths of their own.
+    AZUREML = "platform=azureml"
+    MLFLOW = "platform=mlflow"
 
 
 #: An unbound method of the service that answers.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import ts.version
 from ts_frontend.authorization.authorization import Authorization
 from ts_frontend.config.addresses import Address, bracketed, unix_path
-from ts_frontend.config.foreign.platforms import SAGEMAKER
+from ts_frontend.config.foreign.platforms import AZUREML, MLFLOW, SAGEMAKER
 from ts_frontend.config.keys import KeyKind
 from ts_frontend.config.kinds import ExtraPort
 from ts_frontend.config.table import ServerConfig
@@ -30,11 +30,13 @@ from ts_frontend.grpc.telemetry import CallMetrics, logged
 from ts_frontend.grpc.triton import SettingsService, SharedMemoryService, StatisticsService
 from ts_frontend.http.app import Cors, HttpApp, request_line
 from ts_frontend.http.auth import HttpKeys
+from ts_frontend.http.azureml import HttpAzureML
 from ts_frontend.http.console import CONSOLE_PATH, HttpConsole, HttpPages
 from ts_frontend.http.custom import HttpCustomHandlers
 from ts_frontend.http.guard import Guard, Hosts
 from ts_frontend.http.kserve_v1 import HttpKServe
 from ts_frontend.http.management import HttpManagement
+from ts_frontend.http.mlflow import HttpMLflow
 from ts_frontend.http.near import Near
 from ts_frontend.http.open_inference import HttpOpenInference
 from ts_frontend.http.openai import HttpOpenAI
@@ -348,6 +350,10 @@ class Listeners:
             HttpManagement(self._manager, registry, self._health, model_api=config.model_api_enabled),
             HttpWorkflows(self._workflows, model_api=config.model_api_enabled),
             HttpMetrics(self._metrics, self._gpus),
+            HttpAzureML(
+                registry, self._health, loaded_at_startup, config.environment.get("HTTP_X_MS_SERVER_VERSION", "")
+            ),
+            HttpMLflow(),
             HttpConsole(collector, registry, self._manager.loader.store.names),
             *([] if self._keys is None else [self._keys]),
         ]
@@ -374,6 +380,8 @@ class Listeners:
             Switch.CONSOLE: config.enable_console,
             Switch.PAGES: config.enable_console or config.docs_enabled,
             Switch.SAGEMAKER: config.platform == SAGEMAKER,
+            Switch.AZUREML: config.platform == AZUREML,
+            Switch.MLFLOW: config.platform == MLFLOW,
         }
         return [switch for switch, is_on in wanted.items() if is_on]
 

@@ -1,4 +1,5 @@
-"""The imports of a handler, read from its source, to decide whether its workers are forked with torch loaded.
+"""The imports of a handler, read from its source, to decide whether its workers are forked with torch loaded, and
+whether it is a program that starts a server.
 
 A wrong guess only costs time: a worker forked without torch imports it when its handler does. Torch is assumed to be
 needed unless every import of the handler is known to work without it.
@@ -22,6 +23,8 @@ _IMPORT = re.compile(
     re.MULTILINE,
 )
 _NAME = re.compile(r"\s*(\w+(?:\.\w+)*)(?:\s+as\s+\w+)?\s*")
+_STARTS_A_SERVER = re.compile(rb"^\s*(from|import)\s+(kserve|aissemble_open_inference_protocol_kserve)\b", re.MULTILINE)
+_SERVER_BYTES_MAX = 1 << 20
 #: Calls that import modules by a computed name.
 _HIDDEN = re.compile(r"\b(?:__import__|import_module|exec|eval)\b")
 _HIDDEN_IN = frozenset({"importlib", "pickle", "pkgutil", "runpy", "shelve", "zipimport"})
@@ -35,6 +38,15 @@ WITHOUT_TORCH = frozenset(
         *("mlserver", "mlserver_lightgbm", "mlserver_sklearn", "mlserver_xgboost", "triton_python_backend_utils"),
     }
 )
+
+
+def starts_a_server(path: Path) -> bool:
+    """Whether a Python file imports one of the servers whose programs are run."""
+    try:
+        with path.open("rb") as file:
+            return _STARTS_A_SERVER.search(file.read(_SERVER_BYTES_MAX)) is not None
+    except OSError:
+        return False
 
 
 def may_need_torch(directory: Path, handler: str) -> bool:

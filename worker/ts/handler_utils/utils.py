@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ts.context import Context
@@ -15,6 +16,25 @@ def row_value(row: Any) -> Any:
         return row
     data = row.get("data")
     return row.get("body") if data is None else data
+
+
+def as_sent(body: Any) -> Any:
+    """A body as it came; JSON that the server has read (decode_input_request) is written again."""
+    if body is None:
+        return b""
+    if isinstance(body, (bytes, bytearray, memoryview)):
+        return bytes(body)
+    return body if isinstance(body, str) else json.dumps(body)
+
+
+def streamed(idx: int, pieces: Iterable[Any], context: Context) -> Any:
+    """Sends the pieces of request `idx` as they come; returns the last."""
+    last: Any = b""
+    for at, piece in enumerate(pieces):
+        if at:
+            context._running().send({idx: last}, [idx], "Intermediate Prediction success", 200)
+        last = piece
+    return last
 
 
 def is_asked(context: Any, header: str) -> bool:

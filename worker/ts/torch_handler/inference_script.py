@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ts.context import Context
-from ts.handler_utils.utils import needed
+from ts.handler_utils.utils import as_sent, needed, streamed
 from ts.protocol.text import said
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class InferenceScript:
         try:
             answer, content_type = self._transformed(idx, row.get("body", row.get("data")), context)
             context.set_response_content_type(idx, content_type)
-            return _streamed(idx, answer, context) if isinstance(answer, Iterator) else answer
+            return streamed(idx, answer, context) if isinstance(answer, Iterator) else answer
         except Exception as error:
             traceback.print_exc()
             status = getattr(error, "status", getattr(error, "status_code", 500))
@@ -92,7 +92,7 @@ class InferenceScript:
         content_type = str(context.get_request_header(idx, "content-type") or "").partition(";")[0].strip().lower()
         accept = str(context.get_request_header(idx, "accept") or "").replace(" ", "")
         accept = self._accept if accept in ("", ANY) else accept
-        given = _as_sent(body)
+        given = as_sent(body)
         if content_type in _TEXTS and isinstance(given, bytes):
             given = given.decode("utf-8")
         if "transform_fn" in self._functions:
@@ -187,26 +187,7 @@ def _called(file: str, name: str, function: Callable[..., Any]) -> Callable[...,
     return function
 
 
-def _streamed(idx: int, pieces: Iterator[Any], context: Context) -> Any:
-    """Sends the pieces as they come; returns the last."""
-    last: Any = b""
-    for at, piece in enumerate(pieces):
-        if at:
-            context._running().send([None] * idx + [last], [idx], "Intermediate Prediction success", 200)
-        last = piece
-    return last
-
-
 # --- the toolkit's content types
-
-
-def _as_sent(body: Any) -> Any:
-    """The body as it came; JSON that the server has read (decode_input_request) is written again."""
-    if body is None:
-        return b""
-    if isinstance(body, (bytes, bytearray, memoryview)):
-        return bytes(body)
-    return body if isinstance(body, str) else json.dumps(body)
 
 
 def _read_text(text: str, content_type: str) -> Any:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -179,13 +180,13 @@ def _vertex(environ: Environ) -> dict[str, str]:
 
 def _azureml(environ: Environ) -> dict[str, str]:
     root = environ.get("AML_APP_ROOT") or _AZURE_DIR
-    script = environ.get("AZUREML_ENTRY_SCRIPT") or "main.py"
+    script = PurePosixPath(root, environ.get("AZUREML_ENTRY_SCRIPT") or "main.py")
     return {
         **_HOSTED,
         "exit_on_error": "true",
         "inference_address": "http://127.0.0.1:5001",
-        "model_store": root,
-        "load_models": f"{MODEL}={root}/{script}",
+        "model_store": str(script.parent),
+        "load_models": f"{MODEL}={script}",
         "default_response_timeout": "3600",
         "decode_input_request": "false",
     }
@@ -287,7 +288,7 @@ _PLATFORMS = (
         ("AZUREML_", "AML_"),
         _azureml,
         (
-            Variable("AZUREML_ENTRY_SCRIPT", f"the script of the only model, `{MODEL}`, in AML_APP_ROOT"),
+            Variable("AZUREML_ENTRY_SCRIPT", f"the script of the only model, `{MODEL}`, in AML_APP_ROOT; `main.py`"),
             Variable("AML_APP_ROOT", "the folder of the script; `/var/azureml-app`"),
             *_others("AZUREML_MODEL_DIR", doc=_BY_MODEL, tells=True),
             *_others("AZUREML_SOURCE_DIRECTORY", doc="a folder in AML_APP_ROOT for the script's imports"),
@@ -298,6 +299,7 @@ _PLATFORMS = (
             Variable("AML_CORS_ORIGINS", "`cors_allowed_origin`", sets("cors_allowed_origin"), False),
             Variable("SERVICE_PATH_PREFIX", "the prefix of the paths in /swagger.json", None, False),
             *_others("SERVICE_NAME", "SERVICE_VERSION", doc="title and version in /swagger.json"),
+            *_others("HTTP_X_MS_SERVER_VERSION", doc="the header x-ms-server-version of answers"),
             *_others(
                 *("AML_APP_INSIGHTS_ENABLED", "AML_APP_INSIGHTS_KEY", "APP_INSIGHTS_LOG_RESPONSE_ENABLED"),
                 why="traces go out over OTLP (otlp_endpoint)",

@@ -38,9 +38,9 @@ def known_formats(config: ServerConfig, *, env: Mapping[str, str], work_dir: Pat
         (
             MLServerFormat(config.mlserver, config.model_store, Path.cwd() if config.mlserver.only else None),
             TritonFormat(gpus, config.default_workers_per_model),
-            ProgramFormat(config, env, work_dir),
             GgufFormat(),
             ScriptFormat(config.environment.get("SAGEMAKER_PROGRAM", ""), bool(config.default_service_handler)),
+            ProgramFormat(config, env, work_dir),
             WeightsFormat(handled=bool(config.default_service_handler)),
         )
     )
@@ -140,6 +140,8 @@ class Formats:
             archive = self._open(ModelFiles(whole, directory, argv=argv, cwd=cwd), found)
         elif path.is_dir():
             archive = self._open(ModelFiles(path, root_of(path.resolve())))
+        elif found.matches(path):
+            archive = self._open(ModelFiles(path.resolve(), path.resolve().parent), found)
         else:
             raise ArchiveNotFound(f"Program not found at: {path}")
         return replace(archive, remembered=False)

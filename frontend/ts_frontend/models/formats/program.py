@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sys
 import tempfile
 from collections import deque
@@ -19,7 +18,7 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
-from ts_frontend.models.handler_imports import may_need_torch
+from ts_frontend.models.handler_imports import may_need_torch, starts_a_server
 from ts_frontend.workers.launchers import run_tool
 
 #: The file that makes a folder a program, when it shows no other format's sign.
@@ -27,22 +26,11 @@ FILE = "main.py"
 SUFFIX = ".py"
 SHOWN_LINES = 15
 SHOWN_CHARS_MAX = 4000
-_TEXT_BYTES_MAX = 1 << 20
-_STARTS_A_SERVER = re.compile(rb"^\s*(from|import)\s+(kserve|aissemble_open_inference_protocol_kserve)\b", re.MULTILINE)
 #: Blanks and "" leave sys.path, so that a directory named `ts` where the program runs isn't imported instead of ours.
 _CODE = (
     "import sys; sys.path[:] = filter(None, sys.path); "
     "from ts.compat.program import list_models; list_models(sys.argv[1:]) # torchserve"
 )
-
-
-def _starts_a_server(path: Path) -> bool:
-    """Whether a Python file imports one of the servers whose programs are run."""
-    try:
-        with path.open("rb") as file:
-            return _STARTS_A_SERVER.search(file.read(_TEXT_BYTES_MAX)) is not None
-    except OSError:
-        return False
 
 
 class ProgramFormat(ModelFormat):
@@ -58,11 +46,11 @@ class ProgramFormat(ModelFormat):
     def matches(self, path: Path) -> bool:
         if path.suffix == SUFFIX and path.is_file():
             return True
-        return _starts_a_server(path / FILE)
+        return starts_a_server(path / FILE)
 
     def claims(self, path: Path) -> bool:
         """Any Python file may be run as a program; one that imports neither server may be a handler as well."""
-        return _starts_a_server(path) if path.is_file() else self.matches(path)
+        return starts_a_server(path) if path.is_file() else self.matches(path)
 
     def open(self, files: ModelFiles) -> list[Archive]:
         """The archive has no name: the program defines its models' names."""

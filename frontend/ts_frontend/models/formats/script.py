@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ts_frontend.config.files import read_text
 from ts_frontend.models.archive import CONFIG_FILE, Archive, read_config
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
+from ts_frontend.models.handler_imports import starts_a_server
 
 CODE, INFERENCE, MLMODEL = "code", "inference.py", "MLmodel"
 _SCRIPT_BYTES_MAX = 1 << 20
@@ -39,7 +40,7 @@ class ScriptFormat(ModelFormat):
 
     def _script(self, path: Path) -> _Script | None:
         if path.is_file():
-            if path.suffix == ".py" and {"init", "run"} <= _functions(path):
+            if path.suffix == ".py" and _is_azures(path):
                 return _Script("score_script", path.parent / "requirements.txt")
             return None
         for folder in (path / CODE, path):
@@ -69,6 +70,12 @@ class ScriptFormat(ModelFormat):
             config=read_config(files.path, directory / CONFIG_FILE) if configured else {},
         )
         return [archive]
+
+
+def _is_azures(file: Path) -> bool:
+    """Whether a Python file has init and run, and is neither a handler nor a program."""
+    found = _functions(file)
+    return {"init", "run"} <= found and "handle" not in found and not starts_a_server(file)
 
 
 def _functions(file: Path) -> set[str]:
