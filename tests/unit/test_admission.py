@@ -92,7 +92,7 @@ async def test_a_load_that_fails_lets_the_next_one_go_on(files: Path) -> None:
     machine = Machine(250)
     assert await machine.load(100, files)
     found = await asyncio.gather(machine.load(100, files, fails=True), machine.load(100, files))
-    assert found == [False, True]
+    assert list(found) == [False, True]
 
 
 async def test_without_a_limit_nothing_is_measured(files: Path) -> None:
