@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ts_frontend.authorization.authorization import Authorization, open_authorization
 from ts_frontend.config import checks as config_checks
 from ts_frontend.config.display import snapshot_settings
-from ts_frontend.config.kinds import s3_of
+from ts_frontend.config.kinds import bucket_of
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
@@ -196,7 +196,7 @@ class Parts:
         )
         self.repository = Repository(
             self.manager,
-            [path for path in config.model_repository if s3_of(path) is None],
+            [path for path in config.model_repository if bucket_of(path) is None],
             config.model_control_mode,
             config.repository_poll_secs,
             config.default_workers_per_model or max(self.gpus, 1),
@@ -515,7 +515,7 @@ def settings_of(config: ServerConfig, requested: Requested, archive: Archive, na
 
 
 def repositories_in_s3(config: ServerConfig) -> list[str]:
-    return [url for path in config.model_repository if (url := s3_of(path))]
+    return [url for path in config.model_repository if (url := bucket_of(path))]
 
 
 def _tune_garbage_collection() -> None:

@@ -12,8 +12,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import httpx
 import pytest
@@ -366,3 +368,52 @@ def test_triton_on_vertex(tmp_path: Path, hosted: Callable[..., Any]) -> None:
         check_triton(f"{url}/predict", "vertex-ai")
         headers = {"X-Vertex-Ai-Triton-Redirect": "v2/models/double/versions/1"}
         assert httpx.post(f"{url}/predict", headers=headers).json()["name"] == "double"
+
+
+# --- a model in Google's store
+
+
+class _Bucket(BaseHTTPRequestHandler):
+    """The JSON API of one bucket with the folder `net`; the server has its `objects`."""
+
+    def do_GET(self) -> None:
+        objects: dict[str, bytes] = self.server.objects  # type: ignore[attr-defined]
+        parts = urlsplit(self.path)
+        key = unquote(parts.path.partition("/o/")[2])
+        listed = [{"name": name, "size": str(len(data)), "generation": "1"} for name, data in objects.items()]
+        if not key:
+            self._answer(200, json.dumps({"items": [one for one in listed if one["name"].startswith("net/")]}).encode())
+        elif key not in objects:
+            self._answer(404, b"{}")
+        elif "alt=media" in parts.query:
+            self._answer(200, objects[key])
+        else:
+            self._answer(200, json.dumps(next(one for one in listed if one["name"] == key)).encode())
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+def test_vertex_names_the_models_folder_in_googles_store(
+    tmp_path: Path, hosted: Callable[..., Any], write_to: Callable[..., str]
+) -> None:
+    write_to(tmp_path, "net", VERTEX)
+    files = [one for one in (tmp_path / "net").rglob("*") if one.is_file()]
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Bucket) as bucket:
+        bucket.objects = {str(one.relative_to(tmp_path)): one.read_bytes() for one in files}  # type: ignore[attr-defined]
+        thread = threading.Thread(target=bucket.serve_forever)
+        thread.start()
+        variables = {"AIP_MODE": "PREDICTION", "AIP_STORAGE_URI": "gs://models/net"}
+        try:
+            with hosted(["serve"], STORAGE_EMULATOR_HOST=f"http://127.0.0.1:{bucket.server_port}", **variables) as url:
+                body = {"instances": [3], "parameters": None}
+                assert httpx.post(f"{url}/predict", json=body).json() == {"predictions": [6], "with": None}
+        finally:
+            bucket.shutdown()
+            thread.join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import pty
 import shlex
@@ -324,7 +325,7 @@ def test_a_foreign_package_where_the_server_starts_is_not_taken_for_ours(shell: 
         [
             sys.executable,
             "-c",
-            "import sys; sys.path.pop(0); from ts_frontend.cli.launch import COMMAND; print(COMMAND[2])",
+            "import json, sys; sys.path.pop(0); from ts_frontend.cli.launch import COMMAND; print(json.dumps(COMMAND))",
         ],
         capture_output=True,
         text=True,
@@ -332,7 +333,7 @@ def test_a_foreign_package_where_the_server_starts_is_not_taken_for_ours(shell: 
         timeout=GUARD_S,
     )
     version = subprocess.run(
-        [sys.executable, "-c", done.stdout, "--version"], cwd=shell.place, capture_output=True, text=True, check=False
+        [*json.loads(done.stdout), "--version"], cwd=shell.place, capture_output=True, text=True, check=False
     )
     assert (version.returncode, version.stdout) == (0, "TorchServe Version is 0.12.0\n")
 

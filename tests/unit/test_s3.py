@@ -16,7 +16,7 @@ from support import GUARD_S
 from ts_frontend.errors import ArchiveNotFound, DownloadFailed, InvalidArgument
 from ts_frontend.models.store import s3
 from ts_frontend.models.store.http import Stop, Stopped
-from ts_frontend.models.store.s3 import Place
+from ts_frontend.models.store.objects import Place, parse
 from ts_frontend.models.store.store import ModelStore
 
 URL = "s3://models/a/m.mar"
@@ -71,7 +71,7 @@ def store(root: Path, **more: float) -> ModelStore:
     ],
 )
 def test_what_a_url_names(url: str, place: Place, name: str, prefix: str) -> None:
-    assert s3.parse(url) == place
+    assert parse(url) == place
     assert (place.name, place.prefix) == (name, prefix)
 
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from ts_frontend.cli import launch
 from ts_frontend.config.foreign import kserve
 from ts_frontend.config.foreign.kserve import FoundOptions, alike
-from ts_frontend.config.kinds import ConfigError, ProgramLine, ProgramLines, s3_of
+from ts_frontend.config.kinds import ConfigError, ProgramLine, ProgramLines, bucket_of
 from ts_frontend.config.load import Option, environment, load_config, located
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
@@ -67,7 +67,7 @@ def check_co_served(config: ServerConfig) -> None:
     for key in ("model_store", "model_repository"):
         found = getattr(config, key)
         for directory in found if isinstance(found, tuple) else [found] if found else []:
-            if s3_of(directory) is None and not directory.is_dir():
+            if bucket_of(directory) is None and not directory.is_dir():
                 source = config.sources.get(key, "default")
                 raise ConfigError(f"{key} ({source}) directory not found: {located(Path(directory))}")
 

@@ -270,10 +270,12 @@ PORTS = SettingKind("comma list of whole numbers", lambda text: tuple(int(PORT.p
 EXTRA_PORTS = SettingKind("comma list of `PORT[:DIALECT]`", _extra_ports)
 
 
-def s3_of(path: Path) -> str | None:
-    """`s3://bucket/prefix` for the path `s3:/bucket/prefix`, its form as a Path; None for other paths."""
+def bucket_of(path: Path) -> str | None:
+    """`s3://bucket/prefix` for the path `s3:/bucket/prefix`, its form as a Path, and so for `gs:`; None for other
+    paths."""
     parts = path.parts
-    return f"s3://{'/'.join(parts[1:])}" if len(parts) > 1 and parts[0].lower() == "s3:" else None
+    scheme = parts[0].lower() if len(parts) > 1 else ""
+    return f"{scheme}//{'/'.join(parts[1:])}" if scheme in ("s3:", "gs:") else None
 
 
 NAMES_SHOWN_MAX, NAMES_COMPARED_MAX, NAME_CHARACTERS_MAX = 10, 200, 40

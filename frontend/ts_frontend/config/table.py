@@ -461,7 +461,7 @@ class ServerConfig:
     model_repository: tuple[Path, ...] = _own(
         PATHS,
         (),
-        "directories of models in Triton's layout, in addition to the model store; also `s3://BUCKET/PREFIX`",
+        "directories of models in Triton's layout, in addition to the model store; also `s3://BUCKET/PREFIX` and `gs://BUCKET/PREFIX`",
         restored=False,
     )
     model_control_mode: str = _own(

@@ -45,11 +45,13 @@ class Switch(Enum):
     CONSOLE = "enable_console"
     #: The pages' files: served with either of the two before.
     PAGES = "pages"
-    SAGEMAKER = "platform=sagemaker"
     #: The hosting platforms with paths of their own.
+    SAGEMAKER = "platform=sagemaker"
     AZUREML = "platform=azureml"
     MLFLOW = "platform=mlflow"
 
+
+HOSTING: Final = frozenset({Switch.SAGEMAKER, Switch.AZUREML, Switch.MLFLOW})
 
 #: An unbound method of the service that answers.
 Function: TypeAlias = "Callable[[Any, HttpRequest], Awaitable[HttpAnswer]]"
@@ -201,6 +203,8 @@ class RouteTable:
         members = _members(services)
         self._serve = {id(row): _bound(row.function, members) for row in self.rows} if services else {}
         self._here = {id(row) for row in self.rows}
+        #: Other platforms' rows for a path give no form to its errors.
+        self._off = HOSTING - {*switches}
         self._root = _Node()
         for row in rows:
             self._root.add(row, _segments(row.path))
@@ -223,7 +227,9 @@ class RouteTable:
             effect,
             any(one.managing for one in rows) or not (rows or reads),
             any(one.json for one in rows),
-            row.dialect if row else _dialect(segments, named or [one for one, _ in fitting]),
+            row.dialect
+            if row
+            else _dialect(segments, named or [one for one, _ in fitting if one.when not in self._off]),
             self._keys_of(row, effect),
             bool(rows),
             row is None or row.yields,

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from ts_frontend.config.files import read_beginning, replace_file
-from ts_frontend.config.kinds import s3_of
-from ts_frontend.errors import ServeError
+from ts_frontend.config.kinds import bucket_of
+from ts_frontend.errors import InvalidArgument, ServeError
 from ts_frontend.models.sharing.document import DOCUMENT_BYTES_MAX
 from ts_frontend.models.store import s3
 from ts_frontend.models.store.http import DownloadLimits, Stop
+from ts_frontend.models.store.objects import parse
 
 NAME = "torchrelay-models.json"
 #: The longest wait for a directory's lock, which is held for milliseconds.
@@ -109,7 +110,7 @@ class SharedObject:
     """An object in S3, or a compatible store with conditional writes. Methods as of `SharedFile`."""
 
     def __init__(self, url: str) -> None:
-        place = s3.parse(url)
+        place = parse(url)
         self.url = f"s3://{place.bucket}/{place.prefix}{NAME}"
         self._where = {"Bucket": place.bucket, "Key": f"{place.prefix}{NAME}"}
         self._client: Any = None
@@ -176,5 +177,7 @@ def _tag(data: bytes) -> str:
 
 def shared_place(setting: Path) -> SharedPlace:
     """The place that the setting names: a directory, or s3://BUCKET/PREFIX."""
-    url = s3_of(setting)
+    url = bucket_of(setting)
+    if url is not None and not url.startswith("s3:"):
+        raise InvalidArgument(f"shared_snapshot = {url}: a directory and s3://BUCKET/PREFIX are possible")
     return SharedFile(setting) if url is None else SharedObject(url)

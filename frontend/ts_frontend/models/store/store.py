@@ -22,7 +22,7 @@ from ts_frontend.config.kinds import nearest
 from ts_frontend.errors import ArchiveNotFound, InvalidArgument, UrlForbidden
 from ts_frontend.models.formats.format import StoredModel
 from ts_frontend.models.formats.formats import Formats
-from ts_frontend.models.store import s3
+from ts_frontend.models.store import gcs, objects, s3
 from ts_frontend.models.store.http import (
     BYTES_MAX,
     FILES_MAX,
@@ -67,11 +67,11 @@ def check_text(url: str, plain: str) -> None:
 
 
 def _check_remote(url: str, plain: str, scheme: str) -> None:
-    if scheme == "s3":
-        s3.parse(plain)
+    if scheme in _OBJECTS:
+        objects.parse(plain)
         return
     if scheme not in ("http", "https", "file"):
-        raise InvalidArgument(f"url {url!a}: {scheme} is not supported; http, https, s3 and file are")
+        raise InvalidArgument(f"url {url!a}: {scheme} is not supported; http, https, s3, gs and file are")
     try:
         parts = urlsplit(plain)
         port_is_fine = parts.port is None or parts.port > 0
@@ -83,7 +83,7 @@ def _check_remote(url: str, plain: str, scheme: str) -> None:
 
 def file_name(url: str) -> str:
     """The name that a download gets: the last segment of the URL's path."""
-    name = s3.parse(url).name if is_s3(url) else unquote(urlsplit(url).path.rpartition("/")[2])
+    name = objects.parse(url).name if _kind(url) is not None else unquote(urlsplit(url).path.rpartition("/")[2])
     if not name or name.startswith(".") or set(name) & set("/\\") or not name.isprintable():
         raise failure(url, f"{name!a}, the last part of its path, can't be a file's name")
     if len(name.encode()) > _NAME_BYTES_MAX:
@@ -91,8 +91,14 @@ def file_name(url: str) -> str:
     return name
 
 
-def is_s3(url: str) -> bool:
-    return url[:5].lower() == "s3://"
+#: The stores of objects by the schemes of their URLs.
+_OBJECTS = {"s3": objects.Kind(s3.Bucket, s3.explained), "gs": objects.Kind(gcs.Bucket, gcs.explained)}
+
+
+def _kind(url: str) -> objects.Kind | None:
+    """The store of objects that has the URL; None for another URL."""
+    scheme, found, _ = url.partition("://")
+    return _OBJECTS.get(scheme.lower()) if found else None
 
 
 _log = logging.getLogger(__name__)
@@ -168,7 +174,8 @@ class ModelStore:
         if named and (path := await asyncio.to_thread(self.directory, url)) is not None:
             # A relative path is that of this start's directory, which the next may not have.
             return Fetched(path, url if Path(url).is_absolute() or SCHEME.match(url) else str(path), False, named=True)
-        return await self._fetched(url, self._in_store, signed)
+        place = self._apart if self._root is None and self._copies is not None else self._in_store
+        return await self._fetched(url, place, signed)
 
     def directory(self, url: str) -> Path | None:
         """The directory of this machine that the operator's `url` names outside the store: a path with a slash that the
@@ -186,10 +193,11 @@ class ModelStore:
         return await self._fetched(url, self._apart, False)
 
     async def folders(self, url: str) -> list[str]:
-        """The names of the folders in the S3 folder `url`. Raises ServeError."""
-        stop = Stop()
+        """The names of the folders in the folder `url` of a store of objects. Raises ServeError."""
+        stop, kind = Stop(), _kind(url)
+        assert kind is not None, url
         try:
-            return await asyncio.to_thread(s3.folders, url, self._limits, stop)
+            return await asyncio.to_thread(objects.folders, kind, url, self._limits, stop)
         except asyncio.CancelledError:
             stop.set()
             raise
@@ -398,8 +406,8 @@ class ModelStore:
         """Downloads an allowed URL to a path that doesn't exist."""
         sha256 = pin[1] if pin else None
         _log.info("Downloading %s to %s", url.split("?")[0], target)
-        if is_s3(url):
-            s3.download(url, target, self._limits, stop, sha256)
+        if (kind := _kind(url)) is not None:
+            objects.download(kind, url, target, self._limits, stop, sha256)
             return
         headers = s3.signed(url, stop) if signed and not url.lower().startswith("file:") else {}
         download(url, target, self._allow_hop, self._limits, stop, sha256, headers)
