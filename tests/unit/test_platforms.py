@@ -155,6 +155,7 @@ def test_two_platforms_at_once_are_refused(tmp_path: Path, monkeypatch: pytest.M
         ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "6MB", "SAGEMAKER_MAX_PAYLOAD_IN_MB"),
         ("AIP_PREDICT_ROUTE", "predict", "allowed is a path"),
         ("SCORING_TIMEOUT_MS", "1.5", "SCORING_TIMEOUT_MS"),
+        ("AML_CORS_ORIGINS", "https://a.example, https://b.example", "one origin is possible"),
     ],
 )
 def test_wrong_values_are_named_with_their_variable(

@@ -92,6 +92,12 @@ def _milliseconds(text: str) -> Said:
     return Said({"default_response_timeout": str(max(1, -(-_whole(text) // 1000)))})
 
 
+def _origin(text: str) -> Said:
+    if "," in text:
+        raise ValueError("one origin is possible, or *: answers name it as it is")
+    return Said({"cors_allowed_origin": text})
+
+
 def _route(key: str) -> Meaning:
     def meaning(text: str) -> Said:
         if not re.fullmatch(r"/[\w.~:/@-]*", text, re.ASCII):
@@ -296,7 +302,7 @@ _PLATFORMS = (
             Variable("WORKER_COUNT", _WORKERS, sets("default_workers_per_model"), False),
             Variable("WORKER_TIMEOUT", "`default_startup_timeout`", sets("default_startup_timeout"), False),
             Variable("AZUREML_LOG_LEVEL", "`log_level`", _level, False),
-            Variable("AML_CORS_ORIGINS", "`cors_allowed_origin`", sets("cors_allowed_origin"), False),
+            Variable("AML_CORS_ORIGINS", "`cors_allowed_origin`: one origin, or `*`", _origin, False),
             Variable("SERVICE_PATH_PREFIX", "the prefix of the paths in /swagger.json", None, False),
             *_others("SERVICE_NAME", "SERVICE_VERSION", doc="title and version in /swagger.json"),
             *_others("HTTP_X_MS_SERVER_VERSION", doc="the header x-ms-server-version of answers"),
