@@ -277,7 +277,8 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
         look: Callable[[Sequence[str]], int] = getattr(import_module("ts_frontend.cli.diagnose"), name)
         return look(rest)
     if name == "serve":  # the argument of SageMaker's containers
-        rest += ["--foreground"] if told_platform() else ["--foreground", "--platform", "sagemaker"]
+        assumed = [] if told_platform() else ["--platform", "sagemaker"]
+        rest = ["--foreground", *assumed, *rest]  # a platform that is named later counts
         return _launcher(_parser().parse_args(rest), rest, program)
     if name in ("start", "stop"):
         rest.append(f"--{name}")

@@ -349,8 +349,8 @@ def _platform(strong: Sequence[_Layer], environ: Mapping[str, str], found: _Find
 
 
 def told_platform() -> bool:
-    """Whether this process's environment tells a platform."""
-    return bool(platforms.told(os.environ))
+    """Whether this process's environment names or tells a platform."""
+    return bool(os.environ.get(SETTINGS["platform"].env) or platforms.told(os.environ))
 
 
 def _mlserver(

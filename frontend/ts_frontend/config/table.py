@@ -320,7 +320,7 @@ class ServerConfig:
     session_expires_s: float = _own(
         number(),
         0.0,
-        "seconds without a request after which a session of SageMaker's ends; 0: no sessions. "
+        "seconds after its begin at which a session of SageMaker's ends; 0: no sessions. "
         "`ts_header_key_sequence_id` names its header",
     )
     host: str | None = _own(

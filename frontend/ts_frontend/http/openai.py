@@ -73,20 +73,7 @@ class HttpOpenAI:
     async def other(self, request: HttpRequest) -> HttpAnswer:
         """Answers a call that only engines know, such as embeddings: the model's handler gets the body unchanged."""
         path = request.path.strip("/").removeprefix("openai/")
-        body = await request.body()
-        fields = json_object(body) if len(body) <= JSON_BYTES_MAX else await json_head(body)
-        model = self._find(_named(fields))
-        calls = _Calls(request)
-        try:
-            handler = await calls.known(model, self._models)
-            if not handler.speaks:
-                raise BadParameter(
-                    f"model {model.name} has no /{path[:80]}: its handler gives texts alone (docs/openai.md)", "model"
-                )
-            return await calls.passed(model, path, body)
-        except BaseException:
-            calls.cancel()
-            raise
+        return await self._complete(request, path, of_engines=True)
 
     def _find(self, name: str) -> Model:
         """Returns the model of that name, or the one whose handler declares it. Raises ModelNotFound."""
@@ -98,7 +85,8 @@ class HttpOpenAI:
                     return model
             raise
 
-    async def _complete(self, request: HttpRequest, path: str) -> HttpAnswer:
+    async def _complete(self, request: HttpRequest, path: str, *, of_engines: bool = False) -> HttpAnswer:
+        """`of_engines`: only handlers that speak the API know the call, and they check it."""
         body = await request.body()
         whole = len(body) <= JSON_BYTES_MAX
         fields = json_object(body) if whole else await json_head(body)
@@ -106,8 +94,12 @@ class HttpOpenAI:
         calls = _Calls(request)
         try:
             handler = await calls.known(model, self._models)
-            if handler.speaks and handler.honours is None:
+            if handler.speaks and (of_engines or handler.honours is None):
                 return await calls.passed(model, path, body)
+            if of_engines:
+                raise BadParameter(
+                    f"model {model.name} has no /{path[:80]}: its handler gives texts alone (docs/openai.md)", "model"
+                )
             honours = handler.honours or frozenset()
             if not whole:
                 await _check_large(body, fields, honours)

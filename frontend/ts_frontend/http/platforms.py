@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from itertools import takewhile
 from typing import Any
 
 from ts_frontend.errors import Code, InvalidArgument, ModelNotFound, ServeError
@@ -47,7 +48,7 @@ class Sessions:
 
     def begin(self) -> HttpAnswer:
         now_s = self._now_s()
-        for one in [one for one, end in self._ends.items() if end <= now_s]:
+        for one in [one for one, _ in takewhile(lambda item: item[1] <= now_s, self._ends.items())]:
             del self._ends[one]
         if len(self._ends) >= SESSIONS_MAX:
             raise SessionsFull(f"{SESSIONS_MAX} sessions are open, the most that are possible")

@@ -274,9 +274,10 @@ def _dialect(segments: Sequence[str], rows: Sequence[Row]) -> ErrorDialect:
     """Returns the dialect of the error for a request without a route."""
     if segments[:1] == ["v2"]:
         return ErrorDialect.OPEN_INFERENCE
-    if segments[:1] == ["v1"] or segments[:2] == ["openai", "v1"]:
-        return rows[0].dialect if rows else ErrorDialect.OPENAI
-    return rows[0].dialect if rows else ErrorDialect.TORCHSERVE
+    if rows:
+        return rows[0].dialect
+    is_openais = segments[:1] == ["v1"] or segments[:2] == ["openai", "v1"]
+    return ErrorDialect.OPENAI if is_openais else ErrorDialect.TORCHSERVE
 
 
 def _segments(path: str) -> list[str]:

@@ -24,6 +24,7 @@ import numpy as np
 from ts.context import Context
 from ts.handler_utils.utils import as_sent, needed, streamed
 from ts.protocol.text import said
+from ts.utils.util import PredictionException
 
 if TYPE_CHECKING:
     import torch
@@ -41,14 +42,6 @@ _FUNCTIONS = {
     "output_fn": 2,
     "transform_fn": 4,
 }
-
-
-class Refused(Exception):
-    """A request that the script can't take, with its status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class InferenceScript:
@@ -83,9 +76,12 @@ class InferenceScript:
         except Exception as error:
             traceback.print_exc()
             status = getattr(error, "status", getattr(error, "status_code", 500))
+            told = said(error)
+            if isinstance(error, PredictionException):
+                status, told = error.error_code, error.message
             context.set_response_content_type(idx, "text/plain; charset=utf-8")
             context.set_response_status(status if isinstance(status, int) else 500, idx=idx)
-            return f"{error if isinstance(error, Refused) else said(error)}\n"
+            return f"{told}\n"
 
     def _transformed(self, idx: int, body: Any, context: Context) -> tuple[Any, str]:
         """The answer and its content type."""
@@ -196,7 +192,7 @@ def _read_text(text: str, content_type: str) -> Any:
             return np.array(json.loads(text), dtype=np.float32)
         return np.genfromtxt(io.StringIO(text), delimiter=",", dtype=np.float32)
     except (ValueError, RecursionError) as error:
-        raise Refused(400, f"The body is no array of numbers in {content_type}: {error}") from None
+        raise PredictionException(f"The body is no array of numbers in {content_type}: {error}", 400) from None
 
 
 def _read_array(data: bytes, content_type: str) -> Any:
@@ -207,9 +203,9 @@ def _read_array(data: bytes, content_type: str) -> Any:
             sparse = needed("scipy.sparse", "scipy", f"A body of {NPZ}")
             return sparse.load_npz(io.BytesIO(data)).toarray()
     except (ValueError, KeyError, EOFError, OSError) as error:
-        raise Refused(400, f"The body is not {content_type}: {error}") from None
-    raise Refused(
-        415, f"Content type {content_type!r} is not read without an input_fn: {JSON}, {CSV}, {NPY}, {NPZ} are"
+        raise PredictionException(f"The body is not {content_type}: {error}", 400) from None
+    raise PredictionException(
+        f"Content type {content_type!r} is not read without an input_fn: {JSON}, {CSV}, {NPY}, {NPZ} are", 415
     )
 
 
@@ -227,7 +223,9 @@ def _written(prediction: Any, accept: str) -> tuple[Any, str]:
             array = io.BytesIO()
             np.save(array, value, allow_pickle=False)
             return array.getvalue(), NPY
-    raise Refused(406, f"Content type {accept!r} is not written without an output_fn: {JSON}, {CSV} and {NPY} are")
+    raise PredictionException(
+        f"Content type {accept!r} is not written without an output_fn: {JSON}, {CSV} and {NPY} are", 406
+    )
 
 
 def _plain(value: Any) -> Any:

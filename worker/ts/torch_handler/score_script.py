@@ -21,6 +21,7 @@ from urllib.parse import parse_qs
 
 from ts.context import Context
 from ts.handler_utils.utils import as_sent, needed, streamed
+from ts.utils.util import PredictionException
 
 SCRIPT, MODULE, JSON = "score.py", "entry_module", "application/json"
 FAILED, TIME = "x-ms-run-function-failed", "x-ms-run-fn-exec-ms"
@@ -30,14 +31,6 @@ _RAW = ("azureml_inference_server_http.api.aml_request", "azureml.contrib.servic
 _VERSIONS = {"2": "2.0", "2.0": "2.0", "3": "3.0", "3.0": "3.0", "3.1": "3.1"}
 _FILES = {"2.0": ("swagger.json", "swagger2.json"), "3.0": ("swagger3.json",), "3.1": ("swagger3.1.json",)}
 _ANYTHING = {"type": "object", "example": {}}
-
-
-class Refused(Exception):
-    """A request that the script can't take, with its status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class ScoreScript:
@@ -93,8 +86,8 @@ class ScoreScript:
             if method == "OPTIONS" and not self._is_raw:
                 return answer.text(200, "")
             arguments = self._arguments(method, headers, as_sent(row.get("body", row.get("data"))))
-        except Refused as error:
-            return answer.json(error.status, {"message": str(error)})
+        except PredictionException as error:
+            return answer.json(error.error_code, {"message": error.message})
         begun_s = time.perf_counter()
         try:
             result = self._run(**arguments)
@@ -114,7 +107,7 @@ class ScoreScript:
     # --- what run gets
 
     def _arguments(self, method: str, headers: Mapping[str, Any], body: Any) -> dict[str, Any]:
-        """The arguments of run. Raises Refused."""
+        """The arguments of run. Raises PredictionException."""
         sent = {name.title(): value for name, value in headers.items() if name[0] != ":" and isinstance(value, str)}
         more = {"request_headers": sent} if self._takes_headers else {}
         name, query = self._parameters[0].name, headers.get(":query") or ""
@@ -122,7 +115,7 @@ class ScoreScript:
         if self._is_raw:
             return {name: _flask_request(method, query, sent, data), **more}
         if method not in ("GET", "POST"):
-            raise Refused(405, f"Method {method} is not allowed")
+            raise PredictionException(f"Method {method} is not allowed", 405)
         if self._has_schema:
             value = _of_query(query) if method == "GET" else _of_json(sent.get("Content-Type", ""), data)
             return {one.name: _member(value, one) for one in self._parameters} | more
@@ -131,12 +124,12 @@ class ScoreScript:
         try:
             return {name: data.decode(), **more}
         except UnicodeDecodeError as error:
-            raise Refused(400, f"The body is not UTF-8: {error}") from None
+            raise PredictionException(f"The body is not UTF-8: {error}", 400) from None
 
     # --- the description
 
     def _swagger(self, headers: Mapping[str, Any]) -> Any:
-        """The script's own description, or one that is made from its schemas. Raises Refused."""
+        """The script's own description, or one that is made from its schemas. Raises PredictionException."""
         asked = parse_qs(headers.get(":query") or "").get("version", ["2"])[0]
         version = _VERSIONS.get(asked, "")
         for file in (self._root / name for name in _FILES.get(version, ())):
@@ -147,7 +140,7 @@ class ScoreScript:
             there = ", ".join(
                 dict.fromkeys(_VERSIONS.values()) if schemas is None else schemas.get_supported_versions(self._run)
             )
-            raise Refused(404, f"There is no description of version {asked[:80]}, but of {there}")
+            raise PredictionException(f"There is no description of version {asked[:80]}, but of {there}", 404)
         if schemas is None:
             return _document(version, _ANYTHING, _ANYTHING)
         return _document(version, schemas.get_input_schema(self._run), schemas.get_output_schema(self._run))
@@ -206,25 +199,25 @@ def _value(text: str) -> Any:
 
 
 def _of_json(content_type: str, body: bytes) -> dict[str, Any]:
-    """The members of a JSON object. Raises Refused."""
+    """The members of a JSON object. Raises PredictionException."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind != JSON and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise Refused(415, f"Content-Type is {content_type[:80] or 'missing'}, and must be {JSON}")
+        raise PredictionException(f"Content-Type is {content_type[:80] or 'missing'}, and must be {JSON}", 415)
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise Refused(
-            400, f"The body is no JSON: {error}" if body else "The body is empty, not a JSON object"
+        raise PredictionException(
+            f"The body is no JSON: {error}" if body else "The body is empty, not a JSON object", 400
         ) from None
     if not isinstance(found, dict):
-        raise Refused(400, f"The body is a JSON {type(found).__name__}, not an object")
+        raise PredictionException(f"The body is a JSON {type(found).__name__}, not an object", 400)
     return found
 
 
 def _member(value: Mapping[str, Any], parameter: inspect.Parameter) -> Any:
     found = value.get(parameter.name, parameter.default)
     if found is parameter.empty:
-        raise Refused(400, f"The argument {parameter.name!r} of run is missing")
+        raise PredictionException(f"The argument {parameter.name!r} of run is missing", 400)
     return found
 
 

@@ -8,11 +8,12 @@ account; STORAGE_EMULATOR_HOST names another server, without credentials. google
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from ts_frontend.errors import ArchiveNotFound, ServeError
+from ts_frontend.models.store import objects
 from ts_frontend.models.store.http import DownloadLimits, Stop, failure
 from ts_frontend.models.store.objects import Body, Object, Place
 
@@ -84,17 +85,13 @@ def _connected(url: str) -> Any:
     return storage.Client()
 
 
-@contextmanager
-def explained(url: str, place: Place) -> Iterator[None]:
-    """Turns the errors of Google's library into ServeErrors. Nothing else is caught."""
-    try:
-        yield
-    except ServeError:
-        raise
-    except Exception as error:
-        if not type(error).__module__.startswith(_ITS):
-            raise
-        raise _error(url, place, error) from error
+def explained(url: str, place: Place) -> AbstractContextManager[None]:
+    """Turns the library's errors into ServeErrors."""
+    return objects.explained(_is_its, partial(_error, url, place))
+
+
+def _is_its(error: Exception) -> bool:
+    return type(error).__module__.startswith(_ITS)
 
 
 def _error(url: str, place: Place, error: Exception) -> ServeError:

@@ -6,13 +6,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from ts_frontend.errors import ArchiveNotFound, InvalidArgument
+from ts_frontend.errors import ArchiveNotFound, InvalidArgument, ServeError
 from ts_frontend.models.extraction import create_file, safe_parts
 from ts_frontend.models.store.http import (
     DownloadLimits,
@@ -97,6 +97,19 @@ class Bucket(Protocol):
 
     def folders(self) -> Iterator[list[str]]:
         """The names of the folders in this one, page by page."""
+
+
+@contextmanager
+def explained(is_its: Callable[[Exception], bool], told: Callable[[Exception], ServeError]) -> Iterator[None]:
+    """Turns the errors of a store's library into ServeErrors. Nothing else is caught."""
+    try:
+        yield
+    except ServeError:
+        raise
+    except Exception as error:
+        if not is_its(error):
+            raise
+        raise told(error) from error
 
 
 class Kind(NamedTuple):

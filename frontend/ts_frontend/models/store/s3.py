@@ -7,11 +7,12 @@ AWS_DEFAULT_REGION, AWS_ACCESS_KEY_ID, AWS_PROFILE, or the machine's role. boto3
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from ts_frontend.errors import ArchiveNotFound, ServeError
+from ts_frontend.models.store import objects
 from ts_frontend.models.store.http import DownloadLimits, Stop, failure
 from ts_frontend.models.store.objects import Body, Object, Place
 
@@ -95,17 +96,9 @@ def _session(url: str) -> Any:
     return Session()
 
 
-@contextmanager
-def explained(url: str, place: Place) -> Iterator[None]:
-    """Turns the errors of botocore, boto3 and urllib3 into ServeErrors. Nothing else is caught."""
-    try:
-        yield
-    except ServeError:
-        raise
-    except Exception as error:
-        if not is_of_s3(error):
-            raise
-        raise _error(url, place, error) from error
+def explained(url: str, place: Place) -> AbstractContextManager[None]:
+    """Turns the library's errors into ServeErrors."""
+    return objects.explained(is_of_s3, partial(_error, url, place))
 
 
 def _error(url: str, place: Place, error: Exception) -> ServeError:
