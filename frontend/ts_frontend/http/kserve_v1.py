@@ -41,7 +41,8 @@ class HttpKServe:
 
     async def predict(self, request: HttpRequest) -> HttpAnswer:
         model = self._models.find(request.path_params["model_name"])
-        return await (self._ask(model, "v1", request) if model.adapter else self._torchserve.predict_kserve(request))
+        of_tensors = model.adapter or model.is_language_model
+        return await (self._ask(model, "v1", request) if of_tensors else self._torchserve.predict_kserve(request))
 
     async def explain(self, request: HttpRequest) -> HttpAnswer:
         model = self._models.find(request.path_params["model_name"])

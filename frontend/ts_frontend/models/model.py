@@ -288,6 +288,11 @@ class Model:
         return bool(self.archive.adapter) or self.signature.declared
 
     @property
+    def is_language_model(self) -> bool:
+        """Whether its handler is loaded, speaks OpenAI's API, and takes texts as tensors, too."""
+        return self.takes_tensors and self.openai is not None and self.openai.speaks
+
+    @property
     def adapter(self) -> str:
         """The adapter of a handler written for another server, "" for TorchServe's."""
         return self.archive.adapter

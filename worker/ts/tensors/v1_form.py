@@ -46,7 +46,8 @@ def opened(data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSp
 
 class V1Form:
     """Instances that are objects are rows of tensors with their keys' names; all others are one tensor, of the model's
-    only input or `instances`. Values that make no array of numbers or texts are a BYTES tensor of JSON."""
+    only input that isn't optional, or `instances`. Values that make no array of numbers or texts are a BYTES tensor of
+    JSON."""
 
     checked = False
 
@@ -116,7 +117,8 @@ def tensors_of(rows: list[Any], model: ModelSpec) -> list[Tensor]:
     """The tensors of instances. Raises BadTensor."""
     if rows and all(isinstance(row, dict) and set(row) == set(rows[0]) for row in rows):
         return [tensor_of(name, [row[name] for row in rows], model) for name in rows[0]]
-    return [tensor_of(next(iter(model.inputs)) if len(model.inputs) == 1 else INSTANCES[0], rows, model)]
+    needed = [name for name, one in model.inputs.items() if not one.get("optional")]
+    return [tensor_of(needed[0] if len(needed) == 1 else INSTANCES[0], rows, model)]
 
 
 def tensor_of(name: str, values: list[Any], model: ModelSpec) -> Tensor:

@@ -7,24 +7,19 @@ and Anthropic's requests as they come, so that whatever it can do is there (docs
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httptools
 
 from ts.context import Context
-from ts.handler_utils.utils import needed, row_value
+from ts.handler_utils.utils import needed
+from ts.language.handler import Answer, Head, LanguageModelHandler
 from ts.utils.util import PredictionException
 
 SUFFIX = ".gguf"
-CHAT, TEXT = "v1/chat/completions", "v1/completions"
-#: The engine's paths outside /v1 that tell nothing of other requests and change nothing.
-_PATHS = frozenset({"rerank", "tokenize", "detokenize", "apply-template", "infill"})
 #: Settings in model-config.yaml (`handler:`) and the engine's parameters.
 _SETTINGS = {
     "contextTokens": "n_ctx",
@@ -38,21 +33,16 @@ _PARALLEL = 4
 #: The longest path of a folder for sockets, whose own paths have at most 107 characters.
 _PLACE_MAX = 75
 _READ_BYTES = 64 * 1024
-_EVENTS = "text/event-stream"
 
 
-class _Head(NamedTuple):
-    status: int
-    content_type: str
-
-
-class LlamaCppHandler:
+class LlamaCppHandler(LanguageModelHandler):
     """The handler. `handler:` in model-config.yaml has `_SETTINGS`, and `file`, the name of one of several files.
     Requests run side by side, `parallel` of them."""
 
-    openai_api = True
+    paths = LanguageModelHandler.paths | {"apply-template", "infill"}
 
     def __init__(self) -> None:
+        super().__init__()
         self._server: Any = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._socket = ""
@@ -79,25 +69,8 @@ class LlamaCppHandler:
                 raise ValueError(f"handler: {name} is unknown; there are file, {', '.join(_SETTINGS)}")
         self._server = engine.Server(options)
 
-    async def handle(self, data: Sequence[Any], context: Context) -> list[Any]:
-        """Each request's answer, or its exception."""
-        answers = (self._answer(idx, row, context) for idx, row in enumerate(data))
-        return list(await asyncio.gather(*answers, return_exceptions=True))
-
-    async def _answer(self, idx: int, row: Any, context: Context) -> Any:
-        path, body = _call(str(context.get_request_header(idx, "url_path") or "").strip("/"), row_value(row))
-        async with aclosing(_asked(self._socket, path, body)) as pieces:
-            head = await anext(pieces)
-            assert isinstance(head, _Head)
-            context.set_response_content_type(idx, head.content_type)
-            if head.status != 200:
-                context.set_response_status(head.status, idx=idx)
-            if not head.content_type.startswith(_EVENTS):
-                return b"".join([bytes(piece) async for piece in pieces if isinstance(piece, bytes)])
-            async for piece in pieces:
-                context._running().send([None] * idx + [piece], [idx], "", 200)
-                await context.drain()
-            return b""
+    def ask(self, path: str, body: bytes) -> Answer:
+        return _asked(self._socket, path, body)
 
 
 def _file(folder: Path, section: dict[str, Any], manifest: dict[str, Any] | None) -> Path:
@@ -111,27 +84,6 @@ def _file(folder: Path, section: dict[str, Any], manifest: dict[str, Any] | None
         names = ", ".join(one.name for one in first) or "none"
         raise ValueError(f"one {SUFFIX} file is served; there are: {names}. Name one in handler: {{file: …}}")
     return first[0]
-
-
-def _call(path: str, body: Any) -> tuple[str, bytes]:
-    """The engine's path and the body of a request. Without a path it is a chat if it has messages, and a text is the
-    prompt of a completion."""
-    if path and not path.startswith("v1/") and path not in _PATHS:
-        raise PredictionException(f"The engine has no path /{path[:80]} for clients", 404)
-    if isinstance(body, (bytes, bytearray)):
-        if path:
-            return path, bytes(body)
-        try:
-            body = json.loads(body)
-        except ValueError:
-            body = bytes(body).decode("utf-8", "replace")
-    if isinstance(body, str):
-        body = {"prompt": body}
-    if not isinstance(body, dict):
-        raise PredictionException("The body is a JSON object with a prompt or messages, or a text", 400)
-    if not path:
-        path = CHAT if "messages" in body else TEXT
-    return path, json.dumps(body).encode()
 
 
 class _Parts:
@@ -155,7 +107,7 @@ class _Parts:
         self.ended = True
 
 
-async def _asked(address: str, path: str, body: bytes) -> AsyncGenerator[_Head | bytes, None]:
+async def _asked(address: str, path: str, body: bytes) -> Answer:
     """Yields the head of the engine's answer, then its bytes as they come. Leaving early closes the connection, which
     ends the request in the engine. Raises PredictionException (503) if the engine doesn't answer."""
     try:
@@ -175,7 +127,7 @@ async def _asked(address: str, path: str, body: bytes) -> AsyncGenerator[_Head |
             parser.feed_data(data)
             if parts.begun and not told:
                 told = True
-                yield _Head(parser.get_status_code(), parts.content_type)
+                yield Head(parser.get_status_code(), parts.content_type)
             pieces, parts.pieces = parts.pieces, []
             if pieces:
                 yield b"".join(pieces)

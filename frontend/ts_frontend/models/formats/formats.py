@@ -13,7 +13,7 @@ from ts_frontend.errors import ArchiveNotFound, InvalidArchive
 from ts_frontend.models.archive import Archive, PackedFiles, root_of
 from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
-from ts_frontend.models.formats.gguf import GgufFormat
+from ts_frontend.models.formats.language import LanguageModelFormat
 from ts_frontend.models.formats.mlserver import MLServerFormat
 from ts_frontend.models.formats.program import ProgramFormat
 from ts_frontend.models.formats.script import ScriptFormat
@@ -38,7 +38,7 @@ def known_formats(config: ServerConfig, *, env: Mapping[str, str], work_dir: Pat
         (
             MLServerFormat(config.mlserver, config.model_store, Path.cwd() if config.mlserver.only else None),
             TritonFormat(gpus, config.default_workers_per_model),
-            GgufFormat(),
+            LanguageModelFormat(gpus, bool(config.default_service_handler)),
             ScriptFormat(config.environment.get("SAGEMAKER_PROGRAM", ""), bool(config.default_service_handler)),
             ProgramFormat(config, env, work_dir),
             WeightsFormat(handled=bool(config.default_service_handler)),

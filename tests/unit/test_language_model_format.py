@@ -1,0 +1,125 @@
+"""The files that count as a language model, and the engine that is chosen for them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.errors import InvalidArchive
+from ts_frontend.models.formats.formats import known_formats
+from ts_frontend.models.formats.language import HANDLERS
+
+
+@pytest.fixture(autouse=True)
+def engines(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The packages of two engines can be found; nothing here imports them."""
+    folder = tmp_path_factory.mktemp("packages")
+    for name in ("xllamacpp", "transformers"):
+        (folder / f"{name}.py").write_text("raise AssertionError")
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "serialized"),
+    [
+        (["chat.gguf"], "chat.gguf"),
+        (["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"], "a-00001-of-00002.gguf"),
+        (["a.gguf", "b.gguf"], None),  # the configuration names one
+        (["chat.gguf", "config.json", "model.safetensors"], "chat.gguf"),
+    ],
+)
+def test_a_folder_with_such_a_file_is_a_model(tmp_path: Path, names: list[str], serialized: str | None) -> None:
+    folder = tmp_path / "chat"
+    folder.mkdir()
+    for name in names:
+        (folder / name).touch()
+    formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
+    archive = formats.open(folder, tmp_path)
+    assert (archive.name, archive.handler, archive.serialized_file) == ("chat", "llama_cpp_handler", serialized)
+    assert archive.config.items() >= {"minWorkers": 1, "maxWorkers": 1, "maxConcurrency": 4}.items()
+    if len(names) == 1:
+        single = formats.open(folder / names[0], tmp_path)
+        assert (single.name, single.handler, single.serialized_file) == ("chat", "llama_cpp_handler", names[0])
+
+
+def test_its_configuration_is_stronger(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").touch()
+    (tmp_path / "model-config.yaml").write_text("maxConcurrency: 8\nhandler:\n  parallel: 8\n")
+    archive = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0).open(tmp_path, tmp_path)
+    assert archive.config["maxConcurrency"] == 8 and archive.config["handler"] == {"parallel": 8}
+    assert archive.config_file == "model-config.yaml"
+
+
+def test_an_archive_with_such_a_file_is_an_archive(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").touch()
+    (tmp_path / "MAR-INF").mkdir()
+    (tmp_path / "MAR-INF" / "MANIFEST.json").write_text('{"model": {"modelName": "m", "handler": "mine.py"}}')
+    archive = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0).open(tmp_path, tmp_path)
+    assert archive.handler == "mine.py"
+
+
+def folder_of(place: Path, config: dict[str, Any], *names: str) -> Path:
+    folder = place / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in names:
+        (folder / name).touch()
+    return folder
+
+
+LLAMA = {"architectures": ["LlamaForCausalLM"]}
+BERT = {"architectures": ["BertForSequenceClassification"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "handler"),
+    [
+        (LLAMA, ["model.safetensors"], "transformers_handler"),
+        (LLAMA, ["model-00001-of-00002.safetensors"], "transformers_handler"),
+        ({"architectures": ["GPT2LMHeadModel"]}, ["pytorch_model.bin"], "transformers_handler"),
+        ({"architectures": ["T5ForConditionalGeneration"]}, ["model.safetensors"], "transformers_handler"),
+        ({"architectures": ["BertModel"]}, ["model.safetensors", "modules.json"], "transformers_handler"),
+        (BERT, ["model.safetensors"], "weights"),
+        ({"architectures": None}, ["model.safetensors"], ""),
+        (LLAMA, ["model.gguf"], "llama_cpp_handler"),
+    ],
+)
+def test_hugging_faces_configuration_decides(
+    tmp_path: Path, config: dict[str, Any], names: list[str], handler: str
+) -> None:
+    folder = folder_of(tmp_path, config, *names)
+    formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
+    if handler:
+        assert formats.open(folder, tmp_path).handler == handler
+    else:
+        assert not any(one.handler in HANDLERS for one in [formats.open(folder, tmp_path)])
+
+
+def test_a_missing_engine_is_named_with_what_installs_it(tmp_path: Path, engines: Path) -> None:
+    (engines / "transformers.py").unlink()
+    importlib.invalidate_caches()
+    folder = folder_of(tmp_path, LLAMA, "model.safetensors")
+    formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
+    with pytest.raises(
+        InvalidArchive, match=r'transformers is not installed.*pip install "torchrelay\[transformers\]"'
+    ):
+        formats.open(folder, tmp_path)
+    (folder / "requirements.txt").write_text("transformers\n")
+    assert formats.open(folder, tmp_path).requirements_file == "requirements.txt"
+
+
+def test_the_settings_name_another_engine(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, LLAMA, "model.safetensors")
+    (folder / "model-config.yaml").write_text("handler:\n  engine: vllm\n")
+    formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
+    with pytest.raises(InvalidArchive, match="engine vllm is not installed"):
+        formats.open(folder, tmp_path)
+    (folder / "model-config.yaml").write_text("handler:\n  engine: mine\n")
+    with pytest.raises(InvalidArchive, match=r"engine is 'mine'; there are llama.cpp, transformers, vllm"):
+        formats.open(folder, tmp_path)

@@ -1,0 +1,1 @@
+"""Language models: their handlers, and the engine of ours for those of the package transformers."""

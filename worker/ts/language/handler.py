@@ -1,0 +1,243 @@
+"""A handler of a language model, whose engine answers OpenAI's requests.
+
+OpenAI's and Anthropic's calls reach the engine as they come. A request of any other API is a completion, whose text,
+in pieces for a client that takes a stream, is the answer in that API's form (docs/language-models.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple, TypeAlias
+
+from ts.context import Context
+from ts.handler_utils.utils import row_value
+from ts.language.tally import Tally
+from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor, bytes_array
+from ts.tensors.v1_form import V1Request
+from ts.utils.util import PredictionException
+
+CHAT, TEXT = "v1/chat/completions", "v1/completions"
+EVENTS = "text/event-stream"
+#: The tensors of Triton's vLLM backend: a text, and what its clients may send beside it.
+TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
+STREAM, SAMPLING, WITHOUT_INPUT = "stream", "sampling_parameters", "exclude_input_in_output"
+#: The length of an answer to a request of another API that names none.
+TOKENS_USUAL = 256
+#: Names that other servers' clients have for OpenAI's members.
+_NAMES = {"max_new_tokens": "max_tokens", "max_output_tokens": "max_tokens"}
+#: What an answer of another API tells beside its text.
+_SAID = ("finish_reason", "prompt_tokens", "completion_tokens")
+
+
+class Head(NamedTuple):
+    """The beginning of an engine's answer."""
+
+    status: int
+    content_type: str
+
+
+Answer: TypeAlias = "AsyncGenerator[Head | bytes, None]"
+
+
+class LanguageModelHandler(ABC):
+    """`ask` is the seam between the server and an engine; everything else is the same for all engines."""
+
+    openai_api = True
+    #: The engine's paths outside /v1 that tell nothing of other requests and change nothing.
+    paths: frozenset[str] = frozenset({"rerank", "score", "tokenize", "detokenize"})
+
+    def __init__(self) -> None:
+        self.tally = Tally()
+
+    @abstractmethod
+    def ask(self, path: str, body: bytes) -> Answer:
+        """Yields the head of the engine's answer to OpenAI's request, then its bytes as they come. Leaving early ends
+        the request in the engine. Raises PredictionException."""
+
+    async def handle(self, data: Sequence[Any], context: Context) -> list[Any]:
+        """Each request's answer, or its exception."""
+        self.tally.begin(context)
+        answers = (self._answer(idx, row, context) for idx, row in enumerate(data))
+        return list(await asyncio.gather(*answers, return_exceptions=True))
+
+    async def _answer(self, idx: int, row: Any, context: Context) -> Any:
+        path = str(context.get_request_header(idx, "url_path") or "").strip("/")
+        if path and not path.startswith("v1/") and path not in self.paths:
+            raise PredictionException(f"The engine has no path /{path[:80]} for clients", 404)
+        request = getattr(row, "request", None)
+        if isinstance(request, InferenceRequest):
+            return await self._texts(idx, request, context)
+        value = row_value(row)
+        given = bytes(value) if isinstance(value, (bytes, bytearray)) else value
+        if path and isinstance(given, bytes):
+            return await self._passed(idx, path, given, context)
+        if isinstance(given, bytes):
+            try:
+                given = json.loads(given)
+            except ValueError:
+                given = given.decode("utf-8", "replace")
+        if isinstance(given, dict):
+            return await self._passed(
+                idx, path or (CHAT if "messages" in given else TEXT), json.dumps(given).encode(), context
+            )
+        if path or not isinstance(given, str):
+            raise PredictionException("The body is a JSON object with a prompt or messages, or a text", 400)
+        asked = {"model": context.model_name, "prompt": given, "max_tokens": TOKENS_USUAL}
+        async for text, _ in self._pieces(asked):
+            if text:
+                await _send(context, idx, text)
+        return ""
+
+    # --- OpenAI's own calls
+
+    async def _passed(self, idx: int, path: str, body: bytes, context: Context) -> Any:
+        async with aclosing(self.ask(path, body)) as pieces:
+            head = await anext(pieces)
+            assert isinstance(head, Head)
+            context.set_response_content_type(idx, head.content_type)
+            if head.status != 200:
+                context.set_response_status(head.status, idx=idx)
+            with self.tally.request() as count:
+                if not head.content_type.startswith(EVENTS):
+                    whole = b"".join([bytes(piece) async for piece in pieces if isinstance(piece, bytes)])
+                    count.whole(whole)
+                    return whole
+                async for piece in pieces:
+                    assert isinstance(piece, bytes)
+                    count.events(piece)
+                    await _send(context, idx, piece)
+            return b""
+
+    # --- texts of other APIs
+
+    async def _texts(self, idx: int, request: InferenceRequest, context: Context) -> InferenceResponse:
+        """The answer to a request with texts as a tensor, an element each."""
+        asked, texts = _asked(request, context.model_name)
+        if asked[STREAM]:
+            said: dict[str, Any] = {}
+            async for text, told in self._pieces(asked | {"prompt": texts[0]}):
+                said |= told
+                if text:
+                    await _send(context, idx, InferenceResponse([_output([text])]))
+            return InferenceResponse([_output([""])], parameters=said)
+        found = await asyncio.gather(*(self._whole(asked | {"prompt": text}) for text in texts))
+        return InferenceResponse(
+            [_output([text for text, _ in found])], parameters=found[0][1] if len(found) == 1 else {}
+        )
+
+    async def _whole(self, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        async with aclosing(self.ask(*_encoded(asked))) as pieces:
+            head = await anext(pieces)
+            with self.tally.request() as count:
+                whole = b"".join([bytes(piece) async for piece in pieces if isinstance(piece, bytes)])
+                count.whole(whole)
+        answer = json.loads(_good(head, whole))
+        return _text_of(answer), _said_of(answer)
+
+    async def _pieces(self, asked: dict[str, Any]) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+        """Yields a text and what the engine says of the answer, for each event of a stream."""
+        asked = asked | {"stream": True, "stream_options": {"include_usage": True}}
+        async with aclosing(self.ask(*_encoded(asked))) as pieces:
+            head = await anext(pieces)
+            assert isinstance(head, Head)
+            if not head.content_type.startswith(EVENTS):
+                whole = b"".join([bytes(piece) async for piece in pieces if isinstance(piece, bytes)])
+                raise PredictionException(_message(_good(head, whole)), 500)
+            held = b""
+            with self.tally.request() as count:
+                async for piece in pieces:
+                    assert isinstance(piece, bytes)
+                    count.events(piece)
+                    *events, held = (held + piece).split(b"\n\n")
+                    for event in events:
+                        data = event.rpartition(b"data: ")[2]
+                        if data.startswith(b"{"):
+                            answer = json.loads(data)
+                            if "error" in answer:
+                                raise PredictionException(_message(data), 500)
+                            yield _text_of(answer), _said_of(answer)
+
+
+async def _send(context: Context, idx: int, piece: Any) -> None:
+    context._running().send([None] * idx + [piece], [idx], "", 200)
+    await context.drain()
+
+
+def _output(texts: Sequence[str]) -> Tensor:
+    return Tensor(TEXT_OUTPUT, "BYTES", bytes_array([text.encode("utf-8", "replace") for text in texts], [len(texts)]))
+
+
+def _encoded(asked: dict[str, Any]) -> tuple[str, bytes]:
+    return CHAT if "messages" in asked else TEXT, json.dumps(asked).encode()
+
+
+def _asked(request: InferenceRequest, model: str) -> tuple[dict[str, Any], list[str]]:
+    """OpenAI's body of a request with tensors, without its prompt, and the prompts. Raises PredictionException."""
+    asked: dict[str, Any] = {"model": model, "max_tokens": TOKENS_USUAL}
+    given = dict(request.parameters)
+    if isinstance(request, V1Request):
+        given |= request.payload.get("parameters") or {}
+    if (tensor := request.input(SAMPLING)) is not None:
+        given |= _object(_strings(tensor)[0], SAMPLING)
+    tensor = request.input(TEXT_INPUT) or (request.inputs[0] if len(request.inputs) == 1 else None)
+    if tensor is None or tensor.datatype != "BYTES" or not tensor.array.size:
+        raise PredictionException(f"The prompt is a text, in the input {TEXT_INPUT} of BYTES", 400)
+    for name, value in given.items():
+        if name == "messages" and isinstance(value, str):
+            value = json.loads(value)
+        if not name.startswith(("triton_", "sequence_")) and name not in ("timeout", "priority", "content_type"):
+            asked[_NAMES.get(name, name)] = value
+    flag = request.input(STREAM)
+    asked[STREAM] = request.stream and (flag is None or bool(flag.numbers().ravel()[0]))
+    texts = _strings(tensor)
+    if asked[STREAM] and len(texts) > 1:
+        raise PredictionException(f"A stream has one prompt; {tensor.name} has {len(texts)}", 400)
+    return asked, texts
+
+
+def _strings(tensor: Tensor) -> list[str]:
+    return [bytes(value).decode("utf-8", "replace") for value in tensor.array.ravel()]
+
+
+def _object(text: str, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PredictionException(f"{name} is not valid JSON: {error}", 400) from None
+    if not isinstance(found, dict):
+        raise PredictionException(f"{name} is a JSON object, not {text[:80]}", 400)
+    return found
+
+
+def _good(head: Head | bytes, whole: bytes) -> bytes:
+    """The body of an answer. Raises PredictionException if the engine refused the request."""
+    assert isinstance(head, Head)
+    if head.status != 200:
+        raise PredictionException(_message(whole), head.status)
+    return whole
+
+
+def _message(data: bytes) -> str:
+    """The message of an error in OpenAI's form."""
+    try:
+        return str(json.loads(data)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return data[:400].decode("utf-8", "replace")
+
+
+def _text_of(answer: dict[str, Any]) -> str:
+    """The text of a completion's or a chat's first choice, or of a piece of it."""
+    for choice in answer.get("choices") or ():
+        message = choice.get("message") or choice.get("delta") or {}
+        return choice.get("text") or message.get("content") or ""
+    return ""
+
+
+def _said_of(answer: dict[str, Any]) -> dict[str, Any]:
+    choices = answer.get("choices") or [{}]
+    told = {"finish_reason": choices[0].get("finish_reason"), **(answer.get("usage") or {})}
+    return {name: told[name] for name in _SAID if told.get(name) is not None}
