@@ -162,7 +162,11 @@ def test_torch_is_imported_only_by_workers() -> None:
 
 def test_torch_is_imported_when_needed_outside_of_the_handlers() -> None:
     at_import = {path: eager(tree) for path, tree in worker().items()}
-    assert not breaking(at_import, ("torch", "torchvision"), ("worker/ts/torch_handler/", "worker/ts/handler_utils/"))
+    assert not breaking(
+        at_import,
+        ("torch", "torchvision"),
+        ("worker/ts/torch_handler/", "worker/ts/handler_utils/", "worker/ts/language/"),
+    )
 
 
 def test_only_the_configuration_reads_the_environment() -> None:

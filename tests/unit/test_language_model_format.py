@@ -86,6 +86,7 @@ BERT = {"architectures": ["BertForSequenceClassification"]}
         ({"architectures": ["T5ForConditionalGeneration"]}, ["model.safetensors"], "transformers_handler"),
         ({"architectures": ["BertModel"]}, ["model.safetensors", "modules.json"], "transformers_handler"),
         (BERT, ["model.safetensors"], "weights"),
+        (BERT | {"id2label": {"0": "LABEL_0"}}, ["model.safetensors"], "transformers_handler"),
         ({"architectures": None}, ["model.safetensors"], ""),
         (LLAMA, ["model.gguf"], "llama_cpp_handler"),
     ],

@@ -1,5 +1,5 @@
 """Language models: a `.gguf` file, or a folder with one, whose parts count as one; a folder of Hugging Face with a
-model that generates text or embeds it (docs/language-models.md)."""
+model that generates text, embeds it or scores pairs (docs/language-models.md)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ HANDLERS = frozenset(handler for handler, _, _ in ENGINES.values())
 _CONFIG, _MODULES = "config.json", "modules.json"
 #: The ends of the classes' names that generate text from text.
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_SCORES = "ForSequenceClassification"
 _WEIGHTS = re.compile(r"(?:model|pytorch_model).*\.(?:safetensors|bin)")
 #: One engine computes requests side by side on all cores: a second one would hold the weights twice. The tensors are
 #: those of Triton's vLLM backend.
@@ -122,13 +123,15 @@ def _files(folder: Path) -> list[str]:
 
 
 def _is_of_transformers(folder: Path) -> bool:
-    """Whether a folder has a model of Hugging Face that generates text, or that sentence-transformers made."""
+    """Whether a folder has a model of Hugging Face that generates text, that sentence-transformers made, or that scores
+    pairs of texts (one label)."""
     if not (folder / _CONFIG).is_file() or not any(_WEIGHTS.fullmatch(one.name) for one in folder.iterdir()):
         return False
     if (folder / _MODULES).is_file():
         return True
     try:
         config = json.loads(read_text(folder, folder / _CONFIG) or "")
-        return str(config["architectures"][0]).endswith(_GENERATES)
+        name = str(config["architectures"][0])
+        return name.endswith(_GENERATES) or (name.endswith(_SCORES) and len(config.get("id2label") or (0, 1)) == 1)
     except (InvalidArchive, ValueError, LookupError, TypeError, RecursionError):
         return False

@@ -1,0 +1,254 @@
+"""Texts of a causal model of the package transformers, many at a time.
+
+All running texts are one padded batch. Each step computes a token of each; a text that has ended leaves the batch, and
+waiting ones join it. A cache that can't be joined (sliding windows, recurrent states) makes batches that end together.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ts.language.sampling import Logprobs, Sampling, choose
+
+#: The tokens, with padding, that one step computes of new prompts. A longer prompt is computed alone.
+PREFILL_TOKENS = 4096
+
+
+class Step(NamedTuple):
+    """What one step gave a text: a token (None with an error), or the end of it."""
+
+    text: Text
+    token: int | None
+    logprobs: Logprobs | None
+    finish_reason: str | None
+    error: BaseException | None = None
+
+
+class Text:
+    """One text in progress. `index`: its place in its request; `tell` is called in the engine's thread."""
+
+    def __init__(self, index: int, prompt: list[int], sampling: Sampling, tell: Callable[[list[Step]], object]) -> None:
+        self.index, self.prompt, self.sampling, self.tell = index, prompt, sampling, tell
+        self.given: list[int] = []
+        self.generator = sampling.generator()
+        self.cancelled = False
+
+
+class _Source(NamedTuple):
+    """What the encoder made of the prompts [texts, length, size], and the columns that aren't padding."""
+
+    states: torch.Tensor
+    mask: torch.Tensor
+
+
+class _Batch(NamedTuple):
+    """The running texts: their cache, the columns that aren't padding [texts, length], the next input [texts], and the
+    source of a model with an encoder."""
+
+    texts: list[Text]
+    cache: Any
+    mask: torch.Tensor
+    latest: torch.Tensor
+    source: _Source | None = None
+
+
+class Generator:
+    """The engine. `texts_max`: texts that are computed side by side."""
+
+    def __init__(self, model: Any, texts_max: int) -> None:
+        self._model, self._texts_max = model, texts_max
+        self._device = model.device
+        self._encodes = bool(model.config.is_encoder_decoder)
+        takes = inspect.signature(model.forward).parameters
+        self._options = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+        self._has_positions = "position_ids" in takes
+        self._changed = threading.Condition()
+        self._waiting: deque[Text] = deque()
+        self._batch: _Batch | None = None
+        self._joins = True
+        threading.Thread(target=self._run, name="generation", daemon=True).start()
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The numbers of running and of waiting texts."""
+        return len(self._batch.texts) if self._batch else 0, len(self._waiting)
+
+    def submit(self, texts: Sequence[Text]) -> None:
+        with self._changed:
+            self._waiting.extend(texts)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and self._batch is None:
+                    self._changed.wait()
+                new = self._admitted()
+            concerned = [*new, *(self._batch.texts if self._batch else ())]
+            try:
+                with torch.inference_mode():
+                    steps = self._step(new)
+            except BaseException as error:  # each request tells it; the next ones may be smaller
+                self._batch = None
+                steps = [Step(text, None, None, None, error) for text in concerned]
+            _tell(steps)
+
+    def _admitted(self) -> list[Text]:
+        """The waiting texts that the next step begins with."""
+        running = len(self._batch.texts) if self._batch else 0
+        if running and not self._joins:
+            return []
+        new: list[Text] = []
+        longest = 0
+        while self._waiting and running + len(new) < self._texts_max:
+            text = self._waiting[0]
+            longest = max(longest, len(text.prompt))
+            if new and longest * (len(new) + 1) > PREFILL_TOKENS:
+                break
+            self._waiting.popleft()
+            if not text.cancelled:
+                new.append(text)
+        return new
+
+    def _step(self, new: list[Text]) -> list[Step]:
+        """One token of each text, and the first one of the new texts."""
+        batch = _without(self._batch, lambda text: text.cancelled) if self._batch else None
+        steps: list[Step] = []
+        if batch is not None:
+            mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.texts), 1)], dim=1)
+            scores = self._scores(batch.latest[:, None], mask, batch.cache, batch.source)
+            chosen = _chosen(scores, batch.texts)
+            steps += chosen
+            batch = batch._replace(mask=mask, latest=self._inputs(chosen))
+        self._batch = batch
+        if new:
+            ids, mask = self._padded([text.prompt for text in new])
+            cache, source = self._cache(), None
+            if self._encodes:
+                source = _Source(self._model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
+                ids, mask = torch.full_like(ids[:, :1], self._start), torch.ones_like(mask[:, :1])
+            scores = self._scores(ids, mask, cache, source)
+            self._joins = source is None and _is_joinable(cache)
+            chosen = _chosen(scores, new)
+            steps += chosen
+            begun = _Batch(new, cache, mask, self._inputs(chosen), source)
+            batch = begun if batch is None else _joined(batch, begun)
+        ended = {step.text for step in steps if step.finish_reason}
+        self._batch = _without(batch, ended.__contains__) if batch is not None and ended else batch
+        return steps
+
+    @property
+    def _start(self) -> int:
+        """The token that a decoder begins with."""
+        config = self._model.generation_config
+        return int(config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id)
+
+    def _cache(self) -> Any:
+        from transformers import DynamicCache, EncoderDecoderCache  # type: ignore[import-not-found,unused-ignore]
+
+        if self._encodes:
+            return EncoderDecoderCache(DynamicCache(), DynamicCache())
+        return DynamicCache(config=self._model.config)
+
+    def _scores(self, ids: torch.Tensor, mask: torch.Tensor, cache: Any, source: _Source | None) -> torch.Tensor:
+        """The scores of each text's next token [texts, vocabulary]."""
+        if source is not None:
+            found = self._model(
+                decoder_input_ids=ids,
+                encoder_outputs=(source.states,),
+                attention_mask=source.mask,
+                past_key_values=cache,
+                use_cache=True,
+            )
+            scored: torch.Tensor = found.logits[:, -1]
+            return scored
+        options: dict[str, Any] = dict(self._options)
+        if self._has_positions:
+            options["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        found = self._model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **options)
+        scores: torch.Tensor = found.logits[:, -1]
+        return scores
+
+    def _padded(self, prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The prompts side by side, with padding before the shorter ones, and the mask of it."""
+        longest = max(map(len, prompts))
+        ids = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
+        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        return torch.tensor(ids, device=self._device), torch.tensor(mask, device=self._device)
+
+    def _inputs(self, steps: list[Step]) -> torch.Tensor:
+        return torch.tensor([step.token for step in steps], device=self._device)
+
+
+def _tell(steps: list[Step]) -> None:
+    """Gives each request its steps, all at once."""
+    told: dict[Callable[[list[Step]], object], list[Step]] = {}
+    for step in steps:
+        if not step.text.cancelled:
+            told.setdefault(step.text.tell, []).append(step)
+    for tell, found in told.items():
+        tell(found)
+
+
+def _chosen(scores: torch.Tensor, texts: list[Text]) -> list[Step]:
+    likeliest = scores.argmax(-1).tolist() if any(text.sampling.greedy for text in texts) else []
+    steps = []
+    for at, text in enumerate(texts):
+        sampling, logprobs = text.sampling, None
+        if sampling.greedy:
+            token = likeliest[at]
+        else:
+            token, logprobs = choose(scores[at], sampling, text.prompt, text.given, text.generator)
+        text.given.append(token)
+        ended = "stop" if token in sampling.ends else "length" if len(text.given) >= sampling.max_tokens else None
+        steps.append(Step(text, token, logprobs, ended))
+    return steps
+
+
+def _is_joinable(cache: Any) -> bool:
+    """Whether it is only keys and values of all tokens, so that others can be put beside them."""
+    from transformers.cache_utils import DynamicLayer  # type: ignore[import-not-found,unused-ignore]
+
+    return all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", [None]))
+
+
+def _joined(left: _Batch, right: _Batch) -> _Batch:
+    length = max(left.mask.shape[1], right.mask.shape[1])
+    for ours, theirs in zip(left.cache.layers, right.cache.layers, strict=True):
+        ours.keys = torch.cat([_lengthened(ours.keys, length), _lengthened(theirs.keys, length)])
+        ours.values = torch.cat([_lengthened(ours.values, length), _lengthened(theirs.values, length)])
+    masks = [torch.nn.functional.pad(one.mask, (length - one.mask.shape[1], 0)) for one in (left, right)]
+    latest = torch.cat([left.latest, right.latest])
+    return _Batch([*left.texts, *right.texts], left.cache, torch.cat(masks), latest)
+
+
+def _lengthened(values: torch.Tensor, length: int) -> torch.Tensor:
+    """Keys or values [texts, heads, length, size] with zeros before them."""
+    return torch.nn.functional.pad(values, (0, 0, length - values.shape[2], 0))
+
+
+def _without(batch: _Batch | None, gone: Callable[[Text], bool]) -> _Batch | None:
+    """The batch without some of its texts, and without the columns that were theirs alone."""
+    if batch is None:
+        return None
+    kept = [at for at, text in enumerate(batch.texts) if not gone(text)]
+    if len(kept) == len(batch.texts):
+        return batch
+    if not kept:
+        return None
+    chosen = torch.tensor(kept, device=batch.mask.device)
+    batch.cache.batch_select_indices(chosen)
+    mask = batch.mask[chosen]
+    source = batch.source and _Source(batch.source.states[chosen], batch.source.mask[chosen])
+    if source is None and _is_joinable(batch.cache):
+        first = int(mask.any(0).int().argmax())
+        mask = mask[:, first:]
+        for layer in batch.cache.layers:
+            layer.keys, layer.values = layer.keys[:, :, first:], layer.values[:, :, first:]
+    return _Batch([batch.texts[at] for at in kept], batch.cache, mask, batch.latest[chosen], source)

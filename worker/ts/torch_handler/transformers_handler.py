@@ -1,0 +1,110 @@
+"""Language models in Hugging Face's folders, run by the package transformers: texts, embeddings, scores of pairs.
+
+The class that config.json names decides what a model does (docs/language-models.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from ts.context import Context
+from ts.handler_utils.utils import needed
+from ts.language.handler import Answer, Head, LanguageModelHandler
+from ts.utils.util import PredictionException
+
+GENERATE, EMBED, SCORE = "text-generation", "embeddings", "rerank"
+TASKS = (GENERATE, EMBED, SCORE)
+#: Settings in model-config.yaml (`handler:`).
+_SETTINGS = ("engine", "task", "dtype", "trustRemoteCode", "maxModelLength", "tokenizer", "parallel", "chatTemplate")
+_PARALLEL = 32
+#: What a model of each kind doesn't do, and which does.
+_KINDS = {GENERATE: "a model that generates text", EMBED: "a model of embeddings", SCORE: "a reranker"}
+
+
+class TransformersHandler(LanguageModelHandler):
+    """The handler. `handler:` in model-config.yaml has `_SETTINGS`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {}
+        self._task = ""
+
+    def initialize(self, context: Context) -> None:
+        """Raises PackageMissing; ValueError for wrong settings, and what transformers says of the files."""
+        transformers = needed("transformers", "transformers", "A folder of Hugging Face")
+        section = context.model_yaml_config.get("handler") or {}
+        if unknown := sorted(set(section) - set(_SETTINGS)):
+            raise ValueError(f"handler: {unknown[0]} is unknown; there are {', '.join(_SETTINGS)}")
+        folder = Path(context.system_properties["model_dir"])
+        transformers.utils.logging.disable_progress_bar()
+        self._task = section.get("task") or _task(folder)
+        if self._task not in TASKS:
+            raise ValueError(f"handler: task is {self._task!r}; there are {', '.join(TASKS)}")
+        given = {"local_files_only": True, "trust_remote_code": bool(section.get("trustRemoteCode", False))}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(section.get("tokenizer") or folder, **given)
+        if section.get("chatTemplate"):
+            tokenizer.chat_template = section["chatTemplate"]
+        encodes = transformers.AutoConfig.from_pretrained(folder, **given).is_encoder_decoder
+        kind = {
+            GENERATE: transformers.AutoModelForSeq2SeqLM if encodes else transformers.AutoModelForCausalLM,
+            EMBED: transformers.AutoModel,
+            SCORE: transformers.AutoModelForSequenceClassification,
+        }[self._task]
+        model = kind.from_pretrained(folder, dtype=section.get("dtype", "auto"), **given)
+        gpu_id = context.system_properties.get("gpu_id")
+        model = model.to("cpu" if gpu_id is None else f"cuda:{gpu_id}").eval()
+        if self._task == GENERATE:
+            from ts.language.agents import with_agents
+            from ts.language.surface import TextSurface
+
+            texts = TextSurface(
+                model,
+                tokenizer,
+                texts_max=int(section.get("parallel") or _PARALLEL),
+                tokens_max=section.get("maxModelLength"),
+            )
+            self._calls = with_agents(texts)
+        else:
+            from ts.language.embedding import EncoderSurface
+
+            self._calls = EncoderSurface(model, tokenizer, folder, self._task == SCORE).calls
+
+    async def ask(self, path: str, body: bytes) -> Answer:
+        from ts.language.surface import Refusal
+
+        call = self._calls.get(path)
+        try:
+            if call is None:
+                there = ", ".join(f"/{one}" for one in self._calls)
+                raise Refusal(f"{_KINDS[self._task]} has no /{path[:80]}; it has {there}", status=404)
+            async with aclosing(await call(_object(body))) as answer:
+                async for piece in answer:
+                    yield piece
+        except Refusal as error:
+            yield Head(error.status, "application/json")
+            yield error.body()
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise PredictionException(f"The body is not valid JSON: {error}", 400) from None
+    if not isinstance(found, dict):
+        raise PredictionException("The body is a JSON object", 400)
+    return found
+
+
+def _task(folder: Path) -> str:
+    """What the files of a folder are for."""
+    if (folder / "modules.json").is_file():
+        return EMBED
+    config = json.loads((folder / "config.json").read_text())
+    name = str((config.get("architectures") or [""])[0])
+    if name.endswith("ForSequenceClassification"):
+        return SCORE
+    return EMBED if name.endswith("Model") else GENERATE
