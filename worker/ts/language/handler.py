@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 from ts.context import Context
 from ts.handler_utils.utils import row_value
-from ts.language.tally import Tally
+from ts.language.tally import Count, Tally
 from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor, bytes_array
 from ts.tensors.v1_form import V1Request
 from ts.utils.util import PredictionException
@@ -95,22 +95,25 @@ class LanguageModelHandler(ABC):
     # --- OpenAI's own calls
 
     async def _passed(self, idx: int, path: str, body: bytes, context: Context) -> Any:
-        async with aclosing(self.ask(path, body)) as pieces:
-            head = await anext(pieces)
-            assert isinstance(head, Head)
+        async with self._asked(path, body) as (head, pieces, count):
             context.set_response_content_type(idx, head.content_type)
             if head.status != 200:
                 context.set_response_status(head.status, idx=idx)
-            with self.tally.request() as count:
-                if not head.content_type.startswith(EVENTS):
-                    whole = b"".join([bytes(piece) async for piece in pieces if isinstance(piece, bytes)])
-                    count.whole(whole)
-                    return whole
-                async for piece in pieces:
-                    assert isinstance(piece, bytes)
-                    count.events(piece)
-                    await _send(context, idx, piece)
+            if not head.content_type.startswith(EVENTS):
+                return await _whole(pieces, count)
+            async for piece in pieces:
+                count.events(piece)
+                await _send(context, idx, piece)
             return b""
+
+    @asynccontextmanager
+    async def _asked(self, path: str, body: bytes) -> AsyncIterator[tuple[Head, AsyncIterator[bytes], Count]]:
+        """The head of an answer, its pieces, and what counts them."""
+        with self.tally.request() as count:
+            async with aclosing(self.ask(path, body)) as pieces:
+                head = await anext(pieces)
+                assert isinstance(head, Head)
+                yield head, pieces, count  # type: ignore[misc]  # what follows the head is bytes
 
     # --- texts of other APIs
 
@@ -130,36 +133,33 @@ class LanguageModelHandler(ABC):
         )
 
     async def _whole(self, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        async with aclosing(self.ask(*_encoded(asked))) as pieces:
-            head = await anext(pieces)
-            with self.tally.request() as count:
-                whole = b"".join([bytes(piece) async for piece in pieces if isinstance(piece, bytes)])
-                count.whole(whole)
-        answer = json.loads(_good(head, whole))
+        async with self._asked(*_encoded(asked)) as (head, pieces, count):
+            answer = json.loads(_good(head, await _whole(pieces, count)))
         return _text_of(answer), _said_of(answer)
 
     async def _pieces(self, asked: dict[str, Any]) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
         """Yields a text and what the engine says of the answer, for each event of a stream."""
         asked = asked | {"stream": True, "stream_options": {"include_usage": True}}
-        async with aclosing(self.ask(*_encoded(asked))) as pieces:
-            head = await anext(pieces)
-            assert isinstance(head, Head)
+        async with self._asked(*_encoded(asked)) as (head, pieces, count):
             if not head.content_type.startswith(EVENTS):
-                whole = b"".join([bytes(piece) async for piece in pieces if isinstance(piece, bytes)])
-                raise PredictionException(_message(_good(head, whole)), 500)
+                raise PredictionException(_message(_good(head, await _whole(pieces, count))), 500)
             held = b""
-            with self.tally.request() as count:
-                async for piece in pieces:
-                    assert isinstance(piece, bytes)
-                    count.events(piece)
-                    *events, held = (held + piece).split(b"\n\n")
-                    for event in events:
-                        data = event.rpartition(b"data: ")[2]
-                        if data.startswith(b"{"):
-                            answer = json.loads(data)
-                            if "error" in answer:
-                                raise PredictionException(_message(data), 500)
-                            yield _text_of(answer), _said_of(answer)
+            async for piece in pieces:
+                count.events(piece)
+                *events, held = (held + piece).split(b"\n\n")
+                for event in events:
+                    data = event.rpartition(b"data: ")[2]
+                    if data.startswith(b"{"):
+                        answer = json.loads(data)
+                        if "error" in answer:
+                            raise PredictionException(_message(data), 500)
+                        yield _text_of(answer), _said_of(answer)
+
+
+async def _whole(pieces: AsyncIterator[bytes], count: Count) -> bytes:
+    whole = b"".join([piece async for piece in pieces])
+    count.whole(whole)
+    return whole
 
 
 async def _send(context: Context, idx: int, piece: Any) -> None:
@@ -213,9 +213,8 @@ def _object(text: str, name: str) -> dict[str, Any]:
     return found
 
 
-def _good(head: Head | bytes, whole: bytes) -> bytes:
+def _good(head: Head, whole: bytes) -> bytes:
     """The body of an answer. Raises PredictionException if the engine refused the request."""
-    assert isinstance(head, Head)
     if head.status != 200:
         raise PredictionException(_message(whole), head.status)
     return whole

@@ -1,0 +1,127 @@
+"""Calls of OpenAI's client, litellm and LangChain's client to the server at URL, with its model `chat`. Prints what
+they answered, as JSON.
+
+Usage: python openai_calls.py URL
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import litellm
+import openai
+from langchain_core.messages import HumanMessage
+from langchain_openai import ChatOpenAI
+
+URL = f"{sys.argv[1]}/v1"
+ASK: Any = [{"role": "user", "content": "What is the capital of France? Answer with one sentence."}]
+GREEDY: Any = {"model": "chat", "temperature": 0, "max_tokens": 24}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 30}, "people": {"type": "integer"}},
+    "required": ["city", "people"],
+    "additionalProperties": False,
+}
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Tells the weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+#: A model of this size calls no tool by itself.
+REPEAT = 'Repeat this: <tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+def openais(client: openai.OpenAI) -> dict[str, Any]:
+    whole = client.chat.completions.create(messages=ASK, **GREEDY)
+    pieces = list(
+        client.chat.completions.create(messages=ASK, stream=True, stream_options={"include_usage": True}, **GREEDY)
+    )
+    formed: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}
+    objects = [
+        client.chat.completions.create(
+            model="chat",
+            messages=[{"role": "user", "content": f"Describe a city, number {at}"}],
+            response_format=formed,
+            temperature=1.2,
+            seed=at,
+            max_tokens=200,
+        )
+        for at in range(20)
+    ]
+    called = client.chat.completions.create(
+        model="chat",
+        messages=[{"role": "user", "content": REPEAT}],
+        tools=[TOOL],
+        tool_choice="required",
+        temperature=0,
+        max_tokens=100,
+    )
+    chosen = client.chat.completions.create(messages=ASK, n=2, logprobs=True, top_logprobs=2, **GREEDY)
+    completed = client.completions.create(prompt=["The sky is", "The sea is"], **GREEDY)
+    responded = client.responses.create(model="chat", input="Say hello.", temperature=0, max_output_tokens=12)
+    streamed = list(client.responses.create(model="chat", input="Say hello.", max_output_tokens=12, stream=True))
+    errors = []
+    for wrong in ({"messages": "no"}, {"messages": ASK, "model": "none"}):
+        try:
+            client.chat.completions.create(**(GREEDY | wrong))
+        except openai.APIStatusError as error:
+            errors.append([type(error).__name__, bool(error.body)])
+    assert called.choices[0].message.tool_calls and chosen.choices[0].logprobs and chosen.choices[0].logprobs.content
+    call: Any = called.choices[0].message.tool_calls[0]
+    return {
+        "models": [one.id for one in client.models.list()],
+        "whole": whole.choices[0].message.content,
+        "usage": whole.usage and whole.usage.total_tokens,
+        "streamed": "".join(one.choices[0].delta.content or "" for one in pieces if one.choices),
+        "streamed usage": pieces[-1].usage and pieces[-1].usage.total_tokens,
+        "objects": [json.loads(one.choices[0].message.content or "") for one in objects],
+        "tool": [call.function.name, json.loads(call.function.arguments), called.choices[0].finish_reason],
+        "choices": len(chosen.choices),
+        "alternatives": [len(one.top_logprobs) for one in chosen.choices[0].logprobs.content],
+        "completed": [one.text for one in completed.choices],
+        "responded": responded.output_text,
+        "response events": [one.type for one in streamed],
+        "errors": errors,
+    }
+
+
+async def cancelled(client: openai.AsyncOpenAI) -> int:
+    """Streams that are left after their third event."""
+    count = 0
+    for _ in range(8):
+        async with await client.chat.completions.create(
+            model="chat", messages=ASK, stream=True, max_tokens=1000, extra_body={"ignore_eos": True}
+        ) as stream:
+            async for _event in stream:
+                count += 1
+                if count % 3 == 0:
+                    break
+    return count
+
+
+def main() -> None:
+    found = openais(openai.OpenAI(base_url=URL, api_key="none", max_retries=0, timeout=120))
+    found["left"] = asyncio.run(cancelled(openai.AsyncOpenAI(base_url=URL, api_key="none", timeout=120)))
+    lite: Any = litellm.completion(
+        model="openai/chat", messages=ASK, api_base=URL, api_key="none", temperature=0, max_tokens=24
+    )
+    found["litellm"] = lite.choices[0].message.content
+    pieces: Any = litellm.completion(
+        model="openai/chat", messages=ASK, api_base=URL, api_key="none", temperature=0, max_tokens=24, stream=True
+    )
+    found["litellm streamed"] = "".join(one.choices[0].delta.content or "" for one in pieces)
+    chain = ChatOpenAI(base_url=URL, api_key="none", model="chat", temperature=0, max_completion_tokens=24)
+    messages = [HumanMessage(ASK[0]["content"])]
+    found["langchain"] = chain.invoke(messages).content
+    found["langchain streamed"] = "".join(str(one.content) for one in chain.stream(messages))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
