@@ -66,7 +66,7 @@ class LanguageModelHandler(ABC):
 
     async def _answer(self, idx: int, row: Any, context: Context) -> Any:
         path = str(context.get_request_header(idx, "url_path") or "").strip("/")
-        if path and not path.startswith("v1/") and path not in self.paths:
+        if path and ((not path.startswith("v1/") and path not in self.paths) or path.endswith("_lora_adapter")):
             raise PredictionException(f"The engine has no path /{path[:80]} for clients", 404)
         request = getattr(row, "request", None)
         if isinstance(request, InferenceRequest):

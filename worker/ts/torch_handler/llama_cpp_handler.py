@@ -7,6 +7,7 @@ and Anthropic's requests as they come, so that whatever it can do is there (docs
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -29,6 +30,8 @@ _SETTINGS = {
     "embeddings": "embedding",
     "chatTemplate": "chat_template",
 }
+#: `file` is the name of one of several files; `adapters` are files of LoRA by the names that requests give them.
+_OTHERS = ("file", "adapters", "engine")
 _PARALLEL = 4
 #: The longest path of a folder for sockets, whose own paths have at most 107 characters.
 _PLACE_MAX = 75
@@ -36,8 +39,8 @@ _READ_BYTES = 64 * 1024
 
 
 class LlamaCppHandler(LanguageModelHandler):
-    """The handler. `handler:` in model-config.yaml has `_SETTINGS`, and `file`, the name of one of several files.
-    Requests run side by side, `parallel` of them."""
+    """The handler. `handler:` in model-config.yaml has `_SETTINGS` and `_OTHERS`. `parallel` requests run side
+    by side."""
 
     paths = LanguageModelHandler.paths | {"apply-template", "infill"}
 
@@ -46,6 +49,8 @@ class LlamaCppHandler(LanguageModelHandler):
         self._server: Any = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._socket = ""
+        self._adapters: list[str] = []
+        self.openai_models: list[str] = []
 
     def initialize(self, context: Context) -> None:
         """Starts the engine. Raises PackageMissing; ValueError for wrong settings or files, and what the engine
@@ -65,12 +70,38 @@ class LlamaCppHandler(LanguageModelHandler):
         for name, value in section.items():
             if name in _SETTINGS:
                 setattr(options, _SETTINGS[name], value)
-            elif name != "file":
-                raise ValueError(f"handler: {name} is unknown; there are file, {', '.join(_SETTINGS)}")
+            elif name not in _OTHERS:
+                raise ValueError(f"handler: {name} is unknown; there are {', '.join([*_OTHERS, *_SETTINGS])}")
+        adapters = section.get("adapters") or {}
+        self._adapters = [str(name) for name in adapters]
+        self.openai_models = [*self._adapters, *(f"{context.model_name}:{name}" for name in self._adapters)]
+        options.lora_adapters = [
+            _adapter(engine, Path(context.system_properties["model_dir"]) / str(file)) for file in adapters.values()
+        ]
         self._server = engine.Server(options)
 
     def ask(self, path: str, body: bytes) -> Answer:
-        return _asked(self._socket, path, body)
+        return _asked(self._socket, path, self._adapted(body) if self._adapters else body)
+
+    def _adapted(self, body: bytes) -> bytes:
+        """The body with the adapter that its `model` names."""
+        try:
+            fields = json.loads(body)
+            name = str(fields["model"]).rpartition(":")[2]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return body
+        if name not in self._adapters:
+            return body
+        return json.dumps(fields | {"lora": [{"id": self._adapters.index(name), "scale": 1.0}]}).encode()
+
+
+def _adapter(engine: Any, file: Path) -> Any:
+    """An adapter that requests without its name don't have. Raises ValueError."""
+    if not file.is_file():
+        raise ValueError(f"handler: adapters: there is no file {file.name}")
+    made = engine.CommonAdapterLoraInfo()
+    made.path, made.scale = str(file), 0.0
+    return made
 
 
 def _file(folder: Path, section: dict[str, Any], manifest: dict[str, Any] | None) -> Path:
