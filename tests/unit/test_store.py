@@ -124,6 +124,7 @@ def test_links_that_lead_nowhere(root: Path) -> None:
         "https://torchserve.pytorch.org/other/x.mar",
         "https://torchserve.pytorch.org.evil.example/mar_files/x.mar",
         "https://torchserve.pytorch.org/mar_files/a/x.mar",
+        "https://torchserve.pytorch.org/jar_files/x.mar",
         "file:///etc/passwd",
         "/etc/passwd",
         "/etc",
@@ -170,10 +171,11 @@ def test_allowed_urls_replaces_the_model_zoo(root: Path) -> None:
 @pytest.mark.parametrize(
     "host", ["torchserve.pytorch.org", "torchserve.s3.amazonaws.com", "TorchServe.S3.amazonaws.com"]
 )
-def test_the_model_zoo_has_two_names(root: Path, host: str) -> None:
-    (root / "zoo.mar").write_bytes(b"there already")
+@pytest.mark.parametrize("path", ["mar_files/zoo.mar", "war_files/zoo.war"])
+def test_the_model_zoo_has_two_names_and_workflows(root: Path, host: str, path: str) -> None:
+    (root / Path(path).name).write_bytes(b"there already")
     with pytest.raises(ArchiveExists):
-        fetch(ModelStore(root), f"https://{host}/mar_files/zoo.mar")
+        fetch(ModelStore(root), f"https://{host}/{path}")
 
 
 @pytest.mark.parametrize("allowed", [None, ["https://models[.]example[.]com/.*"]])

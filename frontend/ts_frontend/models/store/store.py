@@ -103,8 +103,8 @@ def _kind(url: str) -> objects.Kind | None:
 
 _log = logging.getLogger(__name__)
 _ARCHIVE_SUFFIXES = (".mar", ".model", ".tar.gz", ".tgz")
-#: TorchServe's model zoo under both of its host names, which its examples and clients use.
-_ZOO = r"https://torchserve\.(?:pytorch\.org|s3\.amazonaws\.com)/mar_files/[\w.-]+"
+#: TorchServe's models and workflows under both host names, which its examples and clients use.
+_ZOO = r"https://torchserve\.(?:pytorch\.org|s3\.amazonaws\.com)/[mw]ar_files/[\w.-]+"
 #: Returns the path for a copy of a URL, and the new folder made for it, if any.
 _Place = Callable[[str], "tuple[Path, Path | None]"]
 
