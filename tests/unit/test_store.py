@@ -190,6 +190,14 @@ def test_a_broken_pattern_is_told(root: Path) -> None:
         ModelStore(root, ["("])
 
 
+def test_without_a_store_an_allowed_path_is_used_in_place(root: Path) -> None:
+    store = ModelStore(None, [f"{(root / 'dirmodel').as_uri()}.*"])
+    assert fetch(store, str(root / "dirmodel")) == Fetched(root / "dirmodel", str(root / "dirmodel"), downloaded=False)
+    for url in (str(root / "m.mar"), "dirmodel", str(root / "dirmodel" / "nothing")):
+        with pytest.raises(ArchiveNotFound, match=f"Model not found at: {url}"):
+            fetch(store, url)
+
+
 def test_an_allowed_file_is_copied_and_discarded_again(root: Path) -> None:
     store = ModelStore(root, [r"file://.*"])
     fetched = fetch(store, (root.parent / "outside.mar").as_uri())

@@ -329,10 +329,12 @@ class ModelStore:
         """The path for a name in the store (links are followed) or an absolute path, which must be inside the store
         unless its file:// URL is allowed. Of another one, only the last part counts if the store has such an archive,
         as in TorchServe."""
-        if self._root is None:
-            raise ArchiveNotFound(f"{self._missing}: {url} (there is no {self._place})")
-        path = self._root / plain
         absolute = Path(plain).is_absolute()
+        if self._root is None:
+            if not (absolute and self.allows(Path(plain).as_uri())):
+                raise ArchiveNotFound(f"{self._missing}: {url} (there is no {self._place})")
+            return self._used_in_place(url, Path(plain), pin, stop)
+        path = self._root / plain
         if not absolute and any(part.startswith(".") for part in Path(plain).parts):
             raise ArchiveNotFound(f"{self._missing}: {url} (hidden files are not models)")
         if path == self._root and not (self._formats.is_model(path) or self._formats.assumed):
