@@ -368,6 +368,44 @@ def test_tritons_variables_without_its_script(tmp_path: Path, hosted: Callable[.
         check_triton(f"{url}/invocations", "sagemaker")
 
 
+#: The flags that Triton's `serve` makes of its variables, with several models.
+SEVERAL = (
+    "--allow-sagemaker=true --allow-grpc=false --allow-http=false --allow-metrics=false --log-verbose=true"
+    " --model-control-mode=explicit --model-namespacing=true --backend-config=python,shm-default-byte-size=16777216"
+)
+
+
+@pytest.mark.parametrize("by_script", [True, False])
+def test_several_of_tritons_models(tmp_path: Path, hosted: Callable[..., Any], by_script: bool) -> None:
+    """Each is a repository of its own, or the model's folder."""
+    (tmp_path / "none").mkdir()
+    models = tmp_path / "models"
+    triton_repository(models / "a1" / "model")
+    (triton_repository(tmp_path / "made") / "double").rename((models / "b2").absolute())
+    words = ["--start", "--foreground", *SEVERAL.split(), f"--model-repository={tmp_path / 'none'}"]
+    variables = {"SAGEMAKER_BASE_DIR": str(tmp_path), "SAGEMAKER_MULTI_MODEL": "true"}
+    with hosted(words if by_script else ["serve"], **variables) as url, httpx.Client(base_url=url) as client:
+        assert client.get("/ping").status_code == 200
+        for name, place in {"a1": models / "a1" / "model", "b2": models / "b2"}.items():
+            headers = {"X-Amzn-SageMaker-Target-Model": f"{name}.tar.gz"}
+            call = {"model_name": name, "url": str(place)}
+            assert client.post(f"/models/{name}/invoke", json={}).status_code == 404
+            loaded = client.post("/models", json=call, headers=headers)
+            assert loaded.status_code == 200, loaded.text
+            assert client.post("/models", json=call, headers=headers).status_code == 409
+            check_triton(f"{url}/models/{name}/invoke", "sagemaker")
+        listed = {one["modelName"]: one["modelUrl"] for one in client.get("/models").json()["models"]}
+        assert listed == {"a1": str(models / "a1" / "model"), "b2": str(models / "b2")}
+        assert client.delete("/models/a1").status_code == 200
+        assert client.post("/models/a1/invoke", json={}).status_code == 404
+        check_triton(f"{url}/models/b2/invoke", "sagemaker")
+        (models / "c3" / "model").mkdir(parents=True)
+        nothing = client.post("/models", json={"model_name": "c3", "url": str(models / "c3" / "model")})
+        assert nothing.status_code in (400, 500) and client.get("/models/c3").status_code == 404
+        foreign = client.post("/models", json={"model_name": "d4", "url": "/etc"})
+        assert foreign.status_code in (400, 404)
+
+
 def test_triton_on_vertex(tmp_path: Path, hosted: Callable[..., Any]) -> None:
     repository = triton_repository(tmp_path / "repository")
     words = f"--allow-vertex-ai=true --allow-http=false --model-repository={repository}"

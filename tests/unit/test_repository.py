@@ -311,6 +311,21 @@ def test_which_directories_are_in_this_layout(tmp_path: Path) -> None:
     assert not versioned(tmp_path / "empty") and not versioned(tmp_path / "nothing")
 
 
+def test_a_register_call_opens_the_last_version_of_a_folder_or_of_its_only_folder(tmp_path: Path) -> None:
+    formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
+    config = f"{CONFIG}\nversion_policy: {{ all {{ }} }}"
+    path = model(tmp_path / "repository", config, versions=("1", "10", "9"))
+    for given in (path, path.parent):
+        archive = formats.open(given, tmp_path, name="asked")
+        assert (archive.name, archive.version, archive.dir, archive.remembered) == ("asked", "10", path / "10", True)
+        assert formats.folder_of_versions(given) == path
+    path.rename(path.parent / "other")
+    assert formats.open(path.parent, tmp_path).name == "other"
+    (path.parent / "another").mkdir()  # a repository of several, which is no model
+    assert formats.open(path.parent, tmp_path).adapter == "" and formats.folder_of_versions(path.parent) is None
+    assert formats.folder_of_versions(tmp_path / "nothing") is None
+
+
 def test_a_directory_from_elsewhere_has_the_name_that_was_asked_for(tmp_path: Path) -> None:
     path = model(tmp_path)
     path.rename(tmp_path / "copy")

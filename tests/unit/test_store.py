@@ -124,6 +124,7 @@ def test_links_that_lead_nowhere(root: Path) -> None:
         "https://torchserve.pytorch.org/other/x.mar",
         "https://torchserve.pytorch.org.evil.example/mar_files/x.mar",
         "https://torchserve.pytorch.org/mar_files/a/x.mar",
+        "https://torchserve.pytorch.org/jar_files/x.mar",
         "file:///etc/passwd",
         "/etc/passwd",
         "/etc",
@@ -170,10 +171,11 @@ def test_allowed_urls_replaces_the_model_zoo(root: Path) -> None:
 @pytest.mark.parametrize(
     "host", ["torchserve.pytorch.org", "torchserve.s3.amazonaws.com", "TorchServe.S3.amazonaws.com"]
 )
-def test_the_model_zoo_has_two_names(root: Path, host: str) -> None:
-    (root / "zoo.mar").write_bytes(b"there already")
+@pytest.mark.parametrize("path", ["mar_files/zoo.mar", "war_files/zoo.war"])
+def test_the_model_zoo_has_two_names_and_workflows(root: Path, host: str, path: str) -> None:
+    (root / Path(path).name).write_bytes(b"there already")
     with pytest.raises(ArchiveExists):
-        fetch(ModelStore(root), f"https://{host}/mar_files/zoo.mar")
+        fetch(ModelStore(root), f"https://{host}/{path}")
 
 
 @pytest.mark.parametrize("allowed", [None, ["https://models[.]example[.]com/.*"]])
@@ -186,6 +188,14 @@ def test_a_refused_url_says_that_it_is_forbidden_and_what_opens_it(root: Path, a
 def test_a_broken_pattern_is_told(root: Path) -> None:
     with pytest.raises(InvalidArgument, match="allowed_urls"):
         ModelStore(root, ["("])
+
+
+def test_without_a_store_an_allowed_path_is_used_in_place(root: Path) -> None:
+    store = ModelStore(None, [f"{(root / 'dirmodel').as_uri()}.*"])
+    assert fetch(store, str(root / "dirmodel")) == Fetched(root / "dirmodel", str(root / "dirmodel"), downloaded=False)
+    for url in (str(root / "m.mar"), "dirmodel", str(root / "dirmodel" / "nothing")):
+        with pytest.raises(ArchiveNotFound, match=f"Model not found at: {url}"):
+            fetch(store, url)
 
 
 def test_an_allowed_file_is_copied_and_discarded_again(root: Path) -> None:

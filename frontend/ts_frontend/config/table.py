@@ -168,7 +168,7 @@ class ServerConfig:
         PATTERNS,
         None,
         "URLs that archives may come from. Each expression must match the whole URL, in any case. Not set: files "
-        "in the model store and `https://torchserve.pytorch.org/mar_files/` (also at "
+        "in the model store, `https://torchserve.pytorch.org/mar_files/` and `/war_files/` (also at "
         "`torchserve.s3.amazonaws.com`). The variable counts only with `use_env_allowed_urls=true`",
         restored=False,
     )

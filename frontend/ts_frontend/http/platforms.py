@@ -108,6 +108,11 @@ class HttpPlatforms:
                 self._sessions.check(session)
         return await self._inference.invoked(request, body)
 
+    async def invoke(self, request: HttpRequest) -> HttpAnswer:
+        """Predicts with one of several models."""
+        name = request.path_params["model_name"]
+        return await (self._infer(request, name) if self._is_tritons(name) else self._inference.with_query(request))
+
     def _only_model(self) -> str | None:
         """The only model of the start; of a model repository, the only one that is served."""
         names = {model.name for model in self._models.defaults()}

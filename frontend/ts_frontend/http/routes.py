@@ -218,6 +218,7 @@ ROUTES: tuple[Row, ...] = (
         *("Predict, SageMaker", "invocations", ("model_name",)),
         yields=True,
     ),
+    _inference("*", f"{_MODEL}/invoke", RUNS, HttpPlatforms.invoke, when=Switch.SAGEMAKER),
     _predict(
         *("*", f"{_MODEL}/invoke", RUNS, HttpInference.with_query),
         *("Predict with a model of several, SageMaker", "invoke"),

@@ -66,8 +66,9 @@ class _RepositoryLoader:
             fetched = await self._store.fetch_apart(url)
         except UrlForbidden as error:  # TorchServe's APIs have its status for this
             raise LoadRefused(f"load parameter 'model_path': {error.message}") from error
-        if await asyncio.to_thread(self._formats.versioned, fetched.path) is not None:
-            await self._directory(name, fetched, config_text)
+        folder = await asyncio.to_thread(self._formats.folder_of_versions, fetched.path)
+        if folder is not None:
+            await self._directory(name, fetched, config_text, folder)
             return
         async with undone_on_failure() as undo:
             undo.push_async_callback(self._manager.loader.discard, fetched)
@@ -95,9 +96,11 @@ class _RepositoryLoader:
             if model not in models:
                 self._manager.tasks.background(self._manager.retire(model))
 
-    async def _directory(self, name: str, fetched: Fetched, config_text: str | None) -> None:
-        """A directory of versions; a failure removes it."""
-        files = ModelFiles(fetched.path, fetched.path, name=name, config_text=config_text)
+    async def _directory(
+        self, name: str, fetched: Fetched, config_text: str | None, folder: Path | None = None
+    ) -> None:
+        """A directory of versions, in `folder` of what was fetched; a failure removes it."""
+        files = ModelFiles(fetched.path, folder or fetched.path, name=name, config_text=config_text)
         try:
             async with undone_on_failure() as undo:
                 undo.push_async_callback(self._manager.loader.discard, fetched)

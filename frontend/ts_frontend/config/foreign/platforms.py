@@ -136,6 +136,8 @@ def _sagemaker(environ: Environ) -> dict[str, str]:
         one_port = f"http://0.0.0.0:{port}"
         found |= {"inference_address": one_port, "management_address": one_port, "enable_model_api": "true"}
         found |= {"model_store": f"{base}/models", "registered_memory_max": "auto", "default_workers_per_model": "1"}
+        # Triton's `serve` names an empty repository, which takes the store's place.
+        found["allowed_urls"] = f"file://{re.escape(base)}/models/.*"
     elif triton:
         found |= {"model_repository": f"{base}/model", "model_control_mode": "explicit", "load_model": triton}
         found["exit_on_error"] = "true"

@@ -40,7 +40,7 @@ class ModelFormat(ABC):
 
     #: NAME of the worker's module `ts.compat.NAME` that runs the handlers, "" for TorchServe's handlers.
     adapter: ClassVar[str] = ""
-    #: A directory holds several versions. Model repositories and load calls serve it, register calls don't.
+    #: A directory holds several versions. Model repositories and load calls serve all of them, register calls the last.
     versioned: ClassVar[bool] = False
     #: Models may lie in any subfolder of a model store, or be the store itself.
     nested: ClassVar[bool] = False

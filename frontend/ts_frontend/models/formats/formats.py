@@ -79,6 +79,11 @@ class Formats:
         found = self.shown(path)
         return found if found is not None and found.versioned else None
 
+    def folder_of_versions(self, path: Path) -> Path | None:
+        """The directory that holds versions: `path`, or its only entry."""
+        folders = (path, root_of(path)) if path.is_dir() else ()
+        return next((one for one in folders if self.versioned(one) is not None), None)
+
     def of(self, path: Path, *, unpacked: bool = False) -> ModelFormat:
         """The format of a directory that is to be registered. `unpacked`: it came out of an archive."""
         for one in self._all:
@@ -106,8 +111,10 @@ class Formats:
         *,
         outline: bool = False,
         pin: Pin | None = None,
+        name: str = "",
     ) -> Archive:
-        """Opens the archive file, model directory or program at `path`.
+        """Opens the archive file, model directory or program at `path`. Of a directory with versions, it opens the last
+        one, as that of a model `name`.
 
         An archive is unpacked to `work_dir/models/<32 hex>`, which appears only when it's complete; with `outline`, its
         outline is, if its format needs no more to open it (`PackedFiles`). Everything else is used where it lies.
@@ -115,6 +122,10 @@ class Formats:
         Raises ArchiveNotFound, InvalidArchive, ServeError (disk); Stopped once `stop` is set.
         """
         if path.is_dir():
+            folder = self.folder_of_versions(path.resolve())
+            if folder is not None and (found := self.versioned(folder)) is not None and found.claims(folder):
+                versions = found.open(ModelFiles(path, folder, name=name or folder.name))
+                return replace(versions[-1], remembered=True)
             return self._open(ModelFiles(path, root_of(path.resolve())))
         if not path.is_file():
             raise ArchiveNotFound(f"Model not found at: {path}")

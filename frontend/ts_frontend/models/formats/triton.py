@@ -91,7 +91,10 @@ class TritonFormat(ModelFormat):
 
     def matches(self, path: Path) -> bool:
         """The sign is a config.pbtxt or a version's directory. Raises OSError."""
-        return path.is_dir() and ((path / CONFIG_FILE).is_file() or bool(_versions(path)))
+        return path.is_dir() and (self.claims(path) or bool(_versions(path)))
+
+    def claims(self, path: Path) -> bool:
+        return (path / CONFIG_FILE).is_file()
 
     def open(self, files: ModelFiles) -> list[Archive]:
         directory = read(files.directory, files.config_text, files.name)

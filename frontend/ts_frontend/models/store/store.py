@@ -103,8 +103,8 @@ def _kind(url: str) -> objects.Kind | None:
 
 _log = logging.getLogger(__name__)
 _ARCHIVE_SUFFIXES = (".mar", ".model", ".tar.gz", ".tgz")
-#: TorchServe's model zoo under both of its host names, which its examples and clients use.
-_ZOO = r"https://torchserve\.(?:pytorch\.org|s3\.amazonaws\.com)/mar_files/[\w.-]+"
+#: TorchServe's models and workflows under both host names, which its examples and clients use.
+_ZOO = r"https://torchserve\.(?:pytorch\.org|s3\.amazonaws\.com)/[mw]ar_files/[\w.-]+"
 #: Returns the path for a copy of a URL, and the new folder made for it, if any.
 _Place = Callable[[str], "tuple[Path, Path | None]"]
 
@@ -329,10 +329,12 @@ class ModelStore:
         """The path for a name in the store (links are followed) or an absolute path, which must be inside the store
         unless its file:// URL is allowed. Of another one, only the last part counts if the store has such an archive,
         as in TorchServe."""
-        if self._root is None:
-            raise ArchiveNotFound(f"{self._missing}: {url} (there is no {self._place})")
-        path = self._root / plain
         absolute = Path(plain).is_absolute()
+        if self._root is None:
+            if not (absolute and self.allows(Path(plain).as_uri())):
+                raise ArchiveNotFound(f"{self._missing}: {url} (there is no {self._place})")
+            return self._used_in_place(url, Path(plain), pin, stop)
+        path = self._root / plain
         if not absolute and any(part.startswith(".") for part in Path(plain).parts):
             raise ArchiveNotFound(f"{self._missing}: {url} (hidden files are not models)")
         if path == self._root and not (self._formats.is_model(path) or self._formats.assumed):
