@@ -1,7 +1,7 @@
 """Language models in a GGUF file, run by llama.cpp in this process. Needs `xllamacpp`.
 
 The engine's own server answers: it listens on a Unix socket in a folder that nobody else can enter, and gets OpenAI's
-and Anthropic's requests as they come, so that whatever it can do is there (docs/openai.md).
+and Anthropic's requests as they come, so that whatever it can do is there (docs/language-models.md).
 """
 
 from __future__ import annotations
