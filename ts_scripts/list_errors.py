@@ -88,9 +88,10 @@ def sets(node: ast.ClassDef, name: str) -> bool:
 
 
 def called(node: ast.AST) -> str:
-    if not isinstance(node, ast.Call):
-        return ""
-    return ast.unparse(node.func).rpartition(".")[2]
+    function = node.func if isinstance(node, ast.Call) else None
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def forms(call: ast.Call) -> Iterator[str]:
@@ -128,11 +129,11 @@ def page(listed: dict[str, Kind]) -> Iterator[str]:
     """The generated part of the page, line by line."""
     of_calls = sorted((one for one in listed.values() if not one.of_start), key=lambda one: (one.http_status, one.name))
     of_starts = sorted((one for one in listed.values() if one.of_start), key=lambda one: one.name)
-    yield "| kind | HTTP | `type` | gRPC | what to do |"
-    yield "|---|---|---|---|---|"
+    yield "| kind | HTTP | `type` | gRPC |"
+    yield "|---|---|---|---|"
     for one in of_calls:
         link = f"[{one.name}](#{one.name.lower()})"
-        yield f"| {link} | {one.http_status} | `{one.type_name}` | {one.code} | {one.remedy} |"
+        yield f"| {link} | {one.http_status} | `{one.type_name}` | {one.code} |"
     yield ""
     yield "## The messages of answers"
     for one in of_calls:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from string import ascii_lowercase, digits
 
 import h11
 import pytest
@@ -78,11 +79,15 @@ def requests(data: bytes, size: int = 1 << 20) -> tuple[list[tuple[str, bytes, b
 # --- conversations
 
 _METHODS = st.sampled_from(["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
-_TARGETS = st.from_regex(rb"/([a-z0-9./_-]|%[0-9a-f]{2}){0,20}(\?[a-z=&%]{0,9})?", fullmatch=True)
+#: Texts of an alphabet are drawn several times as fast as those of a regular expression.
+_TARGETS = st.tuples(
+    st.text(ascii_lowercase + digits + "./_-%", max_size=20), st.text(ascii_lowercase + "=&%", max_size=9)
+).map(lambda parts: ("/" + parts[0].replace("%", "%2f") + (parts[1] and "?" + parts[1])).encode())
+_SEEN = "".join(map(chr, [ord("\t"), *range(ord(" "), 0x7F), *range(0x80, 0x100)]))
 _FIELDS = st.lists(
     st.tuples(
-        st.from_regex(rb"x-[a-z0-9_!#$%&'*+.^`|~-]{0,9}", fullmatch=True),
-        st.from_regex(rb"([!-~\x80-\xff]([ \t!-~\x80-\xff]{0,9}[!-~\x80-\xff])?)?", fullmatch=True),
+        st.text(ascii_lowercase + digits + "!#$%&'*+.^_`|~-", max_size=9).map(lambda name: b"x-" + name.encode()),
+        st.text(_SEEN, max_size=12).map(lambda value: value.strip(" \t").encode("latin-1")),
     ),
     max_size=4,
 )

@@ -76,10 +76,10 @@ def settings_table() -> str:
 
 
 def _rows(settings: list[Setting]) -> Iterator[str]:
-    yield "| key | kind | default | environment | meaning |"
-    yield "|---|---|---|---|---|"
+    yield "| key | kind | default | meaning |"
+    yield "|---|---|---|---|"
     for setting in settings:
-        yield f"| `{setting.key}` | {setting.kind.name} | {_default(setting)} | {_env(setting)} | {_meaning(setting)} |"
+        yield f"| `{setting.key}` | {setting.kind.name} | {_default(setting)} | {_meaning(setting)}{_env(setting)} |"
 
 
 def _default(setting: Setting) -> str:
@@ -90,7 +90,12 @@ def _default(setting: Setting) -> str:
 
 
 def _env(setting: Setting) -> str:
-    return f"`{setting.env}`{'*' if setting.env_always else ''}" if setting.env else ""
+    """What the variable of a setting has else than that of most: `TS_` and the key, always read if it is ours."""
+    if not setting.env:
+        return "; no variable"
+    named = "" if setting.env == f"TS_{setting.key.removeprefix('ts_').upper()}" else f"; variable `{setting.env}`"
+    always = "; its variable always counts" if setting.env_always and not setting.group else ""
+    return named + always
 
 
 def _meaning(setting: Setting) -> str:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from ts_frontend.config.foreign.aliases import Meaning, Said, nothing, port_range, sets
+from ts_frontend.config.kinds import grouped
 
 AUTO, NONE = "auto", "none"
 SAGEMAKER, VERTEX, AZUREML, MLFLOW = "sagemaker", "vertex", "azureml", "mlflow"
@@ -340,9 +341,9 @@ def told(environ: Environ) -> dict[str, str]:
 
 
 def platforms_table() -> Iterator[str]:
-    """The table of the documentation, line by line."""
+    """The table of the documentation, line by line. Variables of the same meaning share a row."""
     yield "| variable | platform | here |"
     yield "|---|---|---|"
-    for platform in _PLATFORMS:
-        for one in platform.variables:
-            yield f"| `{one.name}` | {platform.name} | {one.doc} |"
+    rows = ((one.name, (platform.name, one.doc)) for platform in _PLATFORMS for one in platform.variables)
+    for (platform, doc), names in grouped(rows).items():
+        yield f"| {names} | {platform} | {doc} |"
