@@ -103,7 +103,6 @@ def _run_loop(work: Coroutine[Any, Any, int]) -> int:
 
 
 async def _end_tasks() -> bool:
-    """Cancels all other tasks; returns whether they have ended."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -407,7 +406,6 @@ def _locked(handle: int, path: Path) -> bool:
 
 
 def _held(handle: int) -> bool:
-    """Whether another process holds the lock, or might; tests it without keeping it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:

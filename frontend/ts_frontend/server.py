@@ -183,7 +183,6 @@ class Parts:
             self._share(config.shared_snapshot)
 
     def _build_services(self, directory: Path, supervisor: Supervisor) -> None:
-        """What the listeners offer beside the models: workflows, the repository, and health."""
         config = self._config
         self.workflows = WorkflowManager(
             self.manager,
@@ -212,7 +211,6 @@ class Parts:
         )
 
     def _gather(self, tracing: Traces | None) -> None:
-        """Adds the metrics of the parts."""
         metrics, gpus = self._metrics, self._gpus
         metrics.examples = partial(examples_of, self.registry)
         metrics.gather(ServedModels(self.registry, metrics.host).families, always=True)
@@ -246,7 +244,6 @@ class Parts:
             self.sharing.changed()
 
     def _share(self, place: Path) -> None:
-        """Adds the synchronization of models with other servers."""
         config, metrics = self._config, self._metrics
         poll_s, at_once_max = config.shared_snapshot_poll_secs, config.loads_at_once_max
         self.sharing = sharing = SharedSnapshot(shared_place(place), self.manager, poll_s, at_once_max)
@@ -419,7 +416,6 @@ class Server:
         return [*restored(config.snapshot, manager), *failures, *missing]
 
     async def _serve(self, parts: Parts, on_ready: Callable[[], None]) -> None:
-        """Runs the loops until `stop` was called; raises when a loop ended by itself."""
         loops = [kept(loop, subject) for loop, subject in parts.loops]
         _tune_garbage_collection()
         on_ready()

@@ -94,7 +94,6 @@ class KeyFile:
         self._handle = handle
 
     def _ours(self) -> bool:
-        """Whether the file at the path is the one that this process wrote."""
         try:
             return self._handle is not None and os.path.samestat(os.fstat(self._handle), os.lstat(self.path))
         except OSError:

@@ -116,7 +116,6 @@ def _fail(message: str, status: int = 1) -> NoReturn:
 
 
 def _run(body: Callable[..., None], target: Target, **kwargs: Any) -> None:
-    """Runs a command's body; failures become text on stderr and an exit status."""
     try:
         with Client(target) as client:
             body(client, **kwargs)
@@ -353,7 +352,6 @@ def _json_of(prediction: bytes, kinds: type | tuple[type, ...] = object) -> dict
 
 
 def _value_of(decoded: str) -> object:
-    """The text's JSON value, or the text."""
     try:
         return json.loads(decoded, parse_constant=_not_json)
     except (ValueError, RecursionError):

@@ -242,7 +242,6 @@ def _add_places(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_aliases(parser: argparse.ArgumentParser) -> None:
-    """Adds options of other servers; most are only documented."""
     group = parser.add_argument_group("as Dynamo and MAX call them (more, and Triton's: docs/profiles.md)")
     for alias in ALIASES.values():
         shown = alias.whose.startswith(("Dynamo", "MAX", "this"))

@@ -217,7 +217,6 @@ def _console(config: ServerConfig) -> Path | None:
 
 
 def _spawn(command: Sequence[str], write: int, output: IO[str] | None) -> subprocess.Popen[bytes]:
-    """Starts the server detached: in a new session, with an empty standard input."""
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

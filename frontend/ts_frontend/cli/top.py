@@ -124,7 +124,6 @@ class Board:
         return Group(self._summary(), Text(), *table, *more, *empty, *self._deaths(rows))
 
     def _table(self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], columns: int) -> Table:
-        """The models with the columns that fit."""
         cells = [dict(zip(_HEAD, self._cells(*row), strict=True)) for row in rows]
         widths = {head: max(len(head), *(len(row[head]) for row in cells)) for head in _HEAD}
         kept = list(_HEAD)
@@ -163,7 +162,6 @@ class Board:
         yield Text("-" if size is None else _number(size))
 
     def _deaths(self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Iterator[Text]:
-        """The reasons why models don't serve."""
         for model, _ in rows:
             failure = model.get("lastFailure")
             reason = model.get("loadFailure") or (failure["reason"] if failure else None)

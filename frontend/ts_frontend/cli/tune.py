@@ -51,7 +51,6 @@ def space(batch_max: int, workers_max: int, in_flight_max: int) -> Space:
 
 
 def _doubled(most: int) -> tuple[int, ...]:
-    """The powers of two below `most`, and `most`."""
     return (*(1 << power for power in range(most.bit_length()) if 1 << power < most), most)
 
 
@@ -131,7 +130,6 @@ class Copy:
 def _climb(
     copy: Copy, over: Space, bounds: Bounds, start: Trial, say: Callable[[str], None]
 ) -> tuple[Found, list[tuple[Trial, Measurement]]]:
-    """Measures the trials of the search, and reports each result."""
     begun_s = time.monotonic()
 
     def passed() -> float:

@@ -131,7 +131,6 @@ class _Connections:
         return send
 
     def _call(self, path: str, request: Recorded) -> None:
-        """Sends a request and reads its answer. Raises CallFailed unless it succeeds."""
         try:
             connection = self._idle.pop() if self._idle else self._opened()
         except OSError as error:

@@ -74,7 +74,6 @@ class Derived:
                 self._move(target, key, host=self._values[key])
 
     def _from_profile(self, *keys: str) -> bool:
-        """Whether the profile or the platform set all of these keys."""
         return all(self._sources.get(key, "").startswith(("profile ", "platform ")) for key in keys)
 
     def _ports(self) -> None:

@@ -195,7 +195,6 @@ def _environment(environ: Mapping[str, str], command_line: _Layer, file: _Layer,
 
 
 def _other_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, _Value]]:
-    """Options of other servers by their variables."""
     for alias in ALIASES.values():
         for name in alias.env:
             if environ.get(name, "").strip():
@@ -237,7 +236,6 @@ def _file_path(ts_config: Path | None, environ: Mapping[str, str], found: _Findi
 
 
 def _there(path: Path, source: str) -> Path:
-    """Returns the path. Raises ConfigError unless it is a file."""
     if path.is_dir():
         raise ConfigError(f"{source} is a directory, not a config file: {path}")
     if not path.is_file():
@@ -434,7 +432,6 @@ def _log_location(layers: Sequence[_Layer]) -> Path:
 
 
 def _text(layers: Sequence[_Layer], key: str) -> str:
-    """The text of a setting from the strongest source; "" if it isn't set."""
     texts = (layer.values[key].text.strip() for layer in layers if key in layer.values)
     return next(filter(None, texts), "")
 
@@ -472,7 +469,6 @@ def _resolved(layers: Sequence[_Layer], environ: Mapping[str, str], found: _Find
 
 
 def _chosen(layers: Sequence[_Layer]) -> Iterator[tuple[str, _Value]]:
-    """The strongest value of each setting."""
     for key in SETTINGS:
         for layer in layers:
             value = _given(layer, key)

@@ -207,7 +207,6 @@ class Collector:
             reader.tell(sample=event)
 
     def _all_watched(self) -> dict[Model, ModelWatch]:
-        """Returns a watch for each model that is served now, and for no other."""
         old, self._watches = self._watches, {}
         for model in self._models:
             watch = old.pop(model, None)

@@ -142,7 +142,6 @@ def between(before: Reading, now: Reading) -> tuple[list[float | int | None], di
 
 
 def _short(value: float) -> float:
-    """Returns a number with three significant digits, which keeps rows short."""
     return float(f"{value:.3g}") if value else 0
 
 

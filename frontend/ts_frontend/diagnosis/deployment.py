@@ -91,7 +91,6 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _logical_lines(path: Path) -> Iterator[Line]:
-    """The lines without comments; lines that a backslash continues are joined."""
     try:
         text = path.read_bytes()[:FILE_BYTES_MAX].decode("utf-8", "replace")
     except OSError:

@@ -66,7 +66,6 @@ def migrate(root: Path, read_flags: ReadFlags) -> Report:
 
 
 def _lacks(store: Path, url: str) -> bool:
-    """Whether a store lacks the archive; one at a real URL isn't looked for."""
     return "://" not in url and not (store / url).exists()
 
 
@@ -361,7 +360,6 @@ class _Migration:
             section.warn("log_config", f"{text}, or its place in the container")
 
     def _log4j2(self) -> Path | None:
-        """Reports a log4j2 file that no setting names."""
         names = re.compile(r"log4j2?.*\.xml")
         return next((one for one in self._deployment.files if names.fullmatch(one.name)), None)
 
@@ -413,13 +411,11 @@ class _Migration:
             section.warn("settings", f"{text}: {shown}. Write them into config.properties")
 
     def _snapshots(self, config: ServerConfig) -> Path | None:
-        """The directory with snapshots of the last run."""
         there = [one for one in self._deployment.files if re.fullmatch(r"\d{17}-\w+\.cfg", one.name)]
         return there[0].parent if there else None
 
 
 def _without(options: Sequence[Option], refused: str) -> list[Option]:
-    """The options, without those that a message names."""
     return [one for one in options if not re.search(rf"\b{re.escape(one.key)}\b", refused)]
 
 

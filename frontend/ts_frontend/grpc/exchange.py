@@ -81,7 +81,6 @@ class Exchange:
             await self._fail(error)
 
     async def _fail(self, error: Exception) -> None:
-        """Ends the call with the status of an error."""
         if isinstance(error, ServeError):
             self._call.trailing += status_details(error, self._call.request_id)
             await self._finish(error.code, error.told())
@@ -196,7 +195,6 @@ class Exchange:
     # Messages out
 
     async def _answer(self, message: bytes) -> None:
-        """Sends a unary method's answer and status."""
         await self._write((message,))
         self._stream.finish(self._trailers(Code.OK, ""))
         if self._stream.queued:
@@ -239,7 +237,6 @@ class Exchange:
         self._stream.begin(200, headers)
 
     async def _finish(self, code: Code, message: str) -> None:
-        """Sends the final status; in the header block if nothing was sent before (a trailers-only answer)."""
         stream = self._stream
         if stream.given:
             return

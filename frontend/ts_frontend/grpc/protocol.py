@@ -90,7 +90,6 @@ class Decoder:
         return self._cut(b"".join(self._held))
 
     def _whole(self) -> Message:
-        """The message that the pieces form, joined without its prefix."""
         first, *rest = self._held
         self._held, self._held_bytes, self._needed = [], 0, PREFIX_BYTES
         return Message(first[0] == 1, b"".join((memoryview(first)[PREFIX_BYTES:], *rest)))

@@ -99,7 +99,6 @@ class ReflectionService:
             return self._error(Code.NOT_FOUND, f"Not found: {str(wanted).strip()}")
 
     def _files(self, file: FileDescriptor) -> dict[str, Any]:
-        """Returns the file and all its imports, direct or not."""
         found: dict[str, bytes] = {}
         waiting = [file]
         while waiting:

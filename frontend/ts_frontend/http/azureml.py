@@ -93,7 +93,6 @@ class HttpAzureML:
     async def _identified(
         self, request: HttpRequest, serve: Callable[[HttpRequest], Awaitable[HttpAnswer]]
     ) -> HttpAnswer:
-        """The answer, or the error, with the ids of the request."""
         ids: Sequence[Header] = ()
         try:
             ids = _ids(request)

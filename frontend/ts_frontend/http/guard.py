@@ -58,7 +58,6 @@ class Hosts:
         self.has = lru_cache(maxsize=256)(self._has)
 
     def _has(self, header: str, reached: str) -> bool:
-        """Returns whether a Host header names this server; `reached`: the address that the client connected to."""
         if self._all:
             return True
         match = _HOST.fullmatch(header) if len(header) <= _HOST_CHARACTERS_MAX else None

@@ -46,7 +46,6 @@ async def register_parameters(request: HttpRequest) -> Parameters:
 
 
 def _json_parameters(body: bytes) -> Parameters:
-    """Returns the members of a JSON object as parameters of those names."""
     check_json_size(body)
     try:
         members = json.loads(body)

@@ -123,7 +123,6 @@ class HttpOpenInference:
         self._torchserve = torchserve
 
     def _model(self, request: HttpRequest) -> Model:
-        """Returns the path's model: the version that it names, or the default one."""
         params = request.path_params
         return tensor_models.find(self._models, params["model_name"], params.get("model_version", ""))
 

@@ -128,7 +128,6 @@ class HttpDocs:
 
 
 def _page(rows: Sequence[Row], version: str) -> str:
-    """Returns the page: a table of the routes, predictions first, and the script that adds forms."""
     lines = "".join(
         f"<tr><td><code>{row.described_method.upper()}</code></td><td><code>{html.escape(row.template)}</code></td>"
         f"<td>{html.escape(row.summary)}</td></tr>"

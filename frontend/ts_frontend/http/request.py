@@ -130,7 +130,6 @@ class HttpRequest:
             expiry.task = None
 
     async def _pieces(self) -> bytes:
-        """Returns the body as it arrives. It is counted while it waits for a piece."""
         stream, pieces = self._stream, list[bytes]()
         size, head = 0, head_bytes(self.headers)
         held = self.limits.arriving.body()

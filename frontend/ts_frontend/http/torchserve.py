@@ -75,7 +75,6 @@ class HttpInference:
         return self._of_path(request, EXPLAIN)
 
     def _of_path(self, request: HttpRequest, explain: tuple[str, str]) -> Awaitable[HttpAnswer]:
-        """Reads a path /predictions/MODEL[/VERSION[/REST]]."""
         params = request.path_params
         rest = params.get("url_path")
         more = [explain, ("url_path", rest)] if rest else _WITHOUT_REST[explain]

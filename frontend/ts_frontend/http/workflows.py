@@ -88,7 +88,6 @@ def _cancel(run: asyncio.Task[Mapping[str, Reply]]) -> None:
 
 
 async def _answer(leaves: Mapping[str, Reply]) -> HttpAnswer:
-    """Returns the answer of a single last node, or a JSON object with those of several."""
     if len(leaves) == 1:
         (reply,) = leaves.values()
         if reply.status < 200:
@@ -111,7 +110,6 @@ def _joined(bodies: Mapping[str, bytes]) -> HttpAnswer:
 
 
 def _value(name: str, body: bytes) -> Any:
-    """Returns a node's answer, parsed if it is JSON, else as text."""
     try:
         text = body.decode()
     except UnicodeDecodeError:

@@ -78,7 +78,6 @@ class _Elements:
         self._at = 0
 
     def take(self) -> tuple[int, bytes]:
-        """Returns (tag, content) of the next element."""
         tag, length, at = self._der[self._at], self._der[self._at + 1], self._at + 2
         if length & 0x80:
             count = length & 0x7F
@@ -301,7 +300,6 @@ class CertificateFiles:
             logger.warning("%s: the certificate in use stays, the new files can't be used: %s", self._name, text)
 
     def _signature(self) -> list[tuple[int, int, int, int] | None]:
-        """Returns a signature that changes when a file is written or replaced."""
         paths = (self._tls.certificate_file, self._tls.key_file, self._tls.client_ca_file)
         return [_signature(path) for path in paths if path is not None]
 

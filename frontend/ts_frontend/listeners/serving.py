@@ -190,7 +190,6 @@ class ServedListener:
             await self._http(stream)
 
     def _refuse(self, stream: Stream, status: int, message: str) -> None:
-        """Answers what the connection could not read."""
         if isinstance(stream, Http2Stream) and is_grpc(stream.head.by_name.get(b"content-type")):
             stream.respond(200, (GRPC, *status_headers(Code.RESOURCE_EXHAUSTED, message)))
         else:

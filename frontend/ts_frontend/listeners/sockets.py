@@ -114,7 +114,6 @@ async def refuse(listening: Sequence[socket.socket]) -> None:
 
 
 def _waiting(one: socket.socket) -> int:
-    """Returns the number of connections that wait to be accepted from a listening socket."""
     at = 24  # tcp_info.tcpi_unacked, which is that of a listening socket
     return int.from_bytes(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[at : at + 4], sys.byteorder)
 
@@ -168,7 +167,6 @@ def _holder(port: int) -> str:
 
 
 def _elsewhere(name: str) -> str:
-    """Returns the advice for giving the listener of that name another port."""
     flag = _PORT_FLAGS.get(name)
     return f"{flag} sets another port" if flag else "Take another address, or end what listens there"
 

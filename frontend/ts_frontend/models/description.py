@@ -81,7 +81,6 @@ def _sharing(model: Model) -> dict[str, Any]:
 
 
 def _cluster(model: Model) -> dict[str, Any]:
-    """The cluster's state, and the resources of each worker."""
     state, request = model.pool.resources.cluster, model.pool.plan.spec.cluster
     assert state is not None
     return {**state.described(time.monotonic()), **(request.described() if request is not None else {})}
@@ -109,7 +108,6 @@ def _scaling(scaler: PoolScaler) -> dict[str, Any]:
 
 
 def _residence(resident: Resident) -> dict[str, Any]:
-    """The state of a model that is loaded on demand, its loading times and its memory."""
     rule = resident.rule
     return {
         "state": resident.status,

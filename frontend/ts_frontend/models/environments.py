@@ -365,7 +365,6 @@ class _Maker:
         log.info("Model %s waits: another process is making its virtual environment.", self._name)
 
     async def make(self, directory: Path, lock: int) -> None:
-        """Raises EnvironmentFailed, OSError."""
         self.made = True
         wanted = self._archive.requirements_file
         log.info("Making a virtual environment for model %s in %s.", self._name, directory)
@@ -381,7 +380,6 @@ class _Maker:
         await asyncio.to_thread(shutil.rmtree, temporary)
 
     async def _install(self, pip: list[str], wanted: str, lock: int, temporary: Path) -> None:
-        """Runs pip with the server's torch as a constraint. Raises EnvironmentFailed, OSError."""
         if not (torch := _torch()):
             await self._run(_INSTALL, pip, lock, temporary)
             return

@@ -357,7 +357,6 @@ def _listed(model: Model) -> dict[str, str]:
 
 
 async def _start_workers(model: Model, count: int, drain_s: float | None = None) -> None:
-    """Scales a model to `count` workers. Raises WorkerStartFailed."""
     try:
         await model.pool.scale(count, drain_s)
     except StartFailed as error:

@@ -259,7 +259,6 @@ class Model:
         return self._routes or ()
 
     def _routes_of(self, info: Mapping[str, Any]) -> Iterator[Route]:
-        """The routes in a worker's `info`; a route with an invalid path is logged and left out."""
         for one in info.get("routes") or ():
             try:
                 yield Route(one["method"], PathTemplate(one["path"]))

@@ -74,7 +74,6 @@ class Reloading:
         self._manager, self._path, self._addresses, self._console = manager, path, addresses, console
 
     def _place(self) -> Path:
-        """The watched file or folder: an archive, or the folder of a handler."""
         path = self._path
         return path.parent if path.is_file() and path.suffix == ".py" else path
 
@@ -101,7 +100,6 @@ class Reloading:
         return ", ".join(f"{model.name} {model.version}" for model in self._manager.registry)
 
     def _tell_where(self) -> None:
-        """Logs where the model is served."""
         addresses, model = self._addresses(), next(iter(self._manager.registry), None)
         if self._console and "http_management" in addresses:
             log.info("console and playground: %s/", addresses["http_management"])
@@ -128,7 +126,6 @@ class Reloading:
         return names + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
 
     async def _served_anew(self, changed: list[str]) -> str:
-        """Reloads the model; returns for the log whether the weights were loaded again, and why."""
         models = [model for model in self._manager.registry if not model.workflow]
         if not models:
             return await self._served_first()
@@ -143,7 +140,6 @@ class Reloading:
         return f"and loaded again: {reason}" if reason else "with the weights that were loaded"
 
     async def _served_first(self) -> str:
-        """Serves a model that could not be opened when the server started."""
         model = await self._manager.add(await load_written(self._path, self._manager, Requested()))
         await self._manager.start_workers(model)
         return f"and served as {self._names()}"

@@ -219,7 +219,6 @@ class Repository:
         return [failure for failure in said if failure]
 
     async def _start(self, name: str) -> str:
-        """Loads a model; returns the failure, or ""."""
         try:
             url = None if self._is_here(name) else await self._url_of(name)
             work = self._load(name) if url is None else self._load_remote(name, url, None)
@@ -265,7 +264,6 @@ class Repository:
             log.exception("Model %s could not be loaded", name)
 
     async def _stamp(self, name: str) -> object:
-        """A value that changes with the model's files; None when they can't be read."""
         try:
             return await asyncio.to_thread(stamp_of, find(self._directories, name))
         except (ServeError, OSError):
@@ -335,7 +333,6 @@ class Repository:
             return False
 
     async def _url_of(self, name: str) -> str | None:
-        """The model's URL in S3, or None. Raises InvalidArgument when several repositories have it."""
         names = [(url, await self._manager.loader.store.folders(url)) for url in self._urls]
         found = [f"{url}/{name}" for url, there in names if name in there]
         if len(found) > 1:
@@ -343,7 +340,6 @@ class Repository:
         return found[0] if found else None
 
     def _archive_of(self, name: str) -> str:
-        """The archive of the model store with the model's name. Raises ModelNotFound."""
         for archive in self._manager.loader.store.names():
             if name in (archive, archive.removesuffix(".mar"), archive.removesuffix(".tar.gz")):
                 return archive

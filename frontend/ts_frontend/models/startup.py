@@ -325,8 +325,6 @@ def _message(error: Exception) -> str:
 
 
 class _StartupLoader:
-    """Loads the named models: the lines of `program` and the entries of `load_models`."""
-
     def __init__(
         self,
         config: ServerConfig,
@@ -343,7 +341,6 @@ class _StartupLoader:
         self._alone = False
 
     async def load(self) -> list[str]:
-        """Registers them; returns a sentence for each failure."""
         self._alone = await asyncio.to_thread(lambda: self._store.alone)
         if self._alone or self._config.model_dir is not None or not all(map(_whole, self._config.load_models)):
             self._names = await asyncio.to_thread(self._store.names)
@@ -395,7 +392,6 @@ class _StartupLoader:
         return ""
 
     async def _entry(self, entry: str, models: list[Model]) -> None:
-        """Loads the models of an entry, each with a copy of its own."""
         name, separator, url = entry.partition("=")
         if not separator or "/" in name or ":" in name:
             name, url = "", entry

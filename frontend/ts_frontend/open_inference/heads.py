@@ -213,7 +213,6 @@ def _value_end(data: bytes, at: int) -> int:
 
 
 def _nested_end(data: bytes, at: int) -> int:
-    """Returns the end of the list or object that begins at `at`."""
     depth = 0
     while at < len(data):
         first = data[at : at + 1]

@@ -125,7 +125,6 @@ def load_parameters(given: Mapping[str, Any]) -> LoadParameters:
 
 
 def _content(name: str, value: Any) -> bytes:
-    """Returns a file's content: given as bytes, or as base64 in JSON."""
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):

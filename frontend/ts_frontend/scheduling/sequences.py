@@ -94,7 +94,6 @@ class SequenceBatcher(Generic[SequencedT]):
         self._company = False
 
     def __len__(self) -> int:
-        """Returns the number of waiting jobs."""
         return self._count
 
     @property
@@ -230,7 +229,6 @@ class SequenceBatcher(Generic[SequencedT]):
         return bool(self._alone or self._ready.get(worker) or (self._ready.get(None) and self._has_place(worker)))
 
     def _has_place(self, worker: Hashable) -> bool:
-        """Returns whether the worker may hold one more sequence."""
         return not self.limits.worker_max or self.sequences_of(worker) < self.limits.worker_max
 
     def take(self, worker: Hashable, workers_free: int = 1) -> list[SequencedT]:

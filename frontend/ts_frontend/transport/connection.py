@@ -252,7 +252,6 @@ class Connection:
                 self.transport.pause_reading()
 
     def _close(self) -> None:
-        """Ends the connection once everything is sent."""
         if self.transport is None or self._closing:
             return
         self._closing = True

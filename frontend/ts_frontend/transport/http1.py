@@ -243,7 +243,6 @@ class Http1:
     # --- heads
 
     def _read_head(self, data: bytes, at: int) -> int:
-        """Reads a request's head, and returns the position after it, or `at` if it isn't complete."""
         if data[at] in b"\r\n":  # empty lines before the request (2.2)
             blank = _BLANK.match(data, at)
             return at if blank is None else blank.end()
@@ -275,7 +274,6 @@ class Http1:
         return end
 
     def _feed(self, data: bytes) -> bool:
-        """Passes bytes to the parser. Returns False if they ended the connection."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:  # answered as any other request, after which the connection ends
@@ -308,7 +306,6 @@ class Http1:
         self._receiving, stream.ended = True, False
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answers what can't be read, after which the connection ends."""
         former = self.stream
         begun = former is not None and former.begun
         if former is not None:

@@ -389,7 +389,6 @@ class Http2:
         self.events.opened(stream)
 
     def _forget(self, stream: Http2Stream) -> None:
-        """Ends a stream here: nothing more is sent or read."""
         stream.done = True
         self._drop_queue(stream)
         self.streams.pop(stream.number, None)
@@ -458,7 +457,6 @@ class Http2:
     # --- 5.2 Flow control: our data
 
     def _send(self, stream: Http2Stream, data: Data, size: int) -> None:
-        """Sends data for which there is room in the windows."""
         self._window -= size
         stream.window -= size
         self._strikes = self.pings = 0

@@ -48,7 +48,6 @@ class Unread:
         self._look_timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """The number of connections with answers that wait."""
         return len(self._readers)
 
     def count(self, reader: Reader, size: int) -> None:

@@ -154,8 +154,6 @@ def middle_of(found: Sequence[Measurement]) -> Measurement:
 
 
 class _Climb:
-    """The state of one search: the measurements, and the best load of each setting."""
-
     def __init__(self, space: Space, bounds: Bounds, passed: Callable[[], float]) -> None:
         self._space = space
         self._bounds = bounds
@@ -183,7 +181,6 @@ class _Climb:
         return self._found(sure=True)
 
     def _make_sure(self, until: float) -> Generator[Trial, Measurement, None]:
-        """Measures the best and its rivals again."""
         while self._passed() < until and self._measured < len(self._seen) + AGAIN_MAX:
             unsure = self._unsure()
             if unsure is None:
@@ -207,7 +204,6 @@ class _Climb:
         return any(max(several) > min(several) * (1 + GAIN_MIN) for several in rates)
 
     def _settle(self, current: Trial) -> Generator[Trial, Measurement, None]:
-        """Climbs and shrinks until neither has another candidate to measure."""
         before = -1
         while self._measured > before and not self._spent:
             before = self._measured
@@ -294,7 +290,6 @@ class _Climb:
         return Trial(space.batch_sizes[0], space.delays_ms[0], space.workers[0], space.concurrencies[0])
 
     def _middle(self, concurrency: int) -> Trial:
-        """A likely good start."""
         space = self._space
         batch_size, workers = (axis[len(axis) // 2] for axis in (space.batch_sizes, space.workers))
         return Trial(batch_size, space.delays_ms[0], workers, concurrency)

@@ -166,7 +166,6 @@ class Forkserver:
         self._answers[number] = answer
 
     async def _asked(self, number: int, request: bytes, fds: list[int]) -> dict[str, Any]:
-        """Sends a request; returns its reply."""
         self._expect(number)
         try:
             await self._send(request, fds)
@@ -266,7 +265,6 @@ class Forkserver:
         self._lost(f"{self._child.what} has ended ({how.describe()}): {reason}")
 
     def _take(self, data: bytes) -> bytes:
-        """Handles the whole replies in `data` and returns the rest."""
         while len(data) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(data)
             if length > REPLY_BYTES_MAX:

@@ -178,7 +178,6 @@ class Slot:
                 delay_s = self._after_mistake(error)
 
     async def _one_life(self) -> StartFailed | str:
-        """Runs a worker from start to end; returns the reason of its failed start or of its end."""
         pool = self._pool
         self._hurry.clear()
         worker = self.worker = pool.new_worker(self)
@@ -568,7 +567,6 @@ class Pool:
         self._due, self._due_s = None, math.inf
 
     def _end_late(self) -> None:
-        """Ends the requests whose deadline has passed, and sets the timer to the earliest deadline of the others."""
         self._forget_due()
         now_s = time.monotonic()
         if len(self.queue):

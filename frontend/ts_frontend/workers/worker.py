@@ -429,7 +429,6 @@ class Worker:
         return True
 
     def _halve(self) -> None:
-        """Repeats failed batches in halves."""
         repeats = self._plan.repeats
         assert repeats is not None
         raised, self._raised = self._raised, {}
@@ -479,7 +478,6 @@ class Worker:
             self.kill(self._death_note)
 
     def _count_responses(self, info: Mapping[str, Any]) -> None:
-        """Starts to count the responses of a decoupled model."""
         connection, on_response = self._connection, self._plan.on_response
         decoupled = self._plan.decoupled or (info.get("signature") or {}).get("decoupled")
         if not decoupled or on_response is None or not isinstance(connection, Connection):
@@ -493,7 +491,6 @@ class Worker:
         connection.on_messages = received
 
     def _called(self, message: Call | Credit | Cancel) -> None:
-        """Handles a message about a call that the handler makes."""
         calls, answer = self._calls, self._plan.answer
         if calls is None:
             if answer is None or self._connection is None:

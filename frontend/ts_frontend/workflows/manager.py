@@ -51,7 +51,6 @@ class WorkflowManager:
         self._arriving: set[str] = set()
 
     def __iter__(self) -> Iterator[Workflow]:
-        """The workflows, sorted by name."""
         return iter([self._workflows[name] for name in sorted(self._workflows)])
 
     def find(self, name: str) -> Workflow:

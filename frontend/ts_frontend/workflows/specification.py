@@ -151,7 +151,6 @@ def _model(name: str, value: object) -> dict[str, Any]:
 
 
 def _children(name: str, value: object) -> list[str]:
-    """The children of a node; empty entries are ignored."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -176,7 +175,6 @@ def _node(name: str, own: Mapping[str, Any] | None, shared: Mapping[str, Any], h
 
 
 def _settled(name: str, url: str | None, own: Mapping[str, Any], shared: Mapping[str, Any]) -> Node:
-    """A node's settings: its own, else those of `models`, else the defaults."""
     where = f"model {name}" if own else "models"
     given = {key: own[key] if own.get(key) is not None else shared.get(key) for key in SETTINGS}
     numbers = {key: _whole(where, key, value) for key, value in given.items()}

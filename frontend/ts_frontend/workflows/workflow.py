@@ -139,7 +139,6 @@ class Run:
             return error.ending()
 
     async def _answer(self, node: Node, inputs: Sequence[Input]) -> Reply:
-        """A node's answer, with up to `retry_attempts` retries. Raises NodeFailed."""
         attempt = 0
         while True:
             attempt += 1

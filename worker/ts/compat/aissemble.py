@@ -163,7 +163,6 @@ def _response(response: Any) -> types.InferenceResponse:
 
 
 def _given(parameters: Any) -> dict[str, Any]:
-    """The set parameters of an object, by name."""
     if parameters is None:
         return {}
     return {name: value for name, value in parameters.model_dump().items() if value is not None}

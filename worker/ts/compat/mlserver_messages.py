@@ -159,7 +159,6 @@ class Messages:
 
 
 def _plain(parameters: Any) -> dict[str, Any]:
-    """Parameters as a mapping, without codecs' private entries."""
     if parameters is None:
         return {}
     return {name: value for name, value in parameters.model_dump().items() if name[:1] != "_" and value is not None}

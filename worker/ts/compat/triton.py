@@ -103,7 +103,6 @@ def _import(file: Path) -> Any:
 
 
 def _completed(model_class: Any, adapted: dict[str, Any]) -> dict[str, Any]:
-    """The configuration, completed by the model."""
     config: dict[str, Any] = adapted["config"]
     complete = getattr(model_class, "auto_complete_config", None)
     if complete is None or not adapted.get("auto_complete", True):
@@ -152,7 +151,6 @@ class TritonAdapter:
     def _requests(
         self, data: Sequence[types.InferenceRequest], context: Context
     ) -> tuple[dict[int, InferenceRequest], dict[int, Exception]]:
-        """The requests for the model, and the failures of the others, by position in the batch."""
         found: dict[int, InferenceRequest] = {}
         refused: dict[int, Exception] = {}
         for index, one in enumerate(data):

@@ -366,7 +366,6 @@ class _Open:
         self.kind, self.key, self.flags, self.whole, self.room = kind, key, flags, whole, room
 
     def take(self, data: Body) -> None:
-        """Puts bytes into the room."""
         self.room[: len(data)] = data
         self.advance(len(data))
 
@@ -408,7 +407,6 @@ class Decoder:
         return [] if len(frame.room) else self._closed(frame)
 
     def _closed(self, frame: _Open) -> list[Message]:
-        """Ends the open frame; the message that it ends."""
         self._open = None
         frame.room.release()
         if not frame.flags:

@@ -103,7 +103,6 @@ class Outbox:
         return large
 
     def _follows_large(self, kind: int, key: int, body: list[Buffer]) -> bool:
-        """Puts a message behind the large one of its key, if that is still in progress."""
         before = self._large.get((CHUNK if kind in _ANSWERS else kind, key))
         if before is None:
             return False
@@ -139,7 +138,6 @@ class Outbox:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _closed(self, group: _Group) -> bytes:
-        """The frame of a closed group."""
         if self._groups.get(group.key) is group:
             del self._groups[group.key]
         return group.frame()

@@ -185,7 +185,6 @@ def _verbosity(text: str) -> Said:
 
 
 def _one_model(text: str) -> Said:
-    """The name of a model of the store, or the path of one."""
     path = PurePath(text)
     name = path.name.removesuffix(".mar")
     loaded = {"load_models": f"{name}={path.name}", "profile": "max"}

@@ -451,7 +451,6 @@ def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDir
 
 
 def _text(file: Path) -> str:
-    """The file's text, "" when there is no such file."""
     try:
         return read_text(file, CONFIG_BYTES_MAX)
     except FileNotFoundError:

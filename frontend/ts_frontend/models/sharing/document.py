@@ -40,7 +40,6 @@ class SharedVersion:
 
 
 def _wishes(state: VersionState) -> dict[str, Any]:
-    """The register call's parameters, without the number of workers."""
     return {name: value for name, value in state.requested.items() if name != "initial_workers" and value is not None}
 
 

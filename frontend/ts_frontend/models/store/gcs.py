@@ -77,7 +77,6 @@ class Bucket:
 
 
 def _connected(url: str) -> Any:
-    """A client. Raises DownloadFailed without the library, or without credentials."""
     try:
         from google.cloud import storage  # type: ignore[import-untyped,unused-ignore]
     except ImportError:

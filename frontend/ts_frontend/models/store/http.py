@@ -194,8 +194,6 @@ def _redirected(first: str, url: str, location: str) -> str:
 
 
 class _Connection(http.client.HTTPConnection):
-    """Connects by the given function, to an address that was checked."""
-
     def __init__(self, host: str, port: int, connect: Callable[[str, int], socket.socket]) -> None:
         super().__init__(host, port)
         self._connect = connect
@@ -219,7 +217,6 @@ def _connection(parts: SplitResult, private: bool, limits: DownloadLimits, stop:
 
 
 def _wake(sock: socket.socket) -> None:
-    """Wakes a thread that waits for `sock`."""
     with suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not the TLS socket's shutdown, which isn't thread-safe
 

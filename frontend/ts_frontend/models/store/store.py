@@ -385,7 +385,6 @@ class ModelStore:
         return real, Pin(sha256, stamp)
 
     def _in_store(self, url: str) -> tuple[Path, None]:
-        """The path for a copy: in the store, under the URL's last path segment."""
         if self._root is None:
             raise failure(url, f"there is no {self._place} to put it into")
         target = self._root / file_name(url)
@@ -394,7 +393,6 @@ class ModelStore:
         return target, None
 
     def _apart(self, url: str) -> tuple[Path, Path]:
-        """The path for a copy and its new folder, outside the store."""
         name = file_name(url)
         if self._copies is None:
             raise failure(url, "there is no folder for copies")
@@ -403,7 +401,6 @@ class ModelStore:
         return folder / name, folder
 
     def _copy(self, url: str, target: Path, pin: re.Match[str] | None, stop: Stop, signed: bool) -> None:
-        """Downloads an allowed URL to a path that doesn't exist."""
         sha256 = pin[1] if pin else None
         _log.info("Downloading %s to %s", url.split("?")[0], target)
         if (kind := _kind(url)) is not None:

@@ -105,7 +105,6 @@ def setup_logs(config: ServerConfig) -> Logs:
 
 
 def _set_up_handlers(config: ServerConfig) -> list[str]:
-    """Sets handlers and levels from the settings; returns warnings about parts of log_config that aren't applied."""
     path = config.log_config
     if path is None:
         _open_files(config)
