@@ -457,8 +457,7 @@ class Job:
         self.fail(error, JobState.EXPIRED)
 
     def unread_since(self, now_s: float) -> float:
-        """Seconds for which the reader has been busy with pieces, or pieces have waited for it; -inf if the reader
-        waits for more."""
+        """Seconds for which pieces have waited for the reader, or it has been busy; -inf if it waits for more."""
         return now_s - self._unread_s
 
     def client_wait_s(self, now_s: float) -> float:
@@ -505,8 +504,7 @@ class Job:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def pieces(self) -> list[Buffer]:
-        """The whole answer in the handler's pieces, without empty ones, of a job that isn't a stream; raises as
-        `result`."""
+        """The whole answer in the handler's pieces, without empty ones, of no stream's job; raises as `result`."""
         if self.state not in FINAL:
             await self._wait()
         if self._ending is not None:
@@ -536,8 +534,7 @@ class Job:
         await self._wait()
 
     def take(self) -> list[Buffer]:
-        """The pieces that are ready, for its reader; empty after the end, unless the job failed. Raises the ServeError
-        it ended with."""
+        """The ready pieces, for the reader; empty after the end, unless the job failed: raises its ServeError."""
         ready, self._chunks = self._chunks, []
         if ready:
             self._unread_s = time.monotonic()

@@ -86,8 +86,7 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
 
 
 def _run_loop(work: Coroutine[Any, Any, int]) -> int:
-    """Runs `work` in an event loop, which is closed afterwards unless a task outlives its cancellation, such as
-    one that waits for clients."""
+    """Runs `work` in an event loop, which is closed afterwards unless a task outlives its cancellation."""
     if sys.platform == "win32":
         return asyncio.run(work)
     import uvloop
@@ -230,8 +229,7 @@ def end_within(limit_s: float) -> threading.Timer:
 
 
 def leave_within(limit_s: float, status: int) -> threading.Timer:
-    """Ends the process in `limit_s` seconds at the latest with its own status: all is done, and threads that
-    don't end must not keep it."""
+    """Ends the process with that status in `limit_s` seconds at the latest: threads that don't end can't keep it."""
     return _started(limit_s, lambda: os._exit(status))
 
 
@@ -394,8 +392,7 @@ def _opened(path: Path, more: int = 0) -> int | None:
 
 
 def _locked(handle: int, path: Path) -> bool:
-    """Take the lock; False when a server has it. On a file system without locks, the process that the file names
-    decides."""
+    """Takes the lock; False when a server has it, or, on a file system without locks, the process in the file."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

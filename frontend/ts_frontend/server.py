@@ -1,5 +1,4 @@
-"""The server: its parts, built once and connected, and its life cycle (startup, serve, drain). The only module that
-knows all parts."""
+"""The server: its parts, built once and connected, and its life cycle. The only module that knows all parts."""
 
 from __future__ import annotations
 

@@ -151,8 +151,7 @@ async def undone_on_failure() -> AsyncIterator[contextlib.AsyncExitStack]:
 
 
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Yields the sources' values as they come, until all have ended. A failure of one, or leaving early, closes all of
-    them."""
+    """Yields the sources' values as they come, until all have ended; a failure, or leaving early, closes all."""
     waiting: dict[asyncio.Task[T], AsyncGenerator[T, None]] = {}
     try:
         if len(sources) == 1:

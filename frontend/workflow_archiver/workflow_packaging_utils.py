@@ -59,8 +59,7 @@ class WorkflowExportUtils:
 
     @staticmethod
     def copy_artifacts(workflow_name: str, artifact_files: Iterable[str | None]) -> str:
-        """A directory in the system's temporary one, made anew, with these files; each entry may name several with
-        commas."""
+        """A new directory in the system's temporary one, with these files; an entry may name several with commas."""
         target = Path(tempfile.gettempdir(), workflow_name)
         if target.exists():
             shutil.rmtree(target)

@@ -219,8 +219,7 @@ PERIOD_S = 60.0
 
 
 class Refusals:
-    """Counts refusals by API. At most LINES_MAX are logged in PERIOD_S; the next line tells the number of omitted
-    ones."""
+    """Counts refusals by API. At most LINES_MAX are logged in PERIOD_S; the next line tells how many were omitted."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

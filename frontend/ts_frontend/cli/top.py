@@ -82,8 +82,7 @@ class Board:
                 del self._past[key]
 
     def rows(self, sort: str = "name", only: str = "") -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        """The models whose names contain `only`, each with its latest numbers, ordered by name, rate, p95
-        or queue."""
+        """The models whose names contain `only`, each with its latest numbers, ordered by name, rate, p95 or queue."""
         models = [model for model in self.models if fits(model["name"], only)]
         found = [(model, self._rows.get(model["key"], {})) for model in models]
         found.sort(key=lambda row: (natural(row[0]["name"]), natural(row[0]["version"])))

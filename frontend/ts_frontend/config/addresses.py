@@ -122,8 +122,7 @@ def parse_name(text: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """True for `localhost`, loopback IP addresses and Unix sockets. Other names than addresses count as reachable from
-    outside."""
+    """True for `localhost`, loopback IP addresses and Unix sockets. Other names count as reachable from outside."""
     if host.lower() == "localhost" or unix_path(host):
         return True
     try:

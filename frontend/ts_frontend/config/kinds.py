@@ -271,8 +271,7 @@ EXTRA_PORTS = SettingKind("comma list of `PORT[:DIALECT]`", _extra_ports)
 
 
 def bucket_of(path: Path) -> str | None:
-    """`s3://bucket/prefix` for the path `s3:/bucket/prefix`, its form as a Path, and so for `gs:`; None for other
-    paths."""
+    """`s3://bucket/prefix` for the path `s3:/bucket/prefix`, its form as a Path; so for `gs:`; None for others."""
     parts = path.parts
     scheme = parts[0].lower() if len(parts) > 1 else ""
     return f"{scheme}//{'/'.join(parts[1:])}" if scheme in ("s3:", "gs:") else None

@@ -168,8 +168,7 @@ def version_tree(state: VersionState) -> dict[str, Any]:
 
 
 def version_state(tree: Mapping[str, Any]) -> VersionState:
-    """One version from its JSON. TorchServe's old snapshots lack some members; a delay other than the default counts as
-    requested."""
+    """A version from its JSON. TorchServe's old snapshots lack some members; a changed delay counts as requested."""
     ours = tree.get("torchrelay", {})
     delay_ms = int(tree.get("maxBatchDelay", _DEFAULT_DELAY_MS))
     return VersionState(

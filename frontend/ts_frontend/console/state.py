@@ -92,8 +92,7 @@ class ModelWatch:
         return read(self.model, self.latencies.counts, now_s)
 
     def _streams(self, jobs: Iterable[Job]) -> tuple[int, int]:
-        """Returns the number of unfinished answers that have begun, and the bytes sent on them since the last
-        reading."""
+        """The number of unfinished answers that have begun, and the bytes sent on them since the last reading."""
         before = self._streamed
         now = {
             job.id: job.received_bytes

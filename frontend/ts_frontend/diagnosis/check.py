@@ -73,8 +73,7 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model to try, by its `title`: an archive, a model's folder, or a `handler`'s file. `versioned`: a folder with
-    versions."""
+    """A model to try: an archive, a model's folder, or a `handler`'s file. `versioned`: a folder with versions."""
 
     title: str
     path: Path
@@ -315,8 +314,7 @@ class _Trial:
             await self._asked(section, model, sample)
 
     async def _batch(self, model: Model) -> list[Job]:
-        """Requests that wait for the worker, so that they come to the handler together; [] for a model without
-        batches."""
+        """Requests that wait for the worker and so come to the handler together; [] for a model without batches."""
         settings = model.settings
         if not self._samples or settings.batch_size < 2 or _refuses_samples(model) or settings.continuous_batching:
             return []

@@ -1,5 +1,4 @@
-"""The files of a TorchServe deployment, found in its directory, and the commands of its image and scripts. Blocking;
-nothing is run."""
+"""The files of a TorchServe deployment, and the commands of its image and scripts. Blocking; nothing is run."""
 
 from __future__ import annotations
 

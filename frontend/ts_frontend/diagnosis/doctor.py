@@ -156,8 +156,7 @@ def torch(section: Section, found: dict[str, Any], inventory: Inventory) -> None
 
 
 def ray(section: Section, address: str, missing: list[str]) -> None:
-    """Whether workers can be placed by the cluster at `address`. `missing`: the packages for it that aren't
-    installed."""
+    """Whether workers can be placed by the cluster at `address`. `missing`: its packages that aren't installed."""
     if missing:
         section.error(
             "ray",

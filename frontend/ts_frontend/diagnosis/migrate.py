@@ -48,8 +48,7 @@ _TRIES_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """The flags of a `torchserve` command: settings, the file of --ts-config ("" without), and the fault in them
-    ("" for none)."""
+    """The flags of a `torchserve` command: settings, the file of --ts-config ("" without), and their fault or ""."""
 
     options: Sequence[Option] = ()
     ts_config: str = ""
@@ -60,8 +59,7 @@ ReadFlags = Callable[[Sequence[str]], Flags]
 
 
 def migrate(root: Path, read_flags: ReadFlags) -> Report:
-    """The report about the deployment in a directory. `read_flags` reads the words of a command. Raises OSError,
-    ServeError."""
+    """The report about a directory's deployment. `read_flags` reads a command's words. Raises OSError, ServeError."""
     return _Migration(read_deployment(root.resolve()), read_flags).run()
 
 

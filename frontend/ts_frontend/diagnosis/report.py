@@ -21,8 +21,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `about`: its subject, in a word; `text`: the finding, with advice; `detail`: lines
-    below it."""
+    """The result of one check. `about`: its subject, a word; `text`: finding and advice; `detail`: lines below it."""
 
     severity: Severity
     about: str

@@ -289,8 +289,7 @@ class RequestIds:
 
 
 def request_headers(metadata: Metadata) -> tuple[Pairs, str | None]:
-    """Returns the headers for a handler from a client's metadata (text values only, no transport headers), and the
-    client's request id."""
+    """The headers for a handler from a client's metadata (texts, no transport headers), and its request id."""
     headers: list[tuple[str, str]] = []
     request_id = None
     for key, value in metadata:
@@ -321,8 +320,7 @@ def identified(call: Call, ids: RequestIds) -> tuple[Pairs, str]:
 
 
 def response_metadata(status: int, headers: Pairs) -> list[tuple[str, str | bytes]]:
-    """Returns a client's metadata from the status and headers that a handler set; headers that are invalid as metadata
-    are dropped."""
+    """A client's metadata from a handler's status and headers; those that are invalid as metadata are dropped."""
     found: list[tuple[str, str | bytes]] = [(STATUS_KEY, str(status))] if status != 200 else []
     for name, value in headers:
         key = name.lower()

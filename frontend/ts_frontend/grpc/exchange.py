@@ -161,8 +161,7 @@ class Exchange:
             await self._perform_stream(method)
 
     async def _perform_stream(self, method: Method) -> None:
-        """Performs a streaming call, which may last long: it counts until its end, and the headers are left only to the
-        call."""
+        """Performs a streaming call: it counts until its end, and the headers are left only to the call."""
         call = self._call
         call.stream = stream = self._limits.streams.open(call.head_bytes)
         self._stream.forget_head()

@@ -104,8 +104,7 @@ def _parse_any(method: str, data: bytes) -> PredictionRequest:
 
 
 def parse(method: str, data: bytes) -> PredictionRequest:
-    """Returns the request in `data`; large inputs are views of it. Raises InvalidArgument, naming `method`, for
-    anything else."""
+    """The request in `data`; large inputs are views of it. Raises InvalidArgument, naming `method`."""
     if len(data) > WHOLE_BYTES_MAX:
         check_fields(data, "PredictionsRequest", FIELDS_MAX)
     try:
@@ -125,8 +124,7 @@ def responses(predictions: Sequence[Buffer]) -> list[bytes]:
 
 
 class Predictions:
-    """The method Predictions, and the jobs of all predictions over gRPC. `keys`: the headers that name a request's
-    sequence."""
+    """The method Predictions, and the jobs of all predictions over gRPC. `keys`: headers that name a sequence."""
 
     def __init__(self, models: Registry, keys: SequenceHeaders) -> None:
         self._models = models

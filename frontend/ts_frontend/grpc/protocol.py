@@ -241,8 +241,7 @@ def timeout_s(value: bytes) -> float:
 
 
 def answering_s(seconds: float) -> float:
-    """Seconds after which to answer a deadline of `seconds`: a little less, so that the client gets the status and
-    doesn't cancel the call."""
+    """Seconds after which to answer a deadline of `seconds`: a little less, so that the client gets the status."""
     return seconds - min(EARLY_S_MAX, seconds * EARLY_SHARE)
 
 
@@ -254,8 +253,7 @@ def is_grpc(content_type: bytes | None) -> bool:
 
 
 def encode_message(message: str) -> bytes:
-    """Returns the value of `grpc-message`: UTF-8, percent-encoded where it isn't printable ASCII, cut to the length
-    that clients take."""
+    """The value of `grpc-message`: UTF-8, percent-encoded outside printable ASCII, cut to what clients take."""
     encoded = quote(bounded(message), safe=_PLAIN, errors="replace")
     if encoded[:1] == " ":  # a header's value can't begin or end with a space
         encoded = "%20" + encoded[1:]

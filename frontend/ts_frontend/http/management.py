@@ -65,8 +65,7 @@ def _text(name: str, value: object) -> str:
 
 
 def given(table: Iterable[CallParameter], parameters: Parameters) -> dict[str, Any]:
-    """Returns the values of a call's parameters by name, and the defaults of those that aren't given. Raises
-    InvalidArgument."""
+    """The values of a call's parameters by name, or their defaults. Raises InvalidArgument."""
     rows = [row for row in table if row.http]
     found = {row.name: _value(row, parameters) for row in rows}
     for row in rows:

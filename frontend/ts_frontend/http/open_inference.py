@@ -218,8 +218,7 @@ class HttpOpenInference:
         return await compressed(request, answer)
 
     def _is_torchserves(self, request: HttpRequest) -> bool:
-        """Returns whether a request's body goes to the handler unchanged, as in TorchServe. Requests with binary
-        tensors never do."""
+        """Whether a body goes to the handler unchanged, as in TorchServe; never with binary tensors."""
         params = request.path_params
         if self._always or "model_version" in params or request.header(tensor_requests.LENGTH_HEADER):
             return False

@@ -39,8 +39,7 @@ class BodyLimits(NamedTuple):
 
 
 class HttpAnswer(NamedTuple):
-    """An answer; names of `headers` are lower case. `body`: all of it, or a stream of lists of pieces that are ready
-    together."""
+    """An answer; names of `headers` are lower case. `body`: all of it, or a stream of lists of ready pieces."""
 
     status: int
     headers: Sequence[Header]
@@ -250,8 +249,7 @@ async def json_head(body: bytes) -> dict[str, Any]:
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Returns the JSON object in a body, {} for an empty one. Raises MessageTooLarge; InvalidArgument for anything
-    else."""
+    """The JSON object in a body, {} for an empty one. Raises MessageTooLarge; InvalidArgument for anything else."""
     check_json_size(body)
     if not body.strip():
         return {}
@@ -312,8 +310,7 @@ class Parameters:
             raise InvalidArgument(f"Parameter {name} must be a whole number, not {value[:80]!r}") from None
 
     def tuning(self, name: str) -> int | None:
-        """As `integer`, for optional settings: another value than a whole number is logged and, as in TorchServe,
-        counts as not given."""
+        """As `integer`, for optional settings: no whole number is logged and, as in TorchServe, counts as not given."""
         try:
             return self.integer(name)
         except InvalidArgument as error:

@@ -1,6 +1,4 @@
-"""Workflows over HTTP: predictions on the inference listener, the rest on the management listener
-(docs/workflows.md).
-"""
+"""Workflows over HTTP: predictions on the inference listener, the rest on the management one (docs/workflows.md)."""
 
 from __future__ import annotations
 

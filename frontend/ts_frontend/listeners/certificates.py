@@ -48,8 +48,7 @@ def _decoded(body: bytes) -> bytes:
 
 
 def _validity(certificate: bytes) -> Validity:
-    """Returns the validity in Certificate -> TBSCertificate -> [version], serial number, algorithm, issuer,
-    validity."""
+    """The validity in Certificate -> TBSCertificate -> [version], serial number, algorithm, issuer, validity."""
     try:
         fields = _Elements(_only(_only(certificate)))
         tag, _ = fields.take()
@@ -89,8 +88,7 @@ class _Elements:
 
 
 def _time(tag: int, content: bytes) -> datetime:
-    """Returns a UTCTime or GeneralizedTime. UTCTime has two-digit years; those from 50 on mean 19xx (RFC 5280,
-    4.1.2.5.1)."""
+    """A UTCTime or GeneralizedTime. UTCTime has two-digit years; from 50 on they mean 19xx (RFC 5280, 4.1.2.5.1)."""
     text = content.decode("ascii")
     if tag == _UTC_TIME:
         text = ("19" if text[:2] >= "50" else "20") + text
@@ -326,8 +324,7 @@ def _signature(path: str) -> tuple[int, int, int, int] | None:
 
 
 def certificate_files(config: ServerConfig) -> Tls | None:
-    """Returns the certificate files of TLS addresses, None if there are no such addresses. Both files are set then
-    (`config/checks.py`)."""
+    """The files of TLS addresses, None without such addresses. Both files are set then (`config/checks.py`)."""
     if not any(secured(config)):
         return None
     client_ca = None if config.client_ca_file is None else str(config.client_ca_file)

@@ -82,8 +82,7 @@ class Listening:
             one.close()
 
     def _remove_path(self) -> None:
-        """Deletes the Unix socket's file before the sockets are closed: while this process listens, no other server
-        takes its name."""
+        """Deletes the Unix socket's file while this process listens, so that no other server has taken its name."""
         if self._file is not None and self._file == _identity(self._path):
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
@@ -215,8 +214,7 @@ def path_claimed(listener: Listener) -> Iterator[None]:
 
 
 def _lock(directory: int) -> None:
-    """Locks the directory, or waits LOCK_S_MAX seconds: a process that holds the lock for longer isn't a starting
-    server, and is ignored."""
+    """Locks the directory, or waits LOCK_S_MAX seconds: no starting server holds the lock for longer."""
     end_s = time.monotonic() + LOCK_S_MAX
     while time.monotonic() < end_s:
         with contextlib.suppress(BlockingIOError):

@@ -87,8 +87,7 @@ def _cluster(model: Model) -> dict[str, Any]:
 
 
 def _scaling(scaler: PoolScaler) -> dict[str, Any]:
-    """The scaling rule, and the latest decision with its reason; nothing is scaled when minWorkers equals
-    maxWorkers."""
+    """The scaling rule, and the latest decision with its reason; nothing is scaled when minWorkers is maxWorkers."""
     rule, last = scaler.rule, scaler.last
     found: dict[str, Any] = {
         "active": scaler.active,
@@ -171,8 +170,7 @@ T = TypeVar("T")
 
 
 def page(found: Sequence[T], limit: int, token: int) -> tuple[Sequence[T], dict[str, str]]:
-    """Returns at most `limit` items from position `token` on, and a mapping with the `nextPageToken` of the next page,
-    {} without one."""
+    """At most `limit` items from `token` on, and a mapping with the next page's `nextPageToken`, {} without one."""
     limit = LIST_LIMIT_MAX if limit < 0 or limit > LIST_LIMIT_MAX else limit
     first = max(0, token)
     more = {"nextPageToken": str(first + limit)} if first + limit <= len(found) else {}

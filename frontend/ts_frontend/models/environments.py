@@ -58,8 +58,7 @@ class Held:
 
 
 class EnvironmentStore:
-    """The environments below `directory`. `kept_max`: how many of the last used ones are kept; an environment in use is
-    never deleted."""
+    """The environments below `directory`. `kept_max`: how many of the last used ones stay; those in use always do."""
 
     def __init__(self, directory: Path, kept_max: int) -> None:
         self._directory = directory
@@ -89,8 +88,7 @@ class EnvironmentStore:
             await asyncio.sleep(RETRY_S)
 
     def prune(self) -> None:
-        """Deletes the environments beyond `kept_max` and the remains of interrupted builds. Blocking; those that can't
-        be deleted stay."""
+        """Deletes environments beyond `kept_max` and remains of interrupted builds, if they can be. Blocking."""
         if not self._directory.is_dir():
             return
         whole = sorted(self._directory.glob("*.json"), key=_used_s, reverse=True)

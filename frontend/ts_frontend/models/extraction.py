@@ -116,8 +116,7 @@ _TAR_META_TYPES = (
 
 @dataclass(frozen=True, slots=True)
 class ExtractLimits:
-    """Limits on the unpacked files of one archive. `ratio_max` counts only above `ratio_floor_bytes` unpacked: text
-    packs well."""
+    """Limits of one archive's unpacked files. `ratio_max` counts above `ratio_floor_bytes`: text packs well."""
 
     bytes_max: int = 200 << 30
     files_max: int = 100_000

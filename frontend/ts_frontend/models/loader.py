@@ -29,8 +29,7 @@ Resolve = Callable[[Requested, Archive, str, str], ModelSettings]
 
 
 class ModelLoader:
-    """Makes models of archives, and removes them with their files and environments. `store`: the source of the
-    archives."""
+    """Makes models of archives, and removes them with their files and environments. `store`: their source."""
 
     def __init__(
         self,

@@ -199,8 +199,7 @@ class ModelManager:
             return model
 
     def replace(self, model: Model) -> None:
-        """Serves a started model in place of the one with its name and version, which still answers its accepted
-        requests."""
+        """Serves a started model in place of the one with its name and version, which answers its accepted requests."""
         old = self.registry.put(model)
         self._enter(model)
         self.choose_default(model)

@@ -282,8 +282,7 @@ class Model:
 
     @property
     def takes_tensors(self) -> bool:
-        """Whether its handler is made for tensor requests: it declares its tensors, or is written for another
-        server."""
+        """Whether its handler is made for tensor requests: it declares tensors, or is written for another server."""
         return bool(self.archive.adapter) or self.signature.declared
 
     @property
@@ -333,8 +332,7 @@ class Model:
 
     @property
     def failing(self) -> bool:
-        """True when it should have workers but none is ready or loading for the first time, or when one of them was
-        given up."""
+        """Whether it should have workers but none is ready or in its first load, or one of them was given up."""
         slots = self.pool.slots
         if any(slot.gave_up for slot in slots):
             return True

@@ -101,8 +101,7 @@ class Registry:
         return model
 
     def remove(self, name: str, version: str | None = None) -> Model:
-        """Removes a version, so that no new request finds it; the default must be removed last
-        (DefaultVersionInUse)."""
+        """Removes a version, so that no new request finds it; the default only as the last (DefaultVersionInUse)."""
         model = self.find(name, version)
         versions = self._names[name]
         if len(versions.all) == 1:

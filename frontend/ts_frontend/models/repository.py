@@ -175,8 +175,7 @@ _NEVER = _Known()
 
 
 class IndexEntry(NamedTuple):
-    """A line of the index. `state`: READY, UNAVAILABLE, or "" for a model that was never loaded. `version`: "" when
-    none was found."""
+    """A line of the index. `state`: READY, UNAVAILABLE, or "" if never loaded. `version`: "" when none was found."""
 
     name: str
     version: str
@@ -212,8 +211,7 @@ class Repository:
         self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def start(self, wanted: Sequence[str]) -> list[str]:
-        """Loads the models of the start (`wanted`: those of explicit mode); returns a sentence for each that couldn't
-        be loaded."""
+        """Loads the models of the start (`wanted`: in explicit mode); returns a sentence for each that failed."""
         names = list(wanted) if self._mode == "explicit" and ALL not in wanted else await self._names()
         said = await side_by_side([self._start(name) for name in names], self._loads_at_once_max)
         return [failure for failure in said if failure]
@@ -428,8 +426,7 @@ class Repository:
         return lock
 
     async def _unload(self, name: str, remembered: bool = False) -> None:
-        """Removes a model. Raises ModelNotFound when none of its versions is served. `remembered`: the index goes on
-        listing it."""
+        """Removes a model. Raises ModelNotFound when no version is served. `remembered`: the index still lists it."""
         async with self._alone(name):
             self._known.pop(name, None)
             models = self._manager.registry.versions(name)

@@ -189,8 +189,7 @@ class Torchrun:
         return {"OMP_NUM_THREADS": str(self.omp_threads), "LOGLEVEL": "INFO"}
 
     def words(self, log_dir: Path) -> tuple[str, ...]:
-        """torchrun's command line, without the program. torchrun restarts no process: the server restarts the whole
-        worker."""
+        """torchrun's command line, without the program. torchrun restarts nothing: the server restarts the worker."""
         return tuple(self._words(log_dir))
 
     def _words(self, log_dir: Path) -> Iterator[str]:
@@ -222,8 +221,7 @@ _PARALLEL_TYPES = ("", "pp", "tp", "pptp", "custom")
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """A register call's settings, in the fields that `config/parameters.py` names; None is unset. Raises
-    InvalidArgument for invalid values."""
+    """A register call's settings, named as in `config/parameters.py`; None is unset. Raises InvalidArgument."""
 
     model_name: str | None = None
     handler: str | None = None
@@ -394,8 +392,7 @@ def _workers(requested: Requested, yaml: Source, server: Source, defaults: Serve
 
 
 def _worker_range(source: Source) -> tuple[int, int] | None:
-    """The source's (least, most) workers, None without a usable value. Without maxWorkers, minWorkers is both; a
-    minWorkers below 1 is 1."""
+    """The source's (least, most) workers, None without. Without maxWorkers, minWorkers is both; below 1 it is 1."""
     least = source.whole("minWorkers", -INT_MAX)
     most = source.whole("maxWorkers")
     if least is None:

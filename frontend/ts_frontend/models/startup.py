@@ -133,8 +133,7 @@ class SnapshotRecorder:
                 self._pending = not self._closing
 
     async def write(self, kind: SnapshotKind) -> None:
-        """Writes a snapshot, after the one that is being written. Failures don't raise; the first of a series is
-        logged."""
+        """Writes a snapshot, after the one being written. Failures don't raise; the first of a series is logged."""
         if self._files is None:
             return
         async with self._writing:
@@ -170,8 +169,7 @@ class SnapshotRecorder:
 
 
 def states_of(manager: ModelManager) -> States:
-    """The states of all models for a snapshot, without those of workflows and of model repositories, which restore
-    their own."""
+    """The states of all models for a snapshot, without those of workflows and repositories."""
     states: dict[str, dict[str, VersionState]] = {}
     for model in manager.registry:
         if not model.workflow and model.archive.remembered:

@@ -155,8 +155,7 @@ def texts_of_member(data: bytes, member: str) -> dict[str, Any]:
 
 
 def _long_text(value: bytes) -> Any:
-    """Returns a long text, None for another long value. Only slashes are unescaped: some encoders escape them in
-    base64."""
+    """A long text, None for another long value. Only slashes are unescaped: some encoders escape base64's."""
     if len(value) <= MEMBER_BYTES_MAX:
         return json.loads(value)
     if value[:1] != b'"':
@@ -191,8 +190,7 @@ def _matched(expression: re.Pattern[bytes], data: bytes, at: int) -> int:
 
 
 def _string_end(data: bytes, at: int) -> int:
-    """Returns the end of the text that begins at `at`: after the first quote that isn't preceded by an odd number of
-    backslashes."""
+    """The end of the text that begins at `at`: after a quote with an even number of backslashes before it."""
     if data[at : at + 1] != b'"':
         raise NotRead(f"its byte {at} is not JSON")
     quote = at

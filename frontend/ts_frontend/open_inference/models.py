@@ -170,8 +170,7 @@ def config_of(models: Registry, name: str, version: str) -> ModelConfig:
 
 
 def statistics_of(models: Registry, name: str = "", version: str = "") -> pb.ModelStatisticsResponse:
-    """Returns the statistics of one version, of all versions of a model, or of all models. Raises ModelNotFound,
-    ModelVersionNotFound."""
+    """The statistics of one version, of a model's, or of all models. Raises ModelNotFound, ModelVersionNotFound."""
     return pb.ModelStatisticsResponse(model_stats=map(_of_model, _meant(models, name, version)))
 
 

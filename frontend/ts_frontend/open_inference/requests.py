@@ -48,8 +48,7 @@ async def of_large_json(head: bytes) -> dict[str, Any]:
 
 
 def of_json(head: bytes) -> dict[str, Any]:
-    """Returns the parameters of a V2 request in JSON; {} if none is among those applied here. The worker reports errors
-    in the body."""
+    """The parameters of a V2 request in JSON that are applied here. The worker reports errors in the body."""
     for word in _WORDS:
         if head.find(word) >= 0:  # `in` costs a dozen times as much: it makes and drops an exception
             break
@@ -65,8 +64,7 @@ def of_json(head: bytes) -> dict[str, Any]:
 def scheduled(
     model: Model, parameters: Mapping[str, Any], headers: Pairs, until_s: float, keys: SequenceHeaders
 ) -> tuple[Pairs, float]:
-    """Returns the headers for the handler and the request's deadline (`until_s` without parameters). Raises
-    InvalidArgument."""
+    """The headers for the handler and the deadline (`until_s` without parameters). Raises InvalidArgument."""
     if model.stateful:
         headers = [*headers, *sequence_headers(parameters, keys)]
     if model.has_priorities:  # its queue policy applies the timeout
@@ -84,8 +82,7 @@ def _rank_headers(parameters: Mapping[str, Any]) -> Pairs:
 
 
 def deadline_s(parameters: Mapping[str, Any], deadline_s: float) -> float:
-    """Returns the earlier of the call's deadline and `timeout`, which is in microseconds from now. Raises
-    InvalidArgument."""
+    """The earlier of the call's deadline and `timeout`, microseconds from now. Raises InvalidArgument."""
     timeout = parameters.get(TIMEOUT)
     if timeout is None or timeout == 0:
         return deadline_s

@@ -205,8 +205,7 @@ class WaitPolicy:
     jobs_max: int = 0
 
     def patience_s(self, wish_s: float) -> float:
-        """Returns the seconds that a request with this wish may wait; a wish has no effect on a level without a
-        limit."""
+        """Seconds that a request with this wish may wait; a wish has no effect on a level without a limit."""
         if self.overridable and wish_s and self.timeout_s != math.inf:
             return min(wish_s, self.timeout_s)
         return self.timeout_s
@@ -310,8 +309,7 @@ class PriorityBatcher(Batcher[PriorityJob]):
         return batch
 
     def settle(self, now_s: float) -> list[PriorityJob]:
-        """Removes and returns the jobs whose time is over. On a level with `delays` they keep waiting, behind all
-        others."""
+        """Removes and returns the jobs whose time is over; on a level with `delays` they wait behind all others."""
         if not self._timed or now_s < self._settles_s:
             return []
         timed = [job for (_, late), lane in self._lanes.items() if not late for job in lane.values()]

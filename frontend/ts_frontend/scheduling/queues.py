@@ -272,8 +272,7 @@ class JobQueue(WorkQueue):
             worker.flush()
 
     def _dispatch_again(self, touched: list[QueueWorker], now_s: float) -> None:
-        """Dispatches repeated jobs, which go first. For a job that runs alone, one worker is kept free as soon as it is
-        idle."""
+        """Dispatches repeated jobs, which go first. For one that runs alone, a worker is kept free once it is idle."""
         while self._again:
             worker = self._pick()
             group = None if worker is None else self._again.take(idle=worker.room() == IDLE)
@@ -312,8 +311,7 @@ class JobQueue(WorkQueue):
 
 
 class TicketQueue(JobQueue):
-    """A queue that accepts a job only if a worker is idle for it (useJobTicket). `refusal`: the message of QueueFull
-    otherwise."""
+    """A queue that takes a job only if a worker is idle for it (useJobTicket), else QueueFull with `refusal`."""
 
     def __init__(self, policy: Policy, refusal: str) -> None:
         super().__init__(policy)

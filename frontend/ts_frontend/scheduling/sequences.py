@@ -141,8 +141,7 @@ class SequenceBatcher(Generic[SequencedT]):
         self._refresh(sequence)
 
     def _check_over(self, job: SequencedT) -> None:
-        """Raises SequenceLost for a request of a sequence that is over: a new sequence without the state would give
-        wrong answers."""
+        """Raises SequenceLost for a request of a sequence that is over: without its state, answers would be wrong."""
         if job.starts:
             self._over.pop(job.sequence_id, None)
         elif job.sequence_id in self._over:
@@ -177,8 +176,7 @@ class SequenceBatcher(Generic[SequencedT]):
         return True
 
     def restore(self, jobs: list[SequencedT]) -> list[SequencedT]:
-        """Puts back the jobs that a worker had received but not started. Returns those whose state was lost with the
-        worker."""
+        """Puts back the jobs that a worker received but didn't start. Returns those whose state it took with it."""
         gone = []
         for job in reversed(jobs):
             sequence = self._sequences.get(job.sequence_id)

@@ -87,8 +87,7 @@ class StreamRequest(ABC):
 
     @abstractmethod
     def failure(self, error: ServeError, started: bool) -> bytes | ServeError:
-        """Returns a message, after which the stream continues, or the error that ends it. `started`: the request had
-        a job."""
+        """A message, after which the stream continues, or the error that ends it. `started`: there was a job."""
 
     def following(self, data: bytes) -> Sequence[Input]:
         """Returns a later message of the stream as inputs of this request's FedJob."""

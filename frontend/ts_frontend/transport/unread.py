@@ -30,8 +30,7 @@ class Reader(Protocol):
         """Gives up an answer; returns its bytes."""
 
     def give_up_stalled(self, latest_s: float) -> int:
-        """Gives up the answers of which nothing was taken since `latest_s`, by the loop's clock; returns their
-        number."""
+        """Gives up answers of which nothing was taken since `latest_s`, the loop's clock; returns their number."""
 
 
 class Unread:

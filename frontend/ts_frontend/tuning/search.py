@@ -49,8 +49,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The measurement of a trial. `failed`: requests without an answer; `error`: the reason of the first failure, or of
-    the trial's."""
+    """A trial's measurement. `failed`: requests without an answer; `error`: why the first, or the trial, failed."""
 
     answers_per_s: float
     p50_ms: float = 0.0

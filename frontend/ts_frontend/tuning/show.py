@@ -89,8 +89,7 @@ def settings_of(trial: Trial) -> dict[str, int]:
 
 
 def with_settings(text: str, settings: Mapping[str, int]) -> str:
-    """The text of a model-config.yaml with these keys: changed in their lines, or appended. All other lines and
-    comments stay."""
+    """The text of a model-config.yaml with these keys, changed in their lines or appended; all else stays."""
     left = dict(settings)
     lines = []
     for line in text.splitlines():

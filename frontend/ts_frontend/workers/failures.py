@@ -56,8 +56,7 @@ def unattended_future() -> asyncio.Future[None]:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The reason why a worker ended or didn't start, as describe shows it. `failures`: the number of failures in a
-    row of this worker."""
+    """Why a worker ended or didn't start, as describe shows it. `failures`: its number of failures in a row."""
 
     at: float
     worker_id: int
@@ -77,8 +76,7 @@ class Backoff:
     first_failure_s: float = 0.0
 
     def worked(self) -> None:
-        """Resets the failures after an answer of the worker or a long time ready: the next failure counts as the
-        first."""
+        """Resets the failures after an answer or a long time ready: the next failure counts as the first."""
         self.failures = 0
 
     def failed(self, now_s: float) -> None:
@@ -108,8 +106,7 @@ class Replacement:
 
 
 class Recovery:
-    """Logs how a worker ends and comes back, in TorchServe's words, which alerts look for; the thread in its lines is
-    the worker's."""
+    """Logs a worker's ends and returns in TorchServe's words, which alerts look for, with the worker's thread."""
 
     def __init__(self, worker_id: int, plan: WorkerPlan) -> None:
         self._id, self._plan = worker_id, plan

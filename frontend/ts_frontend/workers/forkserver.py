@@ -137,8 +137,7 @@ class Forkserver:
         return await self._asked(number, request_bytes(op, number, **more), list(fds))
 
     async def with_torch(self) -> Forkserver:
-        """Forks a forkserver that imports torch: the one that was asked for already, if there is one. Raises as `fork`
-        does."""
+        """Forks a forkserver that imports torch, or returns the one already asked for. Raises as `fork`."""
         control, self._torch_control = self._torch_control, None
         theirs: socket.socket | None = None
         try:

@@ -61,8 +61,7 @@ class Connection:
             self._loop.call_soon(self.flush)
 
     def push_request(self, batch_id: int, job: Job) -> None:
-        """`push` for a batch of one job. Its sender has to call `flush` afterwards, which saves another turn of the
-        loop."""
+        """`push` for a batch of one job. Its sender calls `flush` afterwards, which saves a turn of the loop."""
         frame = request_frame(batch_id, job.id, job.request_id, job.deadline_s, job.request_headers, job.inputs)
         if frame is None:
             self.push(Predict(batch_id, [job.item()]))
@@ -200,8 +199,7 @@ class Batch:
         return [job for job in self.jobs if job.id not in ended and not job.done]
 
     def unread(self, now_s: float) -> bool:
-        """Returns True if the batch waits for a client that reads or sends slowly, so that it doesn't count as
-        hanging."""
+        """Whether the batch waits for a client that reads or sends slowly, so that it doesn't count as hanging."""
         return any(job.client_wait_s(now_s) > 0 for job in self.open_jobs())
 
 
@@ -277,8 +275,7 @@ class BatchRecorder(Protocol):
     """Measures the batches and the loads of a model version's workers."""
 
     def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
-        """Measures a complete batch: `waited_s` seconds on its way or behind another batch, then `worked_s` on the
-        worker."""
+        """Measures a complete batch: `waited_s` on its way or behind another batch, then `worked_s` on the worker."""
 
     def loaded(self, worker_id: int, seconds: float) -> None:
         """Measures a load: the seconds from the worker's creation until it had its model."""
@@ -368,8 +365,7 @@ class InFlight:
         return True
 
     def measure(self, batch: Batch, now_s: float) -> tuple[float, float]:
-        """Measures a batch that has ended; returns the seconds it waited behind others on the worker, and the seconds
-        it ran."""
+        """Measures an ended batch; returns the seconds it waited behind others on the worker, and those it ran."""
         turn_s = now_s - self.turn_s
         self.mean_s += 0.2 * ((turn_s if turn_s < 1.0 else 1.0) - self.mean_s)
         self.turn_s = now_s

@@ -153,8 +153,7 @@ class Slot:
             self._told_off = False
 
     async def stays(self, limit_s: float) -> None:
-        """Watches a worker that is ready after several failures in a row for `limit_s` seconds. Raises StartFailed when
-        it ends again."""
+        """Watches a worker that is ready after failures in a row for `limit_s`. Raises StartFailed when it ends."""
         worker = self.worker
         if self.failures < 2 or worker is None:
             return
@@ -378,8 +377,7 @@ class Pool:
         return bool(self.plan.load.get("debug_errors", True))
 
     def not_loaded(self) -> ModelNotLoaded:
-        """Returns the error of requests while there is a `load_failure`, with the cause and the seconds until the next
-        try."""
+        """The error of requests while there is a `load_failure`: the cause, and the seconds until the next try."""
         cause = self.load_failure.cause if self.load_failure is not None else ""
         cause = cause if len(cause) <= CAUSE_CHARS_MAX else f"{cause[:CAUSE_CHARS_MAX]} ..."
         due_s = min((slot.next_start_s for slot in self.slots if not slot.gave_up), default=0.0)
@@ -605,8 +603,7 @@ class Pool:
                 self._replacing.add_done_callback(self._replacement_over)
 
     def _check_memory_limit(self, worker: Worker) -> None:
-        """Ignores the memory limit if loading the model alone reaches it, because the worker would be replaced
-        forever."""
+        """Ignores the memory limit if loading alone reaches it: the worker would be replaced forever."""
         limit = self.plan.limits.memory_bytes
         used = worker.memory_bytes if limit and self._memory_limit_works else 0
         if limit and used >= limit:
@@ -633,8 +630,7 @@ class Pool:
             await self._hand_over(slot, heir)
 
     async def _started_heir(self, slot: Slot) -> Slot | None:
-        """Starts a worker on the same device and returns it when it is ready; None if it didn't start or isn't
-        needed any more."""
+        """Starts a worker on the same device; returns it ready, or None if it didn't start or isn't needed."""
         heir = self._new_slot(slot.device)
         try:
             await asyncio.shield(heir.attempt)

@@ -119,8 +119,7 @@ class LineReader:
         self._on_line(self._stream, line.rstrip(b"\r").decode("utf-8", "backslashreplace"))
 
     def finish(self) -> None:
-        """Reads the rest of the pipe after the writer's end, and closes it, even if a child of the writer still
-        writes."""
+        """Reads the rest of the pipe after its writer's end, and closes it, even if a child still writes."""
         for _ in range(PIPE_READS_MAX):
             if not self._readable():
                 break
@@ -353,13 +352,11 @@ class WorkerProcess(ForkedProcess):
         return {batch_id for batch_id in batch_ids if not has_begun(table, batch_id)}
 
     def spent(self) -> dict[int, tuple[float, float]]:
-        """Returns the seconds spent reading and writing tensors, by the size of the batch; empty for a released
-        process."""
+        """Seconds spent reading and writing tensors, by the size of the batch; empty for a released process."""
         return {} if self.progress.closed else spent(os.pread(self.progress.fileno(), PROGRESS_BYTES, 0))
 
     def release(self) -> None:
-        """Cleans up after the process has ended: ends the processes it started, reads its last lines, and closes its
-        files."""
+        """Cleans up after the process: ends those it started, reads its last lines, and closes its files."""
         for leader in (self.pid, *(self.rendezvous.pids if self.rendezvous is not None else ())):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(leader, signal.SIGKILL)  # it led a session of its own

@@ -1,5 +1,4 @@
-"""One worker of a model from its start to its end: its process, its batches, and the end of its batches when it
-dies."""
+"""One worker of a model from start to end: its process, its batches, and the batches' end when it dies."""
 
 from __future__ import annotations
 
@@ -574,8 +573,7 @@ class Worker:
             self.ended.set_result(note if self._death_note or how.code else f"{note} ({reason})")
 
     def _run_again(self, batch: Batch, note: str) -> Sequence[Job]:
-        """Returns the jobs of a begun batch to repeat. A job whose second worker died is refused for good; one that
-        hung isn't repeated."""
+        """The jobs of a begun batch to repeat: none whose second worker died, which are refused, or that hung."""
         running, repeats = self._running, self._plan.repeats
         assert repeats is not None
         silent_s = time.monotonic() - batch.active_s
@@ -596,8 +594,7 @@ class Worker:
         return jobs
 
     async def _exit_of(self, process: WorkerProcess) -> ExitStatus:
-        """Waits for the process's end, after which no batch begins. A process that lives on without its socket is
-        killed."""
+        """Waits for the process's end, after which no batch begins. One that lives on without its socket is killed."""
         for _ in range(2):
             try:
                 return await asyncio.wait_for(asyncio.shield(process.exited), EXIT_STATUS_S_MAX)
@@ -648,8 +645,7 @@ class Worker:
             self._work.wake()
 
     def _ready_to_kill(self, now_s: float) -> bool:
-        """Returns whether a hanging worker may be killed now: concurrent requests that don't hang get a moment to
-        end first."""
+        """Whether a hanging worker may be killed now: concurrent requests get a moment to end first."""
         if self._hung_at_s is None:
             self._hung_at_s = now_s
         alone = not self._running.concurrent or len(self._running.batches) == 1

@@ -55,8 +55,7 @@ def make_graph(edges: Mapping[str, Sequence[str]]) -> Graph:
 
 
 def _check_cycles(children: Mapping[str, Sequence[str]], parents: Mapping[str, Sequence[str]]) -> None:
-    """Raises InvalidGraph if there is a cycle: removes nodes without parents repeatedly; any rest is on a cycle or
-    below one."""
+    """Raises InvalidGraph for a cycle: removes nodes without parents, until all others are on or below one."""
     missing = {name: len(before) for name, before in parents.items()}
     free = [name for name, count in missing.items() if not count]
     while free:

@@ -228,8 +228,7 @@ class Workflow:
         return self._find(self.model_name(node))
 
     async def predict(self, inputs: Sequence[Input], *, headers: Pairs, request_id: str | None) -> dict[str, Reply]:
-        """The answers of the last nodes. Raises NodeFailed, Draining; a cancelled caller cancels all nodes'
-        requests."""
+        """The answers of the last nodes. Raises NodeFailed, Draining; a cancelled caller cancels all requests."""
         if self._leaving:
             raise Draining(f'Workflow "{self.name}" is being unregistered')
         spec = self.archive.spec
@@ -347,8 +346,7 @@ async def _add_function(workflow: Workflow, node: Node, models: ModelManager) ->
 
 
 def _requested(workflow: Workflow, node: Node) -> Requested:
-    """The node's settings as those of a register call; max-workers is the number of workers started, as in
-    TorchServe."""
+    """The node's settings as a register call's; max-workers is the number of workers, as in TorchServe."""
     return Requested(
         model_name=workflow.model_name(node.name),
         batch_size=node.batch_size,

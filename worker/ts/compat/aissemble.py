@@ -40,8 +40,7 @@ class AissembleOIPKServe:
         return self.ready
 
     def start_server(self) -> NoReturn:
-        """Turns this process into the server, with the options of its command line, the environment and
-        oip.properties."""
+        """Turns this process into the server, with the options of its arguments, environment and oip.properties."""
         serve("aissemble", {self.name: self}, {})
 
 

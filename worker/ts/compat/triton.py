@@ -201,8 +201,7 @@ class TritonAdapter:
         return [given[index] for index in range(len(given))]
 
     def _answer(self, response: Any) -> Any:
-        """A response for the runtime; an error, or a response that doesn't fit its declaration, fails only its
-        request."""
+        """A response for the runtime; an error, or one that doesn't fit its declaration, fails only its request."""
         if not isinstance(response, InferenceResponse):
             return as_failure(f"execute gave {type(response).__name__} instead of an InferenceResponse")
         if response._error is not None:
@@ -267,8 +266,7 @@ class TritonAdapter:
 
 
 def _raised(error: Exception, context: Context) -> BaseException:
-    """An exception as the result for the runtime. A request without a waiting client counts as cancelled by the
-    model."""
+    """An exception as the runtime's result. A request without a client counts as cancelled by the model."""
     return RequestCancelled() if context.cancelled else as_failure(error)
 
 

@@ -154,8 +154,7 @@ class Chunk(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Pieces of one answer that were ready together; `chunks_of` gives them one by one. `last`: the last of them
-    ends the answer."""
+    """Pieces of one answer that were ready together; `chunks_of` gives each. `last`: the last ends the answer."""
 
     job_id: int
     data: Sequence[Buffer]

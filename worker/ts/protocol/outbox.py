@@ -73,8 +73,7 @@ class Outbox:
             self._queue.append(frame)
 
     def push_frame(self, frame: bytes) -> None:
-        """Queues an encoded small frame. No other message with its key may be waiting, and its kind must keep its
-        order."""
+        """Queues an encoded small frame of a kind that keeps its order; none with its key may be waiting."""
         self._queue.append(frame)
 
     def push_piece(self, key: int, data: bytes) -> None:

@@ -36,8 +36,7 @@ def server_context(own: PeerCertificate) -> ssl.SSLContext:
 
 
 def client_context(own: PeerCertificate) -> ssl.SSLContext:
-    """The context of a connecting side. Host names aren't checked, because the authority belongs to a single start
-    of a server."""
+    """The context of a connecting side. Host names aren't checked: the authority belongs to one server's start."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED

@@ -229,8 +229,7 @@ class Footprint(NamedTuple):
 
 
 def refusal_since(before: Footprint) -> str:
-    """The reason why this process can't be forked since that footprint, "" if it can. Threads that are just ending may
-    end first."""
+    """Why this process can't be forked since that footprint, "" if it can. Ending threads may end first."""
     until_s = time.monotonic() + LEAVES_S_MAX
     while (now := Footprint.now()).refusal(before) and time.monotonic() < until_s:
         if now.tasks.keys() <= before.tasks.keys():

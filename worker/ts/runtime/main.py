@@ -212,8 +212,7 @@ if __name__ == "__main__":
 
 
 def live_in_process(socket_fd: int, progress_fd: int) -> int:
-    """Loads and answers until Stop or the socket's end, then closes both descriptors. The status that a process would
-    end with."""
+    """Loads and answers until Stop or the socket's end, and closes both; returns a process's status."""
     progress = _progress(progress_fd)
     link = Link(socket_fd, leave=sys.exit)
     try:

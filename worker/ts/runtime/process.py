@@ -37,8 +37,7 @@ def die_with(parent_pid: int) -> None:
 
 
 def keep_only(socket_fd: int, progress_fd: int, stdout_fd: int, stderr_fd: int) -> tuple[int, int]:
-    """Connects stdout and stderr to the pipes and closes all other descriptors but two; returns the new numbers of
-    these."""
+    """Connects stdout and stderr to the pipes, closes all descriptors but two; returns their new numbers."""
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (stdout_fd, 1), (stderr_fd, 2)):
         os.dup2(source, target)

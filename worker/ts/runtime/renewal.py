@@ -449,8 +449,7 @@ def _function_taken_over(was: FunctionType, now: FunctionType) -> bool:
 
 
 def _class_taken_over(was: type, now: type) -> None:
-    """Gives a class the code of a new one. `super()` in the new functions uses a cell, which is set to the old
-    class."""
+    """Gives a class a new one's code. `super()` in the new functions uses a cell, set to the old class."""
     for value in vars(now).values():
         inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
         function = inspect.unwrap(inner) if callable(inner) else inner

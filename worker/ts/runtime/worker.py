@@ -203,8 +203,7 @@ class Link:
     # --- reading
 
     def receive(self, wait: bool) -> None:
-        """Delivers the received messages; with `wait`, returns only after some have arrived (or a write can
-        continue)."""
+        """Delivers the received messages; with `wait`, only after some have arrived, or a write can continue."""
         with self._reading:
             if self._news:
                 self._news = False

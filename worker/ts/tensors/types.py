@@ -90,8 +90,7 @@ def decode_raw(kind: Datatype, shape: Sequence[int], data: Buffer, label: str) -
 
 
 def split_bytes(data: Buffer, count: int, label: str) -> list[bytes]:
-    """The elements of a BYTES tensor, each preceded by its length (u32, little-endian). BadTensor unless they are
-    exactly `count`."""
+    """The elements of BYTES, each after its length (u32, little-endian). BadTensor unless they are `count`."""
     view, found, at, end = memoryview(data), [], 0, len(data)
     if count * _LENGTH.size > end:
         raise BadTensor(f"{label}: {end} bytes of data can't hold {count} BYTES elements with their lengths")

@@ -45,8 +45,7 @@ def _wishes(state: VersionState) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SharedModels:
-    """The document. `defaults`: the default version by name; `removed`: stamps of unregistered versions, the oldest
-    first."""
+    """The document. `defaults`: default versions by name; `removed`: stamps of unregistered versions, oldest first."""
 
     versions: Mapping[Key, SharedVersion] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)

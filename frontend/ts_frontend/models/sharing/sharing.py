@@ -210,8 +210,7 @@ class SharedSnapshot:
                 self._seen[key] = _InStep(model, stamp, model.minimum, model.maximum)
 
     def _shareable(self) -> dict[Key, Model]:
-        """The models that are shared: not those of workflows and model repositories, nor those whose registration may
-        still fail."""
+        """The models that are shared: not those of workflows and repositories, nor those that may still fail."""
         manager = self._manager
         return {
             (model.name, model.version): model

@@ -67,8 +67,7 @@ class Stop:
             raise Stopped(self._reason)
 
     def watch(self, wake: Callable[[], None]) -> None:
-        """Sets the function that interrupts the download's wait; calls it at once if the download was already
-        cancelled."""
+        """Sets the function that interrupts the download's wait; calls it at once if that was already cancelled."""
         with self._lock:
             self._wake = wake
             ended = bool(self._reason)
@@ -367,8 +366,7 @@ def download(
 
 @contextmanager
 def bounded(url: str, limits: DownloadLimits, stop: Stop) -> Iterator[None]:
-    """Limits the block to `limits.total_s`; turns Stopped, OSError, HTTPException and ValueError in it into
-    DownloadFailed."""
+    """Limits the block to `limits.total_s`; Stopped, OSError, HTTPException and ValueError become DownloadFailed."""
     late = f"it took more than {limits.total_s:g} s; download_total_timeout_s raises the limit"
     try:
         with stop.after(limits.total_s, late):

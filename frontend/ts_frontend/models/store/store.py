@@ -271,8 +271,7 @@ class ModelStore:
         return self._formats.in_store(self._root, names)
 
     def models(self) -> list[StoredModel]:
-        """The store's models whose names are known without opening them. They are in folders: archives are never
-        opened. Blocking."""
+        """The models whose names are known without opening them: those in folders, no archives. Blocking."""
         if self._root is None:
             return []
         with os.scandir(self._root) as entries:
@@ -285,8 +284,7 @@ class ModelStore:
         return self._root is not None and self._root.is_dir() and self._formats.is_alone(self._root)
 
     def only(self) -> str:
-        """The path of the store itself if it is a model, else of its only model. Raises ArchiveNotFound if it has none,
-        or several."""
+        """The path of the store itself if it is a model, else of its only model. Raises ArchiveNotFound."""
         if self._root is None or self._formats.is_model(self._root):
             return "."
         names = self.names()

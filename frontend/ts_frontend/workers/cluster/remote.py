@@ -166,8 +166,7 @@ class Notes:
 
 
 class RemoteProcess(WorkerProcess):
-    """A worker process on a node. `on_end` is called when it has ended, `on_lost` when its agent's connection ended
-    without a report."""
+    """A worker process on a node. `on_end` is called at its end, `on_lost` when its agent ended without a report."""
 
     def __init__(
         self,
@@ -221,8 +220,7 @@ class RemoteProcess(WorkerProcess):
             self.ended(ExitStatus(None if self._lost else int(what["exit"])))
 
     def silent(self) -> None:
-        """Handles the end of the agent's connection without an exit status: the node is lost, or the actor was
-        ended."""
+        """Handles the end of the agent's connection without a status: the node is lost, or the actor was ended."""
         if self.exited.done():
             return
         self._silent = True
@@ -231,8 +229,7 @@ class RemoteProcess(WorkerProcess):
         asyncio.get_running_loop().call_later(REASON_S_MAX, self.ended, ExitStatus(None))
 
     def doomed(self) -> None:
-        """Ends the worker, since Ray has ended on its node: at once if its connections have ended, otherwise by its
-        agent."""
+        """Ends the worker, since Ray ended on its node: at once if its connections have ended, else by its agent."""
         if self.exited.done() or self._line is None:
             return
         self._lost = f"Ray has ended on its node {self.node.name}"

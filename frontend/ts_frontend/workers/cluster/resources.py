@@ -175,8 +175,7 @@ SILENCE_S = 6.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A node as Ray describes it. `port`: of Ray's own process there, 0 if unknown; `total`, `free`: amounts by
-    resource."""
+    """A node as Ray describes it. `port`: of Ray's process there, 0 if unknown; `total`, `free`: by resource."""
 
     id: str
     address: str
@@ -269,8 +268,7 @@ def _fits(wanted: Mapping[str, float], there: Mapping[str, float]) -> bool:
 
 
 def unmet(wanted: Mapping[str, str], labels: Mapping[str, str]) -> list[str]:
-    """The selectors that a node doesn't match, by label. Ray's selectors: a value, `in(a,b)`, or either with `!` in
-    front."""
+    """The selectors that a node doesn't match, by label: a value, `in(a,b)`, or either with `!` in front."""
     return [name for name, selector in wanted.items() if not _meets(selector, labels.get(name))]
 
 

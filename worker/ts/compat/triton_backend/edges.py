@@ -1,5 +1,4 @@
-"""The tensors of config.pbtxt, applied to requests and answers: reshaping, the control inputs of sequences, the names
-of outputs."""
+"""The tensors of config.pbtxt, applied to requests and answers: shapes, sequences' control inputs, output names."""
 
 from __future__ import annotations
 

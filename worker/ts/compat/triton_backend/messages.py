@@ -336,8 +336,7 @@ class InferenceRequest:
         return found
 
     def _take_parameters(self, given: dict[str, Any]) -> None:
-        """Reads the parameters with a method of their own, and keeps the others, which are encoded as JSON on
-        request."""
+        """Reads the parameters that have a method of their own; keeps the others, encoded as JSON on request."""
         self._correlation_id = given.get("sequence_id") or 0
         self._flags = TRITONSERVER_REQUEST_FLAG_SEQUENCE_START * bool(given.get("sequence_start"))
         self._flags |= TRITONSERVER_REQUEST_FLAG_SEQUENCE_END * bool(given.get("sequence_end"))
