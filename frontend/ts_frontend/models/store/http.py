@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Protocol, TypeAlias, TypeVar
+from typing import IO, TypeAlias, TypeVar
 from urllib.parse import SplitResult, urljoin, urlsplit
 from urllib.request import url2pathname
 
@@ -135,6 +135,8 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 #: Raises ServeError for a forbidden URL; returns True if its address needn't be public.
 Allow: TypeAlias = Callable[[str], bool]
+#: Returns at most so many bytes, b"" at the end.
+Read: TypeAlias = Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,10 +299,6 @@ def _megabytes(count: float) -> str:
     return f"{count / 1e6:.1f}"
 
 
-class Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
 class Transfer:
     """One download, of a file or of a folder's files: counts its bytes, logs its progress, and ends it above the size
     limit. `total_bytes` is the size that the source announced, None if it didn't. Raises DownloadFailed."""
@@ -311,10 +309,10 @@ class Transfer:
         self._progress = DownloadProgress(name, total_bytes, time.monotonic())
         self._check_size(total_bytes or 0)
 
-    def copy(self, source: Readable, file: IO[bytes], size: int | None) -> str:
+    def copy(self, read: Read, file: IO[bytes], size: int | None) -> str:
         """Copies `size` bytes, or to the end if it is None; returns the SHA-256 of the data, hexadecimal."""
         digest, first = hashlib.sha256(), self._done_bytes
-        while data := source.read(_CHUNK_BYTES):
+        while data := read(_CHUNK_BYTES):
             self._stop.check()
             self._count(len(data))
             digest.update(data)
@@ -356,11 +354,11 @@ def download(
     """
     with (
         bounded(url, limits, stop),
-        _open(url, allow, limits, stop, headers) as (source, total_bytes),
+        _open(url, allow, limits, stop, headers) as (read, total_bytes),
         new_file(target) as file,
     ):
         transfer = Transfer(url, target.name, total_bytes, limits, stop)
-        check_digest(url, transfer.copy(source, file, total_bytes), sha256)
+        check_digest(url, transfer.copy(read, file, total_bytes), sha256)
         transfer.finish()
 
 
@@ -387,7 +385,7 @@ def _reason(error: Exception) -> str:
 @contextmanager
 def _open(
     url: str, allow: Allow, limits: DownloadLimits, stop: Stop, headers: Mapping[str, str]
-) -> Iterator[tuple[Readable, int | None]]:
+) -> Iterator[tuple[Read, int | None]]:
     """The data at `url`, and its announced size in bytes, None without one."""
     if urlsplit(url).scheme.lower() == "file":
         allow(url)
@@ -395,10 +393,10 @@ def _open(
         if path.exists() and not path.is_file():
             raise failure(url, "it is not a file")
         with path.open("rb") as file:
-            yield file, os.fstat(file.fileno()).st_size
+            yield file.read, os.fstat(file.fileno()).st_size
         return
     with open_remote(url, allow, limits, stop, headers) as response:
-        yield response, response.length
+        yield response.read, response.length
 
 
 def check_digest(url: str, digest: str, expected: str | None) -> None:

@@ -92,10 +92,10 @@ def file_name(url: str) -> str:
 
 
 #: The stores of objects by the schemes of their URLs.
-_OBJECTS = {"s3": objects.Kind(s3.Bucket, s3.explained), "gs": objects.Kind(gcs.Bucket, gcs.explained)}
+_OBJECTS: dict[str, type[objects.Bucket]] = {"s3": s3.Bucket, "gs": gcs.Bucket}
 
 
-def _kind(url: str) -> objects.Kind | None:
+def _kind(url: str) -> type[objects.Bucket] | None:
     """The store of objects that has the URL; None for another URL."""
     scheme, found, _ = url.partition("://")
     return _OBJECTS.get(scheme.lower()) if found else None
