@@ -351,7 +351,6 @@ class Job:
         counts[_SENT] += 1
 
     def answer(self, now_s: float) -> None:
-        """To ANSWERED: all of the answer is here."""
         if self.state is not _SENT:
             raise IllegalTransition(f"job {self.id}: {self.state.value} -> answered")
         self.state = _ANSWERED
@@ -453,7 +452,6 @@ class Job:
             owner.release(self)
 
     def expire(self, error: ServeError) -> None:
-        """Ends the job: its deadline has passed."""
         self.fail(error, JobState.EXPIRED)
 
     def unread_since(self, now_s: float) -> float:
@@ -529,7 +527,6 @@ class Job:
         return not self._chunks and self.state not in FINAL
 
     async def more(self) -> None:
-        """Waits until there are pieces, or the end."""
         self._unread_s = math.inf
         await self._wait()
 

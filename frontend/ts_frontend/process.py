@@ -363,7 +363,6 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 def _claim(path: Path) -> int:
-    """A locked descriptor of the file at `path`."""
     while True:
         handle = _opened(path, os.O_CREAT)
         assert handle is not None

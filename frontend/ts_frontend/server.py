@@ -153,7 +153,6 @@ class Parts:
         self.loops = list(self._watches(authorization))
 
     def _build_models(self, supervisor: Supervisor, tracing: Traces | None, directory: Path) -> None:
-        """The store, and the manager with what it makes models from."""
         config, env = self._config, worker_env(self._config)
         limit = Memory(config.model_memory_max, config.model_gpu_memory_max)
         self.calls = ModelCalls(self.registry, sequence_headers(config))
@@ -488,14 +487,12 @@ def _environments(config: ServerConfig) -> Environments:
 
 
 def extract_limits(config: ServerConfig) -> ExtractLimits:
-    """The limits of archives."""
     return ExtractLimits(
         bytes_max=config.extract_bytes_max, files_max=config.extract_files_max, ratio_max=config.extract_ratio_max
     )
 
 
 def settings_of(config: ServerConfig, requested: Requested, archive: Archive, name: str, version: str) -> ModelSettings:
-    """A model's settings from its register call, its archive and the server's configuration."""
     entry = config.models.get(name, {}).get(version, {})
     settings = resolve(requested, archive.config or {}, entry, config, handler=archive.handler, runtime=archive.runtime)
     for warning in settings.warnings:

@@ -215,7 +215,6 @@ class Tasks:
             task.cancel()
 
     async def close(self, grace_s: float) -> None:
-        """Ends all tasks; loads may take `grace_s` to clean up."""
         self.end_loads()
         if self._loads:
             await asyncio.wait(self._loads, timeout=grace_s)

@@ -233,7 +233,6 @@ def _wait(client: Client, name: str, version: str, count: int, known_failure: ob
 
 
 def _register_options(body: Callable[..., None]) -> Callable[..., None]:
-    """The options of a register call, each by its parameter's name."""
     for row in reversed(REGISTER):
         if row.flag:
             kind = click.IntRange(min=row.least) if row.kind is int else str

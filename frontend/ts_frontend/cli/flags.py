@@ -100,7 +100,6 @@ class SettingsParser(argparse.ArgumentParser):
 
 
 def add_actions(parser: argparse.ArgumentParser) -> None:
-    """Adds the actions of `torchserve` without a command."""
     action = parser.add_mutually_exclusive_group()
     action.add_argument("-v", "--version", action="store_true", help="print the version")
     action.add_argument("--start", action="store_true", help="start a server in the background (the default)")
@@ -262,7 +261,6 @@ def _given(alias: Alias) -> dict[str, Any]:
 
 
 def options(arguments: argparse.Namespace) -> list[Option]:
-    """The settings on a command line."""
     found = []
     for key, flag in _SETTING_FLAGS.items():
         value = getattr(arguments, key)

@@ -107,7 +107,6 @@ class Copy:
             return await measure(send, concurrency, self._length, best_per_s)
 
     def remove(self) -> None:
-        """Unregisters it, if it is registered."""
         if self._batching is None:
             return
         self._batching = None

@@ -80,7 +80,6 @@ def _check_v2(body: bytes, where: str) -> None:
 async def sender(
     protocol: str, target: Target, http_port: int, name: str, requests: Sequence[Recorded]
 ) -> AsyncIterator[Send]:
-    """Yields the sender of the n-th request to this model; its connections are closed with the context."""
     if protocol == "grpc":
         async with target.channel(target.address(target.inference_port), grpc.aio) as channel:
             yield _over_grpc(channel, target, name, requests)

@@ -35,7 +35,6 @@ class Address:
 
     @property
     def loopback(self) -> bool:
-        """True if only this machine can reach it."""
         return self.scheme == "unix" or is_loopback(self.host)
 
     def __str__(self) -> str:

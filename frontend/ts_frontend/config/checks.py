@@ -27,7 +27,6 @@ class Derived:
         self._values, self._sources, self._ranks = values, sources, ranks
 
     def add(self) -> None:
-        """Adds all derived values, in order."""
         self._hosts()
         self._ports()
         if self._values.get("use_tls"):
@@ -154,7 +153,6 @@ def secured(config: ServerConfig) -> Iterator[str]:
 
 
 def _convert(config: ServerConfig) -> str:
-    """The message with the commands that convert the key store to PEM files."""
     store = shlex.quote(str(config.keystore))
     first = ""
     if (config.keystore_type or "PKCS12").upper() not in ("PKCS12", "P12", "PFX"):

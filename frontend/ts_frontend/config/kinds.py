@@ -58,8 +58,6 @@ class SettingKind:
 
 
 def whole(least: int = 0, most: float = math.inf) -> SettingKind:
-    """Whole numbers from `least` to `most`."""
-
     def parse(text: str) -> int:
         if not re.fullmatch(r"[+-]?\d+", text):
             raise ValueError("allowed are whole numbers")
@@ -70,8 +68,6 @@ def whole(least: int = 0, most: float = math.inf) -> SettingKind:
 
 
 def number(least: float = 0.0) -> SettingKind:
-    """Numbers from `least` on, also fractions."""
-
     def parse(text: str) -> float:
         value = float(text) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text) else math.nan
         if math.isnan(value):
@@ -83,8 +79,6 @@ def number(least: float = 0.0) -> SettingKind:
 
 
 def choice(*allowed: str) -> SettingKind:
-    """One of these words, ignoring case."""
-
     def parse(text: str) -> str:
         if text.lower() not in allowed:
             raise ValueError(f"allowed are {', '.join(allowed)}")

@@ -145,7 +145,6 @@ def decode_models(text: str) -> Snapshot:
 
 
 def version_tree(state: VersionState) -> dict[str, Any]:
-    """One version as JSON."""
     tree: dict[str, Any] = {
         "defaultVersion": state.default,
         "marName": state.archive,

@@ -169,7 +169,6 @@ class Collector:
                 next_state_s = min(next_state_s, time.monotonic() + GAP_S)
 
     async def _changed(self, limit_s: float) -> bool:
-        """Waits for `limit_s`; returns True at once when a model changes."""
         try:
             await asyncio.wait_for(self._models.changes.wait(), max(limit_s, 0.001))
         except TimeoutError:

@@ -54,5 +54,4 @@ class Site:
         return self._files.get(name)
 
     def page(self, name: str) -> SiteFile:
-        """Returns one of the pages, which are always there."""
         return self._files[name]

@@ -176,7 +176,6 @@ DEATH_LINES = 20
 
 
 def key_of(model: Model) -> str:
-    """Returns the key of a model version in samples and states."""
     return f"{model.name}/{model.version}"
 
 
@@ -187,7 +186,6 @@ def models_state(registry: Registry, memory: WorkerMemory) -> list[dict[str, Any
 
 
 def model_state(model: Model, is_default: bool, memory: Callable[[Worker], int]) -> dict[str, Any]:
-    """Returns one model version. Times are seconds since 1970, memory in bytes."""
     settings, pool = model.settings, model.pool
     return {
         "key": key_of(model),
@@ -219,7 +217,6 @@ def model_state(model: Model, is_default: bool, memory: Callable[[Worker], int])
 
 
 def status_of(model: Model) -> str:
-    """Returns one word: ready, loading, failing, or stopped for a model without workers."""
     if model.ready:
         return "ready"
     if model.failing:

@@ -43,7 +43,6 @@ class Deployment:
     commands: list[tuple[Line, list[str]]] = field(default_factory=list)
 
     def named(self, name: str) -> Path | None:
-        """The file of that name in the topmost folder."""
         return next((one for one in self.files if one.name == name), None)
 
     def here(self, path: Path) -> Path | None:

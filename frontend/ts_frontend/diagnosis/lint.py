@@ -234,7 +234,6 @@ def _source(section: Section, file: Path) -> None:
 
 
 def _imports(section: Section, archive: Archive, config: ServerConfig, loads: bool) -> None:
-    """Compares the archive's imports with the installed modules, except those of a requirements file."""
     lacking, others = missing(archive.dir)
     for one in lacking:
         section.error("imports", f"{one.file}, line {one.line}: this server has no {one.dotted} (docs/ts-package.md)")

@@ -51,7 +51,6 @@ class Section:
         self.findings.append(Finding(Severity.OK, about, text))
 
     def warn(self, about: str, text: str) -> None:
-        """Adds a warning, unless the section has it."""
         found = Finding(Severity.WARNING, about, text)
         if not any(found.text == other.text for other in self.findings):
             self.findings.append(found)
@@ -75,7 +74,6 @@ class Report:
     sections: list[Section] = field(default_factory=list)
 
     def section(self, title: str) -> Section:
-        """A new section at the end."""
         self.sections.append(Section(title))
         return self.sections[-1]
 
@@ -83,7 +81,6 @@ class Report:
         return sum(section.count(severity) for section in self.sections)
 
     def status(self, *, strict: bool = False) -> int:
-        """The exit status: 1 with errors, and in `strict` reports with warnings."""
         return int(self.count(Severity.ERROR) > 0 or (strict and self.count(Severity.WARNING) > 0))
 
     def as_json(self) -> dict[str, Any]:

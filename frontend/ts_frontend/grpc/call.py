@@ -85,7 +85,6 @@ class Call:
 
     @property
     def metadata(self) -> Metadata:
-        """The client's metadata."""
         if self._metadata is None:
             self._metadata, self._headers = ReceivedMetadata(self._headers[0]), _NO_HEADERS
         return self._metadata
@@ -101,7 +100,6 @@ class Call:
 
     @property
     def head_bytes(self) -> int:
-        """The memory of the request's head."""
         return head_bytes(self._headers[0] if self._metadata is None else self._metadata)
 
     def forget_head(self) -> None:
@@ -151,7 +149,6 @@ class Call:
         asking.begin(self.times)
 
     def value(self, key: str) -> str | bytes | None:
-        """The last value of a metadata key, None when the client sent none."""
         found = None
         for name, value in self.metadata:
             if name == key:
@@ -183,7 +180,6 @@ class Method:
 
 
 def code_of(call: Call, error: BaseException | None) -> int:
-    """Returns the status with which a call ended."""
     if error is None:
         return Code.OK
     if isinstance(error, ServeError):

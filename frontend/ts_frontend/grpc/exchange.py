@@ -89,7 +89,6 @@ class Exchange:
             await self._finish(Code.INTERNAL, UNEXPECTED)
 
     async def refuse_draining(self) -> None:
-        """Ends a call that the shutdown cancelled with UNAVAILABLE."""
         await self._finish(Draining.code, "The server shut down before the call was answered")
 
     async def _run_in_time(self, method: Method | None) -> None:

@@ -114,12 +114,10 @@ def parse(method: str, data: bytes) -> PredictionRequest:
 
 
 def response(prediction: Buffer) -> bytes:
-    """Returns a PredictionResponse with that answer."""
     return b"".join((prefix(1, len(prediction)), prediction))
 
 
 def responses(predictions: Sequence[Buffer]) -> list[bytes]:
-    """Returns a PredictionResponse for each answer."""
     return [response(one) for one in predictions]
 
 
@@ -158,7 +156,6 @@ class Predictions:
         return [(self._keys.id, sequence_id), *named], [part for part in inputs if part not in found]
 
     async def answer(self, call: Call, data: bytes) -> bytes:
-        """One PredictionsRequest -> one PredictionResponse, the pieces of a streamed answer joined."""
         answer = self.submit(call, parse(call.path, data), False)
         prediction = await answer.result()
         if answer.headers or answer.status != 200:

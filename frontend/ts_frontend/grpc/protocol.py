@@ -71,7 +71,6 @@ class Decoder:
 
     @property
     def held_bytes(self) -> int:
-        """The memory of an incomplete message."""
         return self._held_bytes + PIECE_BYTES * len(self._held)
 
     def feed(self, data: bytes) -> list[Message]:
@@ -275,7 +274,6 @@ def bounded(message: str) -> str:
 
 
 def status_headers(code: int, message: str) -> list[Header]:
-    """The headers `grpc-status`, and `grpc-message` if the message isn't empty."""
     headers = [(b"grpc-status", str(int(code)).encode())]
     if message:
         headers.append((b"grpc-message", encode_message(message)))

@@ -246,7 +246,6 @@ def joined(pieces: Sequence[Body]) -> Iterator[bytes]:
 
 
 def request_line(stream: Stream) -> tuple[str, str]:
-    """Returns the client and the request line, for the access log."""
     head, version = stream.head, stream.peer.version
     target = head.target.decode("latin-1")
     return stream.peer.name, f"{head.method} {target} HTTP/{VERSIONS.get(version, version)}"

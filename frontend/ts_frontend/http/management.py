@@ -25,7 +25,6 @@ def outcome_answer(outcome: Outcome) -> HttpAnswer:
 
 
 def page_asked(parameters: Parameters) -> tuple[int, int]:
-    """Returns `limit` and `next_page_token`."""
     return _integer_or(parameters, "limit", LIST_LIMIT), _integer_or(parameters, "next_page_token", 0)
 
 
@@ -39,7 +38,6 @@ def _integer_or(parameters: Parameters, name: str, default: int) -> int:
 
 
 async def register_parameters(request: HttpRequest) -> Parameters:
-    """Returns the parameters of the query, or of a JSON body."""
     if request.header(b"content-type").partition(";")[0].strip().lower() == "application/json":
         return _json_parameters(await request.body())
     return Parameters(query_pairs(request))

@@ -267,7 +267,6 @@ def _parameters(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def event(data: Buffer) -> bytes:
-    """A server-sent event."""
     return b"data: " + bytes(data) + b"\n\n"
 
 

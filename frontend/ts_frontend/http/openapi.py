@@ -72,7 +72,6 @@ def _operations(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def document(title: str, version: str, rows: Iterable[Row]) -> dict[str, Any]:
-    """Returns an OpenAPI document of these rows."""
     paths: dict[str, dict[str, Any]] = {}
     for row in _operations(rows):
         paths.setdefault(row.template, {})[row.described_method] = _described(row)

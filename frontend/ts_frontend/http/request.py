@@ -70,7 +70,6 @@ class HttpRequest:
 
     @property
     def query(self) -> bytes:
-        """Returns the query string (after the `?`) as it was sent."""
         return self._stream.head.query
 
     @property
@@ -90,7 +89,6 @@ class HttpRequest:
         return found.decode("latin-1") if found else ""
 
     def values(self, name: bytes) -> list[bytes]:
-        """Returns all values of a header."""
         last = self.by_name.get(name)
         if last is None:
             return []

@@ -163,7 +163,6 @@ class Listeners:
         check_free(self.served)
 
     def addresses(self) -> dict[str, str]:
-        """Returns each listener's address, by the name of the API."""
         config = self._config
         hosts = dict.fromkeys((INFERENCE, *self._extra_ports), config.grpc_inference_address)
         hosts[MANAGEMENT] = config.grpc_management_address

@@ -299,7 +299,6 @@ class Environments:
         self._timeout_s = timeout_s
 
     def wanted(self, archive: Archive, use_venv: bool) -> bool:
-        """Whether packages are installed for a model."""
         return use_venv or (self._install and archive.requirements_file is not None)
 
     async def of(self, name: str, archive: Archive, use_venv: bool) -> Environment:
@@ -324,7 +323,6 @@ class Environments:
         return Environment(str(held.path / "bin" / "python"), held)
 
     async def release(self, environment: Environment) -> None:
-        """Releases a removed model's environment and prunes the store."""
         if environment.held is not None:
             environment.held.release()
             await asyncio.to_thread(self._store.prune)
@@ -345,7 +343,6 @@ def _ground() -> tuple[str, ...]:
 
 
 def _torch() -> str:
-    """The version of the server's torch, "" without one."""
     try:
         return version("torch")
     except PackageNotFoundError:

@@ -185,7 +185,6 @@ class Budget:
         self.check_entries(self.files)
 
     def check_entries(self, count: int) -> None:
-        """Refuses more entries than are allowed."""
         if count > self.limits.files_max:
             reason = f"more than {self.limits.files_max} entries; extract_files_max raises the limit"
             raise refusal(self.archive, reason)

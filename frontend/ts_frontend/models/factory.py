@@ -167,7 +167,6 @@ class ModelFactory:
         return TicketQueue(policy, refusal) if settings.use_job_ticket else JobQueue(policy)
 
     def reschedule(self, model: Model, settings: ModelSettings) -> None:
-        """Applies the scheduling in `settings` to the model's queue from now on."""
         if isinstance(model.queue, SequenceQueue):
             model.queue.limits = self._limits(settings)
         elif isinstance(model.queue, JobQueue):

@@ -40,7 +40,6 @@ class Health:
 
     @property
     def draining(self) -> bool:
-        """True once the server shuts down."""
         return self._draining
 
     @property

@@ -96,7 +96,6 @@ class ModelLoader:
             await in_thread(archive.packed.unpack, lambda nothing: None)
 
     async def discard(self, fetched: Fetched) -> None:
-        """Deletes the downloaded copy, if there is one."""
         await asyncio.to_thread(self.store.discard, fetched)
 
     # --- models
@@ -170,7 +169,6 @@ class ModelLoader:
         model.adopt(archive, settings)
 
     def fetched(self, model: Model) -> Fetched:
-        """The location of the model's archive."""
         return self._fetched[model]
 
     def set_fetched(self, model: Model, fetched: Fetched) -> None:

@@ -291,7 +291,6 @@ class ModelManager:
             self._on_change()
 
     async def start_workers(self, model: Model) -> None:
-        """Starts the model's minimum number of workers; used at start-up."""
         await self._scale(model, model.minimum, None)
 
     async def set_default(self, name: str, version: str) -> Outcome:
@@ -308,7 +307,6 @@ class ModelManager:
         return {**more, "models": [_listed(model) for model in found]}
 
     async def describe(self, name: str, version: str | None = None, customized: bool = False) -> list[dict[str, Any]]:
-        """Descriptions of a version, or of all for version "all"."""
         if version == "all":
             return [self._described(model) for model in self.registry.versions(name)]
         model = self.registry.find(name, version)

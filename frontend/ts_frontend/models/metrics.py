@@ -215,12 +215,10 @@ def _family_of(kind: MetricKind, name: str, sentence: str, *more: str) -> Family
 
 
 def refused_calls(counts: Mapping[str, int], host: str) -> Family:
-    """Calls without a good key, by the API that they were for."""
     return _by_api("ts_refused_calls_total", "Calls refused because of their key", counts, host)
 
 
 def shared_snapshot_family(troubles: int, host: str) -> Family:
-    """The number of versions that differ from the shared snapshot."""
     sentence = "Versions that aren't what the shared snapshot says, and 1 more while it can't be read or written"
     family = _family_of(GAUGE, "ts_shared_snapshot_failures", sentence)
     family.samples[(host,)] = Gauge(troubles)
@@ -360,7 +358,6 @@ def measure_of(gpus: Gpus) -> Callable[[Sequence[Pool]], list[Memory]]:
 
 
 def gpu_families(loads: Iterable[GpuLoad], host: str) -> list[Family]:
-    """The load of each GPU."""
     rows = (
         ("ts_gpu_utilization_percent", "Share of time in which something ran on a GPU", "busy_percent"),
         ("ts_gpu_memory_used_bytes", "Memory of a GPU that is in use, by any process", "used_bytes"),

@@ -134,7 +134,6 @@ class Model:
             self._signature = archive.signature
 
     def forget_metrics(self) -> None:
-        """Removes the model's metrics."""
         self._metrics.close()
 
     def observe(self, latencies: LatencyCounts | None) -> None:
@@ -209,7 +208,6 @@ class Model:
 
     @property
     def _fills_batches(self) -> bool:
-        """Whether requests wait in the queue to fill a batch."""
         settings = self.settings
         return settings.batch_size > 1 and settings.max_batch_delay_set and settings.max_batch_delay_ms > 0
 
@@ -305,17 +303,14 @@ class Model:
 
     @property
     def has_priorities(self) -> bool:
-        """Whether its requests have priorities or queue timeouts."""
         return self.archive.priorities is not None
 
     @property
     def stateful(self) -> bool:
-        """Whether its requests belong to sequences."""
         return self.settings.stateful
 
     @property
     def statistics(self) -> Statistics:
-        """Its statistics so far."""
         return self._counted.read(self.ledger, (slot.worker.spent for slot in self.pool.slots if slot.worker))
 
     @property
@@ -354,6 +349,5 @@ class Model:
         return bool(done)
 
     def fail_rest(self, reason: str) -> None:
-        """Fails all jobs that are still alive."""
         for job in list(self.ledger.live.values()):
             job.fail(Draining(reason))

@@ -60,7 +60,6 @@ def _known(paths: Iterable[str]) -> Iterable[tuple[str, tuple[int, int]]]:
 
 
 def changes(before: Seen, now: Seen) -> list[str]:
-    """The files that differ."""
     return sorted(path for path in {*before, *now} if before.get(path) != now.get(path))
 
 
@@ -78,7 +77,6 @@ class Reloading:
         return path.parent if path.is_file() and path.suffix == ".py" else path
 
     async def watch(self) -> None:
-        """Watches until it is cancelled."""
         place = self._place()
         seen = await asyncio.to_thread(look, place)
         self._tell_where()

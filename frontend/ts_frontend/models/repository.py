@@ -52,7 +52,6 @@ class _RepositoryLoader:
         self._leave_only(started)
 
     async def files(self, name: str, config_text: str | None, files: Mapping[str, bytes]) -> None:
-        """Loads a directory with these files, by their paths in it."""
         try:
             fetched = await self._store.made_apart(name, partial(write_files, files))
         except OSError as error:
@@ -479,7 +478,6 @@ def write_files(files: Mapping[str, bytes], directory: Path) -> None:
 
 
 def stamp_of(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """Names, sizes and times of all files."""
     found = []
     for one in sorted(path.rglob("*")):
         if one.is_file() and "__pycache__" not in one.parts:

@@ -39,7 +39,6 @@ class Source:
     asked: set[str] = field(default_factory=set)
 
     def whole(self, key: str, least: int = 1) -> int | None:
-        """A whole number from `least` on."""
         found: int | None = self._checked(
             key,
             lambda value: _is_whole(value, least),
@@ -48,7 +47,6 @@ class Source:
         return found
 
     def decimal(self, key: str, least: float) -> float | None:
-        """A number from `least` on."""
         found: float | None = self._checked(
             key, lambda value: _is_number(value, least), f"a number, at least {least:g}"
         )
@@ -59,7 +57,6 @@ class Source:
         return found
 
     def text(self, key: str) -> str | None:
-        """Text that isn't empty."""
         found: str | None = self._checked(key, lambda value: isinstance(value, str) and value != "", "text")
         return found
 
@@ -71,7 +68,6 @@ class Source:
         return found
 
     def indices(self, key: str) -> tuple[int, ...] | None:
-        """A list of whole numbers from 0 on."""
         found: list[int] | None = self._checked(key, _is_indices, "a list of whole numbers, at least 0 each")
         return None if found is None else tuple(found)
 

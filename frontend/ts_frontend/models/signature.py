@@ -41,7 +41,6 @@ class Signature:
 
     @property
     def declared(self) -> bool:
-        """Whether the model declares any tensors."""
         return bool(self.inputs or self.outputs)
 
     def for_worker(self) -> dict[str, Any]:

@@ -52,7 +52,6 @@ class Unrestored:
 
     @staticmethod
     def of(snapshot: Snapshot, models: States, workflows: Mapping[str, WorkflowState]) -> Unrestored:
-        """The models and workflows of `snapshot` that aren't served."""
         missing = {
             name: {version: state for version, state in versions.items() if version not in models.get(name, {})}
             for name, versions in snapshot.models.items()
@@ -169,7 +168,6 @@ class SnapshotRecorder:
 
 
 def states_of(manager: ModelManager) -> States:
-    """The states of all models for a snapshot, without those of workflows and repositories."""
     states: dict[str, dict[str, VersionState]] = {}
     for model in manager.registry:
         if not model.workflow and model.archive.remembered:
@@ -178,7 +176,6 @@ def states_of(manager: ModelManager) -> States:
 
 
 def state_of(model: Model, manager: ModelManager) -> VersionState:
-    """The state of one model for a snapshot."""
     registry: Registry = manager.registry
     settings = model.settings
     fetched = manager.loader.fetched(model)
@@ -224,7 +221,6 @@ async def restore(snapshot: Snapshot, manager: ModelManager, store: ModelStore, 
 
 
 async def _made(name: str, version: str, state: VersionState, manager: ModelManager, store: ModelStore) -> Model | str:
-    """The loaded model, or the sentence about its failure."""
     try:
         fetched = await store.recall(state.url or state.archive, state.archive, named=state.named)
         model = await manager.build(kept_in_store(fetched), requested_of(name, state), loaded_at_startup=True)
@@ -246,7 +242,6 @@ async def _enter(state: VersionState, made: Model | str, manager: ModelManager) 
 
 
 def restored(snapshot: Snapshot | None, manager: ModelManager) -> list[str]:
-    """A sentence that names the served models and workflows of the snapshot; [] when there are none."""
     if snapshot is None:
         return []
     kept = [

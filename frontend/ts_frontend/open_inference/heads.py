@@ -175,7 +175,6 @@ def _after_blanks(data: bytes, at: int) -> int:
 
 
 def _token(data: bytes, at: int, expected: bytes) -> int:
-    """Returns the position after the token `expected` and the blanks around it."""
     at = _after_blanks(data, at)
     if data[at : at + 1] != expected:
         raise NotRead(f"its byte {at} is not {expected.decode()}")
@@ -231,7 +230,6 @@ def _nested_end(data: bytes, at: int) -> int:
 
 
 def mention(data: bytes, words: Collection[bytes]) -> bool:
-    """Returns whether one of the words occurs anywhere in the text."""
     more = max(map(len, words)) - 1
     steps = range(0, len(data), _STEP_BYTES)
     return any(data.find(word, at, at + _STEP_BYTES + more) >= 0 for at in steps for word in words)

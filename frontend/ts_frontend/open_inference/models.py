@@ -41,7 +41,6 @@ _CODES = {409: Code.ALREADY_EXISTS, 520: Code.UNKNOWN}
 
 
 def coded(error: HandlerFailed) -> HandlerFailed:
-    """Returns the error with this protocol's code."""
     error.code = _CODES.get(error.http_status, error.code)
     return error
 
@@ -54,7 +53,6 @@ class About(NamedTuple):
 
 
 def extensions(regions: Regions) -> list[str]:
-    """Returns the protocol's extensions that the server's metadata lists."""
     return [*EXTENSIONS, *(("system_shared_memory",) if regions.allowed else ())]
 
 
@@ -152,7 +150,6 @@ def check_unload_parameters(names: set[str]) -> None:
 
 
 def _as_text(config: str) -> str:
-    """Converts a configuration from JSON to protobuf's text format."""
     try:
         found = json_format.Parse(config, ModelConfig(), descriptor_pool=POOL)
     except json_format.ParseError as error:

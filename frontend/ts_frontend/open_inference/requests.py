@@ -28,7 +28,6 @@ LENGTH_DIGITS_MAX = 18
 
 
 def of_parameters(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of a ModelInferRequest's parameters that are applied here."""
     return {name: _value(found[name]) for name in _NAMES if name in found}
 
 
@@ -152,7 +151,6 @@ def _is_bare(response: pb.ModelInferResponse) -> bool:
 
 
 def joined_json(pieces: Sequence[Buffer]) -> bytes:
-    """Joins answers in JSON as `joined_messages` does."""
     found = _read(pieces)
     if not found or any([one.get("datatype") for one in answer["outputs"]] != ["BYTES"] for answer in found):
         raise refused(len(found))

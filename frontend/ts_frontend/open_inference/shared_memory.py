@@ -58,7 +58,6 @@ class Regions:
 
     @property
     def allowed(self) -> bool:
-        """Returns whether any region can be registered."""
         return self._allowed is not None
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:

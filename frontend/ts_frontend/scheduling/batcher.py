@@ -62,7 +62,6 @@ class RepeatLane:
 
     @property
     def has_alone(self) -> bool:
-        """Returns whether a group waits for an idle worker."""
         return any(group.alone for group in self._groups)
 
     def add(self, groups: Sequence[Group]) -> None:
@@ -189,7 +188,6 @@ class Batcher(Generic[JobT]):
         return batch
 
     def waiting(self) -> list[JobT]:
-        """Returns all waiting jobs, in order."""
         return list(self.jobs.values())
 
 

@@ -163,7 +163,6 @@ class WorkQueue:
 
 
 def expired(job: Job, now_s: float) -> None:
-    """Ends a job that has waited for too long."""
     waited_ms = (now_s - job.queued_at_s) * 1000
     last = "the request waited for another worker" if job.sent_at_s else "the request never ran"
     job.expire(DeadlineExceeded(f"Deadline passed after {waited_ms:.0f} ms in the queue; {last}"))

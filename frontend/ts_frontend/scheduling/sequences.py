@@ -104,7 +104,6 @@ class SequenceBatcher(Generic[SequencedT]):
         return len(self._bound.get(worker, ()))
 
     def waiting(self) -> list[SequencedT]:
-        """Returns all waiting jobs."""
         out: list[SequencedT] = list(self._alone.values())
         for sequence in self._sequences.values():
             out += sequence.waiting.values()
@@ -282,7 +281,6 @@ class SequenceBatcher(Generic[SequencedT]):
             self._refresh(sequence)
 
     def settled(self, job: SequencedT, now_s: float) -> None:
-        """Notes that the worker has finished with the job."""
         sequence = self._sequences.get(job.sequence_id)
         if sequence is None or sequence.out.pop(job.id, None) is None:
             return

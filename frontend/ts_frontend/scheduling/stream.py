@@ -134,7 +134,6 @@ class Multiplexer:
                 del reader  # the exception that it ended with may be on its way through this frame
 
     async def _read(self, messages: AsyncIterator[bytes]) -> None:
-        """Starts every request and waits for the ends of all."""
         try:
             async for data in messages:
                 if self._fed is not None:
@@ -188,7 +187,6 @@ class Multiplexer:
         return ServeError(f"{self._name}: {type(error).__name__} in the server, see its log")
 
     async def _run(self, key: Hashable | None, lane: deque[_Entry]) -> None:
-        """Answers the requests of a lane, until there are none."""
         try:
             while lane:
                 await self._answer(lane[0])
@@ -280,7 +278,6 @@ class ReadAhead:
         self._bytes += size_bytes
 
     def leave(self, size_bytes: int) -> None:
-        """Releases the bytes of an answered request."""
         self._requests -= 1
         self._bytes -= size_bytes
         if self._changed is not None and not self._changed.done():

@@ -223,7 +223,6 @@ class Http1:
         return self.stream is None and bool(self._rest)
 
     def receive(self, data: bytes) -> None:
-        """Reads bytes of the client."""
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -430,7 +429,6 @@ class Http1:
         return status < 400 and not stream.expects and 0 <= self._left <= UNREAD_BYTES_MAX
 
     def forget(self, stream: Http1Stream) -> None:
-        """Ends the present stream, and the connection with it."""
         stream.done = self.ended = True
         self.queued -= stream.queued
         stream.queued = 0
@@ -445,7 +443,6 @@ class Http1:
             self.ended = True
 
     def lose(self) -> None:
-        """The connection has ended: its stream, too."""
         self.ended = True
         self._parser = None  # which refers to this object
         stream = self.stream

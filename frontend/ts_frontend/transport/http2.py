@@ -731,14 +731,12 @@ class Http2:
         self.events.wrote()
 
     def close(self, code: int, text: str) -> None:
-        """Ends the connection and all of its streams at once."""
         payload = self._last_number.to_bytes(4, "big") + code.to_bytes(4, "big") + text.encode()
         self.out.append(frame(GOAWAY, 0, 0, payload))
         self.lose()
         self.events.wrote()
 
     def lose(self) -> None:
-        """The connection has ended: its streams, too."""
         self.ended = True
         for stream in [*self.streams.values()]:
             self._forget(stream)
@@ -845,7 +843,6 @@ class Http2:
         self.events.wrote()
 
     def finish(self, stream: Http2Stream, trailers: bytes) -> None:
-        """Ends an answer, after what is queued."""
         if stream.done:
             return
         stream.given = True

@@ -108,7 +108,6 @@ async def measure(send: Send, concurrency: int, length: Length, best_per_s: floa
 
 
 def summary(latencies_ms: Sequence[float], spent_s: float, failed: int = 0, error: str = "") -> Measurement:
-    """The measurement of these latencies, taken in `spent_s`."""
     if not latencies_ms:
         return Measurement(0.0, failed=failed, error=error or "no request was answered in time")
     ordered = sorted(latencies_ms)

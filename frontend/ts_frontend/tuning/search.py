@@ -43,7 +43,6 @@ class Trial:
 
     @property
     def settings(self) -> tuple[int, int, int]:
-        """The trial's settings, without the load."""
         return self.batch_size, self.delay_ms, self.workers
 
 
@@ -210,7 +209,6 @@ class _Climb:
             current = yield from self._shrink(current)
 
     def _climb(self, current: Trial) -> Generator[Trial, Measurement, Trial]:
-        """The candidate that has no better neighbour."""
         moved, last = True, _STEPS[0]
         while moved and not self._spent:
             moved = False

@@ -66,8 +66,6 @@ def _bounds_text(bounds: Bounds) -> str:
 
 
 def as_json(found: Found, trials: Trials) -> dict[str, Any]:
-    """The whole search, for programs."""
-
     def one(trial: Trial, it: Measurement) -> dict[str, Any]:
         return {**settings_of(trial), "inFlight": trial.concurrency, **asdict(it)}
 

@@ -120,7 +120,6 @@ class HandlerCalls:
                     entry.cancel(CALLER_LEFT)
 
     def close(self) -> None:
-        """Cancels all calls: the worker has ended."""
         for entry in self._open.values():
             entry.cancel(CANCELLED)
 

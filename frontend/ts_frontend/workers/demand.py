@@ -141,7 +141,6 @@ class Demand:
         self._changes = Notifier()
 
     def enter(self, pool: Pool, ledger: Ledger, rule: DemandRule, workers: Callable[[], int]) -> Resident:
-        """Makes a model one on demand; it has no workers yet."""
         resident = Resident(self, pool, ledger, rule, workers)
         self.residents.add(resident)
         return resident
@@ -256,7 +255,6 @@ class Demand:
         return None, min((one.warm_s + STAY_S - now_s for one in warm), default=LOOK_S)
 
     async def _change(self, limit_s: float) -> None:
-        """Waits for a change of any model, up to `limit_s`."""
         try:
             await asyncio.wait_for(self._changes.wait(), max(limit_s, 0.001))
         except TimeoutError:

@@ -164,7 +164,6 @@ class HolderLauncher:
             holder.set_aside()
 
     async def close(self) -> None:
-        """Ends the holders, and with them their workers."""
         task = self._loading
         self.rest()
         if task is not None:

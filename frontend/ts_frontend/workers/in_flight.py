@@ -139,7 +139,6 @@ class Connection:
         return self._decode(bytes(beyond[:more]) if more > 0 else b"", min(size, len(room))) and more >= 0
 
     def _decode(self, data: bytes, filled: int = 0) -> bool:
-        """Decodes the bytes read: `filled` bytes in the decoder's buffer, and `data` after them."""
         try:
             messages = self._decoder.filled(filled) if filled else []
             if data:
@@ -163,7 +162,6 @@ class Connection:
         self._end(reason)
 
     def close(self) -> None:
-        """Closes the socket; nothing is called afterwards."""
         sock, self._sock = self._sock, None
         if sock is None:
             return
@@ -328,7 +326,6 @@ class InFlight:
     # --- its course
 
     def begin(self, jobs: list[Job], owner: Owner | None, now_s: float) -> Batch:
-        """Makes a batch of these jobs, which belong to `owner` from now on."""
         batch = Batch(_batch_ids(), jobs, len(jobs), now_s, now_s)
         if not self.batches:
             self.turn_s = now_s
@@ -339,7 +336,6 @@ class InFlight:
         return batch
 
     def withdraw(self, batch: Batch) -> None:
-        """Forgets a batch that couldn't be sent."""
         del self.batches[batch.id]
         for job in batch.jobs:
             del self.jobs[job.id]

@@ -77,11 +77,9 @@ class Clock:
     """The clock of slots."""
 
     def now_s(self) -> float:
-        """`time.monotonic()` seconds."""
         return time.monotonic()
 
     async def pause(self, seconds: float, hurry: asyncio.Event) -> None:
-        """Waits for `seconds`, or until `hurry` is set."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(hurry.wait(), seconds)
 
@@ -497,7 +495,6 @@ class Pool:
             log.exception("A change of the workers of %s could not be reported", self.name)
 
     def _fail_what_waits(self) -> None:
-        """Fails the waiting jobs of a pool that was scaled to zero."""
         if self.unavailable and not self.slots and not self.on_demand and len(self.queue):
             self.queue.fail_all(NoWorker(f"Model {self.name} was scaled to zero workers while the request waited"))
 
@@ -525,7 +522,6 @@ class Pool:
             self._tracebacks.clear()
 
     def failed(self, failure: Failure, reason: str) -> None:
-        """Counts a worker's failure."""
         self.last_failure = failure
         self.failures[reason] += 1
         self._changed()

@@ -253,7 +253,6 @@ class Channels:
         os.close(self.worker_stderr)
 
     def close(self) -> None:
-        """Closes both sides, when nothing was started."""
         self.close_worker_side()
         self.sock.close()
         self.progress.close()
@@ -273,7 +272,6 @@ class ForkedProcess:
     pidfd: int | None = field(default=None, kw_only=True)
 
     def open_pidfd(self) -> None:
-        """Opens the pidfd, if the system has them."""
         if hasattr(os, "pidfd_open"):
             try:
                 self.pidfd = os.pidfd_open(self.pid)

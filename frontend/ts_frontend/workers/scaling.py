@@ -151,7 +151,6 @@ class PoolScaler:
         return min(max(len(self.pool.slots), least), most) if self.active else least
 
     def sample(self, now_s: float) -> LoadSample:
-        """The pool's present load; `now_s` is `time.monotonic()`."""
         waiting = self.pool.queue.waiting()
         workers = [slot.worker for slot in self.pool.slots if slot.worker is not None]
         running = [job for worker in workers if worker.state is WorkerState.READY for job in worker.jobs()]

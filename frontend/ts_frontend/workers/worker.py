@@ -213,7 +213,6 @@ class Worker:
         raise StartFailed(reason, 500, self.tail())
 
     def jobs(self) -> list[Job]:
-        """Returns its unanswered requests."""
         return list(self._running.open_jobs())
 
     def tail(self) -> list[str]:
@@ -317,7 +316,6 @@ class Worker:
             self._refuse(jobs, error)
 
     def dispatch_alone(self, job: Job, now_s: float) -> None:
-        """Sends a job that runs alone."""
         self.dispatch([job], now_s)
         self._running.isolate(job)
 

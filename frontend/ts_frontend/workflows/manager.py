@@ -162,7 +162,6 @@ class WorkflowManager:
     # --- list, describe
 
     def list_workflows(self, limit: int = LIST_LIMIT_MAX, next_page_token: int = 0) -> dict[str, Any]:
-        """One page of workflows, as TorchServe lists them."""
         found, more = page(list(self), limit, next_page_token)
         return {
             **more,
@@ -170,7 +169,6 @@ class WorkflowManager:
         }
 
     def describe(self, name: str) -> list[Mapping[str, Any]]:
-        """The description of a workflow; its numbers are the defaults of its models."""
         workflow = self.find(name)
         spec = workflow.archive.spec
         return [
@@ -187,7 +185,6 @@ class WorkflowManager:
 
 
 def states_of(workflows: WorkflowManager) -> Mapping[str, WorkflowState]:
-    """The states of all workflows for a snapshot."""
     return {
         workflow.name: WorkflowState(
             archive=workflow.fetched.path.name,

@@ -124,7 +124,6 @@ class Run:
             self._running.clear()  # breaks the cycle of a cancelled task, its exception and this frame
 
     def _inputs(self, name: str) -> list[Input]:
-        """The parents' answers: that of one as `body`, those of several by their names."""
         parents = self._graph.parents[name]
         names = parents if len(parents) > 1 else ("body",)
         return [Input(key, "", self._replies[parent].body) for key, parent in zip(names, parents, strict=True)]
@@ -221,7 +220,6 @@ class Workflow:
         self._leaving = False
 
     def model_name(self, node: str) -> str:
-        """The name of a node's model in the registry."""
         return f"{self.name}__{node}"
 
     def node_model(self, node: str) -> Model:
@@ -283,7 +281,6 @@ async def remove_nodes(workflow: Workflow, models: ModelManager, drain_s: float,
 
 
 def models_of(workflow: Workflow, models: ModelManager) -> list[Model]:
-    """All model versions under the names of the nodes."""
     names = {workflow.model_name(node) for node in workflow.archive.spec.nodes}
     return [model for model in models.registry if model.name in names]
 

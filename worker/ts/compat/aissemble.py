@@ -57,7 +57,6 @@ def serving(service: Any, settings: Settings) -> Loaded:
 
 
 def signature_of(service: Any) -> dict[str, Any] | None:
-    """The metadata of the model, from its handler; None when the handler has none."""
     try:
         found = service.dataplane_handler.model_metadata(service.name)
     except NotImplementedError:

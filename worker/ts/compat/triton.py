@@ -77,7 +77,6 @@ def _warm_up(entry: Any, loop: asyncio.AbstractEventLoop | None, config: dict[st
 
 
 async def _all(answering: Any) -> list[Any]:
-    """All answers of a coroutine or an async generator."""
     if inspect.isawaitable(answering):
         return list(await answering)
     found = [value async for together in answering for _, value in together.pieces]
@@ -189,7 +188,6 @@ class TritonAdapter:
             calls.here().sweep()
 
     def _answers(self, found: Any, requests: Collection[int], refused: dict[int, Exception]) -> list[Any]:
-        """An answer or a failure for each position in the batch."""
         if not isinstance(found, (list, tuple)) or len(found) != len(requests):
             size = len(found) if isinstance(found, (list, tuple)) else type(found).__name__
             raise TritonModelException(

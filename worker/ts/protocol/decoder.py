@@ -498,7 +498,6 @@ class Decoder:
         return whole, filled
 
     def _added(self, kind: int, key: int, flags: int) -> bytearray | None:
-        """The whole body, if the added frame was its last."""
         if flags & MORE:
             return None
         whole, filled = self._partial.pop((kind, key))

@@ -162,7 +162,6 @@ class Pieces(NamedTuple):
 
 
 def chunks_of(pieces: Pieces) -> Iterator[Chunk]:
-    """The pieces of a message one by one."""
     end = len(pieces.data) - 1
     for index, data in enumerate(pieces.data):
         yield Chunk(pieces.job_id, data, pieces.last and index == end)

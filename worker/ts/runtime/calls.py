@@ -52,7 +52,6 @@ class ServerCall:
         return self._take()
 
     async def anext(self) -> Buffer | None:
-        """`next` for coroutines."""
         with self._calls.link.ledger.lock:
             waiter = None
             if not self._ready():
@@ -192,7 +191,6 @@ def batch_of(context: Context) -> int | None:
 
 
 def current_batch() -> int | None:
-    """The id of the batch that this task belongs to."""
     return _PLACE.get().batch_id
 
 

@@ -48,7 +48,6 @@ class Forking:
             os.set_blocking(fd, False)
 
     def serve(self) -> None:
-        """Serves until the control socket ends."""
         process.outlive_stops()
         self._watch_children()
         self._answer({"op": "ready", "pid": os.getpid()})
@@ -88,7 +87,6 @@ class Forking:
             self._answer({"op": "exit", "pid": pid, "status": status})
 
     def _read(self) -> bool:
-        """False at the end of the control socket."""
         try:
             data, fds, _, _ = socket.recv_fds(self._control, READ_BYTES, 64)
         except ConnectionError:
@@ -172,7 +170,6 @@ class Forking:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Closes the parent's descriptors in a child."""
         self._control.close()
         for fd in (self._wake_read, self._wake_write, *self._fds):
             os.close(fd)

@@ -116,7 +116,6 @@ def answer(
 
 
 def _with_tensors(link: Link, loaded: Loaded, progress: Progress) -> Opened:
-    """Returns the function that opens batches with tensor requests."""
     from ts.runtime.tensor_running import TensorRunning
     from ts.tensors.forms import ModelSpec
 
@@ -224,7 +223,6 @@ def live_in_process(socket_fd: int, progress_fd: int) -> int:
 
 
 def _close_loop(loaded: Loaded) -> None:
-    """Ends an async handler's tasks, and its loop."""
     loop = loaded.loop
     if loop is None:
         return

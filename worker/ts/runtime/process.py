@@ -46,7 +46,6 @@ def keep_only(socket_fd: int, progress_fd: int, stdout_fd: int, stderr_fd: int) 
 
 
 def keep_open(fds: set[int]) -> None:
-    """Closes all descriptors but these."""
     low = 0
     for fd in sorted(fds):
         if low < fd:  # an empty range before 0 closes everything (seen in 3.11)
@@ -104,7 +103,6 @@ _masks = _Masks()
 
 
 def _block() -> None:
-    """Blocks signals in a child until it has its own signal handlers."""
     _masks.before.append(signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP)))
 
 

@@ -144,7 +144,6 @@ def _own(data: Buffer) -> bytearray:
 
 
 def row_of(inputs: Sequence[Input], decode: bool) -> dict[str, Any]:
-    """The inputs of a request by name; the last one of equal names."""
     if not decode:
         return {name: _own(data) for name, _, data in inputs}
     return {name: _decoded(content_type, data) if content_type else _own(data) for name, content_type, data in inputs}
@@ -528,7 +527,6 @@ class Running:
         return jobs[0].over if len(jobs) == 1 else all(job.over for job in jobs)
 
     def finish(self, result: Any) -> None:
-        """Answers the requests with the handler's `result`."""
         if len(self.jobs) == 1 and type(result) is list and len(result) == 1 and self.verbatim:
             value = result[0]
             if type(value) is str:
@@ -549,7 +547,6 @@ class Running:
             self._piece(index, pieces[index], True)
 
     def _is_plain(self) -> bool:
-        """Whether no answer has a status or headers of its own."""
         return self.context.is_plain
 
     def finish_stream(self, result: Any) -> None:

@@ -156,7 +156,6 @@ class Link:
     # --- before the model is loaded
 
     def wait_for_load(self) -> Load:
-        """Waits for the first message, which must be Load."""
         while True:
             self._poller.wait(False, None)
             messages = self._decode(self._recv() or b"")

@@ -340,7 +340,6 @@ def _set(parameter: InferParameter, value: Any) -> None:
 
 
 def request_bytes(request: InferenceRequest) -> bytes:
-    """A serialised ModelInferRequest."""
     usual = usual_request_bytes(request)
     return _request_bytes(request) if usual is None else usual
 

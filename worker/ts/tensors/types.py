@@ -112,14 +112,12 @@ def join_bytes(values: Iterable[bytes]) -> bytes:
 
 
 def bytes_array(values: Sequence[bytes], shape: Sequence[int]) -> Array:
-    """An object array of bytes."""
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array.reshape(tuple(shape))
 
 
 def encode_raw(name: str, array: Array) -> bytes:
-    """The elements of an array as `decode_raw` reads them."""
     if name == "BYTES":
         return join_bytes(as_bytes(value) for value in array.ravel())
     return np.ascontiguousarray(array, DATATYPES[name].dtype).tobytes()
@@ -248,7 +246,6 @@ class InferenceRequest:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The request's headers by name."""
         found = self.pairs
         if not isinstance(found, dict):
             found = self.pairs = dict(found)

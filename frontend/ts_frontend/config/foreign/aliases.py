@@ -132,7 +132,6 @@ def canonical(name: str) -> str:
 
 
 def sets(*keys: str) -> Meaning:
-    """A meaning that sets each of these settings to the text."""
     return lambda text: Said(dict.fromkeys(keys, text))
 
 
@@ -168,8 +167,6 @@ def _refused(why: str) -> Meaning:
 
 
 def seconds(key: str) -> Meaning:
-    """A meaning that converts milliseconds to whole seconds, at least 1."""
-
     def meaning(text: str) -> Said:
         if not text.isdecimal():
             raise ValueError("allowed are whole numbers, milliseconds")

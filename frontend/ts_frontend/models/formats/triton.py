@@ -208,7 +208,6 @@ def completed(config: ModelConfig, name: str, backend: str) -> ModelConfig:
 
 
 def placed(config: ModelConfig, gpus: int) -> ModelConfig:
-    """The configuration with its instance groups named, and each on the GPUs or the CPU."""
     full = ModelConfig()
     full.CopyFrom(config)
     for index, group in enumerate(full.instance_group):

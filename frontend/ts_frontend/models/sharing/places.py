@@ -176,7 +176,6 @@ def _tag(data: bytes) -> str:
 
 
 def shared_place(setting: Path) -> SharedPlace:
-    """The place that the setting names: a directory, or s3://BUCKET/PREFIX."""
     url = bucket_of(setting)
     if url is not None and not url.startswith("s3:"):
         raise InvalidArgument(f"shared_snapshot = {url}: a directory and s3://BUCKET/PREFIX are possible")

@@ -276,7 +276,6 @@ class DownloadProgress:
         self._last_s = self.started_s
 
     def line(self, done_bytes: int, now_s: float) -> str | None:
-        """The line to log now, None if it's too soon."""
         if now_s - self._last_s < self.every_s:
             return None
         self._last_s = now_s

@@ -38,7 +38,6 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The file name of a downloaded copy."""
         return self.key.rstrip("/").rpartition("/")[2] or self.bucket
 
     @property
@@ -139,14 +138,12 @@ class Bucket(ABC):
             return None, error if self.code_of(error) in self.DENIED else None
 
     def below(self) -> Iterator[list[Object]]:
-        """The objects of the folder, page by page."""
         begin = len(self._place.prefix)
         for page in self._pages(None):
             found = self.objects_of(page)
             yield [Object(key, "" if key.endswith("/") else key[begin:], size, of) for key, size, of in found]
 
     def folders(self) -> Iterator[list[str]]:
-        """The names of the folders in this one, page by page."""
         for page in self._pages("/"):
             yield [one[len(self._place.prefix) :].rstrip("/") for one in self.prefixes_of(page)]
 

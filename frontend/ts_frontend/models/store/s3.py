@@ -48,7 +48,6 @@ def _session(url: str) -> Any:
 
 
 def is_of_s3(error: Exception) -> bool:
-    """Whether it is an error of botocore, boto3 or urllib3."""
     return type(error).__module__.startswith(_MODULES)
 
 

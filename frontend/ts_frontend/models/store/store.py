@@ -82,7 +82,6 @@ def _check_remote(url: str, plain: str, scheme: str) -> None:
 
 
 def file_name(url: str) -> str:
-    """The name that a download gets: the last segment of the URL's path."""
     name = objects.parse(url).name if _kind(url) is not None else unquote(urlsplit(url).path.rpartition("/")[2])
     if not name or name.startswith(".") or set(name) & set("/\\") or not name.isprintable():
         raise failure(url, f"{name!a}, the last part of its path, can't be a file's name")

@@ -22,7 +22,6 @@ _LEVEL_NAMES = {"WARNING": "WARN", "CRITICAL": "FATAL"}
 
 
 def level_name(record: logging.LogRecord) -> str:
-    """The level's name in log4j2."""
     return _LEVEL_NAMES.get(record.levelname, record.levelname)
 
 
@@ -377,7 +376,6 @@ def _nothing(entry: Access) -> str:
 
 
 def _part(index: int) -> Callable[[Access], str]:
-    """A part of the request line."""
     return lambda entry: (entry.request.split(" ") + ["-"] * 3)[index]
 
 

@@ -68,7 +68,6 @@ class Logs:
 
     @property
     def level(self) -> int:
-        """The lowest level at which the server's own messages are logged."""
         return logging.getLogger(SERVER).getEffectiveLevel()
 
     def set_level(self, level: int) -> None:

@@ -101,7 +101,6 @@ class Sampling:
         return tuple(self._defaults)
 
     def read(self, model: str = "") -> dict[str, list[str]]:
-        """The settings of a model, or ("") of the server; the count is the remaining one."""
         scope = self._models.get(model, self._server)
         found = {**self._defaults, **self._server.own, **scope.own}
         count = int(found[COUNT][0])

@@ -165,7 +165,6 @@ class Traces:
         return make
 
     def families(self) -> list[Family]:
-        """The number of spans by outcome, for the metrics."""
         definition = Definition("ts_trace_spans_total", MetricKind.COUNTER, "Count", ("outcome",))
         family = Family(definition, "Spans by outcome")
         for outcome, count in self._export.counts().items():

@@ -408,7 +408,6 @@ class Bridge:
             self.send("ended", id=number, reason=reason, lost=lost)
 
     def watch_cluster(self) -> None:
-        """Reports the nodes and resources of the cluster, forever."""
         while True:
             free = available_resources_per_node()
             nodes = [

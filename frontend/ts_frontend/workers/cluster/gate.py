@@ -105,7 +105,6 @@ class Gate:
         self._guests.pop(guest, None)
 
     def close(self) -> None:
-        """Closes the address and the connections that wait there."""
         if self._paused is not None:
             self._paused.cancel()
         self._loop.remove_reader(self._listener)

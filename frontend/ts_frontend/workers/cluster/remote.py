@@ -41,7 +41,6 @@ class WorkerNode:
 
     @staticmethod
     def of(told: Any) -> WorkerNode:
-        """From an agent's greeting."""
         found = told if isinstance(told, dict) else {}
         return WorkerNode(
             str(found.get("id", "")),
@@ -239,7 +238,6 @@ class RemoteProcess(WorkerProcess):
             self._line.kill()
 
     def explained(self, reason: str) -> None:
-        """Takes Ray's reason of the end."""
         if not self.exited.done():
             self._lost = f"Its node {self.node.name} or its actor ended: {reason}" if reason else self._lost
             self.ended(ExitStatus(None))

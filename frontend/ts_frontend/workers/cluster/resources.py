@@ -35,7 +35,6 @@ class ClusterRequest:
 
     @property
     def amounts(self) -> dict[str, float]:
-        """The amounts by Ray's resource names."""
         plain = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory_bytes)}
         return {name: amount for name, amount in {**plain, **self.resources}.items() if amount}
 
@@ -200,7 +199,6 @@ def shown_amounts(amounts: Mapping[str, float]) -> str:
 
 
 def why_waiting(request: ClusterRequest, nodes: Sequence[ClusterNode]) -> str:
-    """The reason why a worker with this request has no place yet."""
     wanted = request.amounts
     needs = f"waits for resources: {shown_amounts(wanted)}"
     living = [node for node in nodes if node.alive]
@@ -252,7 +250,6 @@ def _most(wanted: Mapping[str, float], nodes: Sequence[ClusterNode], *, free: bo
 
 
 def has_room(request: ClusterRequest, node: ClusterNode) -> bool:
-    """Whether a living node has the labels and the free resources for a worker with this request."""
     return node.alive and not unmet(request.labels, node.labels) and _fits(request.amounts, node.free)
 
 
@@ -299,7 +296,6 @@ class ClusterState:
         return gone
 
     def lost(self, reason: str) -> None:
-        """The connection has ended."""
         self.connected, self.reason = False, reason
         self.away_at = self.away_at or time.time()
 
@@ -347,7 +343,6 @@ class Spares:
         self._busy_s: dict[str, float] = {}  # until when a machine starts others, by its address
 
     def told(self, nodes: Iterable[ClusterNode], now_s: float) -> None:
-        """Takes an update of the cluster's state."""
         living = [node.id for node in nodes if node.alive]
         self._seen_s = {node: self._seen_s.get(node, now_s) for node in living}
         self._asked_s = {node: asked for node, asked in self._asked_s.items() if node in living}
@@ -396,7 +391,6 @@ class Spares:
             self._asked_s.pop(node, None)
 
     def lost(self, node: str) -> None:
-        """Notes that a node has none any more."""
         self._asked_s.pop(node, None)
 
     def forget(self) -> None:
