@@ -287,8 +287,8 @@ class WorkerDied(ServeError):
 
 
 class Quarantined(ServeError):
-    """The request ran alone on a second worker that also died. INTERNAL, which gRPC clients don't retry: it would kill a
-    third worker."""
+    """The request ran alone on a second worker that also died. INTERNAL, which gRPC clients don't retry: it would kill
+    a third worker."""
 
     remedy = "Don't repeat it: the request has ended two workers. The log has its ID."
 
