@@ -140,8 +140,7 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 @contextlib.asynccontextmanager
 async def undone_on_failure() -> AsyncIterator[contextlib.AsyncExitStack]:
-    """A stack of clean-ups. If the block fails or is cancelled they run, the last one first, each to its end; if it
-    succeeds they are dropped."""
+    """A stack of clean-ups, run in reverse and each to its end if the block fails; dropped if it succeeds."""
     stack = contextlib.AsyncExitStack()
     try:
         yield stack

@@ -40,8 +40,7 @@ def versions(client: Client) -> Iterator[tuple[dict[str, Any], bool]]:
 
 
 def register_model(client: Client, url: str, settings: dict[str, Any]) -> tuple[str, str, bool]:
-    """Registers without waiting for workers; returns the name, the version, and whether the archive sets a number of
-    workers itself."""
+    """Registers without waiting for workers; returns name, version, and whether the archive sets their number."""
     before = {(found["modelName"], found["modelVersion"]) for found, _ in versions(client)}
     sentence = client.register(url, **settings)
     match = _REGISTERED.match(sentence)

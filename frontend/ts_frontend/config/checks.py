@@ -57,8 +57,7 @@ class Derived:
             self._set(key, replace(address, **parts), self._sources.get(cause, "default"))  # type: ignore[arg-type]
 
     def _hosts(self) -> None:
-        """Applies `host` to the addresses that other machines should reach; an address that a source at least as strong
-        gave in full stays."""
+        """Applies `host` to addresses for other machines; one given in full by an equally strong source stays."""
         host = self._values.get("host")
         if host is not None:
             for key in ("inference_address", "metrics_address"):

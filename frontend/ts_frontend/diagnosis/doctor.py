@@ -50,8 +50,7 @@ print(json.dumps({
 
 
 def examine(config: ServerConfig | None, problem: str = "") -> Report:
-    """The report. `config` None: the settings can't be used, for the reasons in `problem`, one a line; the rest is
-    checked with the defaults."""
+    """The report. `config` None: the settings can't be used, for `problem`'s reasons; defaults are checked."""
     report = Report("area")
     _settings(report.section("Settings"), config, problem)
     config = config or ServerConfig()

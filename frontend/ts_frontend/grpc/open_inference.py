@@ -235,8 +235,7 @@ class StreamDialect(Enum):
 
 
 def dialect_of(call: Call, request: pb.ModelInferRequest, configured: StreamDialect) -> StreamDialect:
-    """Returns the dialect of a stream, by its metadata, the setting, or its first request. Raises InvalidArgument for
-    an unknown dialect."""
+    """A stream's dialect, by its metadata, the setting, or its first request. Raises InvalidArgument."""
     named = call.value(DIALECT_KEY)
     if named is not None:
         if named not in (StreamDialect.TRITON.value, StreamDialect.MLSERVER.value):

@@ -142,8 +142,7 @@ class Guard:
                 raise ForeignOrigin(f"Pages of other origins ({_shown(site)}) may not {deed}; {_WHO_MAY}")
 
     def _is_own(self, origin: str, hosts: Sequence[bytes], reached: str) -> bool:
-        """Returns True if the page comes from this server, by one of its names. Also used for a Unix socket, since a
-        proxy may forward to it."""
+        """Whether the page comes from this server, by one of its names, also behind a Unix socket's proxy."""
         try:
             page = urlsplit(origin).netloc.lower()
         except ValueError:

@@ -166,8 +166,7 @@ class HttpRequest:
             self._when_gone()
 
     def close(self) -> None:
-        """Ends the request after its answer, complete or not. What acts when the client leaves may refer to it, and
-        would keep it in a cycle."""
+        """Ends the request after its answer: what acts when the client leaves may keep it in a cycle."""
         self._when_gone = None
 
 
@@ -269,8 +268,7 @@ def check_json_size(body: bytes) -> None:
 
 
 def query_pairs(request: HttpRequest) -> list[tuple[str, str]]:
-    """Returns all parameters of the query, in their order. Raises InvalidArgument when there are more than
-    PARAMETERS_MAX, or they aren't UTF-8."""
+    """All parameters of the query, in order. Raises InvalidArgument for over PARAMETERS_MAX, or no UTF-8."""
     try:
         return parse_qsl(
             request.query.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX, errors="strict"

@@ -275,8 +275,7 @@ class CertificateFiles:
         return pem
 
     def read_if_changed(self) -> Pem | None:
-        """Returns the files' contents if they have changed since the last time and can be used, else None; refusals go
-        to the log. Blocking."""
+        """The files' contents if they have changed and can be used, else None; refusals are logged. Blocking."""
         before = self._signature()
         if before == self._seen:
             return None

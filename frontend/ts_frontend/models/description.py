@@ -71,8 +71,7 @@ def describe(model: Model) -> dict[str, Any]:
 
 
 def _sharing(model: Model) -> dict[str, Any]:
-    """Whether the workers are forked from a process that holds the weights, and how often it has loaded the model; or
-    the reason why they aren't."""
+    """Whether workers are forked from a holder of the weights, and its number of loads; or why they aren't."""
     holder = model.pool.resources.holder
     refusal = holder.refusal if holder is not None else model.pool.plan.sharing.refusal
     if refusal or holder is None:

@@ -145,8 +145,7 @@ class EnvironmentStore:
     # --- the directory and its locks
 
     def _prepare(self) -> None:
-        """Makes the directory. Raises OSError unless it belongs to this user and nobody else may write to it: its files
-        run as code in our workers."""
+        """Makes the directory. Raises OSError unless nobody else may write to it: workers run its files."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = os.stat(self._directory)
         if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

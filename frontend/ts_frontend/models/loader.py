@@ -75,8 +75,7 @@ class ModelLoader:
             return found[0]
 
     async def each_model(self, archive: Archive) -> list[Archive]:
-        """The archive under the name of each of its models, if it serves several and has no name; otherwise only
-        itself. Raises ServeError."""
+        """The archive under each of its models' names if it has several and no name; else itself. Raises ServeError."""
         return await self.formats.running(archive.adapter).named(archive)
 
     async def each_model_at(self, url: str) -> list[Archive]:

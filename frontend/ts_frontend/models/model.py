@@ -122,8 +122,7 @@ class Model:
         self.created_s = time.time()
 
     def scale_between(self, minimum: int, maximum: int) -> int:
-        """Sets the worker counts. Returns the number of workers to run now: `minimum`, or the present number if
-        autoscaling may keep it."""
+        """Sets the worker counts. Returns those to run now: `minimum`, or the present number under autoscaling."""
         self.minimum, self.maximum = minimum, maximum
         return minimum if self.scaler is None else self.scaler.between(minimum, maximum)
 
@@ -290,8 +289,7 @@ class Model:
 
     @property
     def streams(self) -> bool:
-        """True when answers to successive requests may interleave: the model is decoupled, or its handler is a
-        generator or async."""
+        """Whether answers to successive requests may interleave: decoupled, or of a generator or async handler."""
         return self.signature.decoupled or any(
             info.get("handler_kind") in ("generator", "async") for info in self._infos()
         )

@@ -64,8 +64,7 @@ def changes(before: Seen, now: Seen) -> list[str]:
 
 
 class Reloading:
-    """Watches the files of the model at `path` and reloads it after a save. `addresses`: the server's, by name;
-    `console`: whether it has one."""
+    """Reloads the model at `path` after a save. `addresses`: the server's, by name; `console`: it has one."""
 
     def __init__(
         self, manager: ModelManager, path: Path, addresses: Callable[[], Mapping[str, str]], *, console: bool

@@ -232,8 +232,7 @@ class Repository:
         return failure
 
     async def watch(self) -> None:
-        """In poll mode: reloads models when their files change, until cancelled. An unreadable repository is read again
-        at the next poll."""
+        """In poll mode: reloads models whose files change, until cancelled; read errors wait for the next poll."""
         while self._mode == "poll":
             await asyncio.sleep(self._poll_s)
             try:

@@ -84,8 +84,7 @@ class Source:
         self.warnings.append(f"{self.name}: {key} is {reprlib.repr(self.values.get(key))}: {problem}")
 
     def warn_misspelt(self) -> None:
-        """Warns of keys that nothing has looked up and that are almost a setting's: `batch_size`. Other unknown keys
-        may be the handler's own."""
+        """Warns of unread keys that are almost a setting's: `batch_size`. Others may be the handler's own."""
         plain = {_plainly(key): key for key in sorted(self.asked)}
         for key in self.values:
             if isinstance(key, str) and key not in self.asked:

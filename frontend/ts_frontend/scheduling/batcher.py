@@ -20,8 +20,7 @@ from ts_frontend.job import Job
 
 @dataclass(slots=True)
 class Repeats:
-    """The numbers of a model version's requests that were repeated and that were given up. The plan of an idempotent
-    model's workers has one."""
+    """The numbers of a version's repeated and given-up requests. An idempotent model's plan has one."""
 
     after_deaths: int = 0
     after_failures: int = 0
@@ -48,8 +47,7 @@ def one_by_one(jobs: Sequence[Job]) -> list[Group]:
 
 
 class RepeatLane:
-    """The groups of one queue that wait for repetition, in order and before all other jobs. They were accepted
-    before, so limits don't apply."""
+    """The groups of a queue that wait for repetition, before all other jobs. They were accepted: no limit applies."""
 
     def __init__(self) -> None:
         self._groups: deque[Group] = deque()

@@ -14,8 +14,7 @@ from ts_frontend.scheduling.batcher import Full
 
 
 class SequencedJob(Job):
-    """A job of a sequence. `sequence_id`: "" without a sequence. `starts`, `ends`: the caller marked it as the first
-    or the last request."""
+    """A job of a sequence. `sequence_id`: "" for none. `starts`, `ends`: marked as its first or last request."""
 
     __slots__ = ("ends", "sequence_id", "starts")
     ends: bool
@@ -207,8 +206,7 @@ class SequenceBatcher(Generic[SequencedT]):
     # --- giving them to workers
 
     def due_s(self, now_s: float, idle: bool = False) -> float:
-        """Returns the seconds until a free worker should look for work: 0 for now, inf when nothing is ready. As
-        `Batcher.due_s`."""
+        """Seconds until a free worker should look for work: 0 for now, inf for nothing. As `Batcher.due_s`."""
         if self._alone:
             return 0.0
         ready = [next(iter(lane)) for lane in self._ready.values() if lane]

@@ -325,8 +325,7 @@ class Demand:
         await self._stay_below()
 
     async def _look_at_memory(self, models: Sequence[Resident], *, loaded: bool = False) -> None:
-        """Measures all these models at once. A model that is still loading, unless it is `loaded`, counts with at
-        least its expected need."""
+        """Measures these models at once. One still loading, unless `loaded`, counts with at least its expected need."""
         if self.limit == NOTHING or not models:
             return
         readings = await asyncio.to_thread(self._measure, [one.pool for one in models])

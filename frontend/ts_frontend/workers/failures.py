@@ -135,8 +135,7 @@ class Recovery:
             self._log.info("Auto recovery start timestamp: %s", round(time.time() * 1000))
 
     def retries(self, delay_s: float, known: str = "") -> None:
-        """Logs that the next worker is started after so many seconds; `known`: a failure that was logged before;
-        only this line is logged."""
+        """Logs that the next worker starts after so many seconds; `known`: a failure that was logged before."""
         if not known:
             self._log.info("Retry worker: %s in %g seconds.", self._id, round(delay_s, 1))
             return

@@ -182,8 +182,7 @@ class Forkserver:
     async def worker(
         self, spec: ProcessSpec, sink: LineSink, env: Mapping[str, str] | None, limit_s: float
     ) -> WorkerProcess:
-        """Forks a worker, or a holder, in at most `limit_s` seconds; a forkserver without an answer is set aside.
-        Raises as `fork` does."""
+        """Forks a worker or a holder in `limit_s`; a forkserver without an answer is set aside. Raises as `fork`."""
         channels = Channels()
         try:
             pid = await asyncio.wait_for(self.fork(spec, channels, env=env), limit_s)

@@ -230,8 +230,7 @@ class Pipelined:
 
 @dataclass(frozen=True, slots=True)
 class Concurrent:
-    """For a generator or async handler: several batches at a time, and up to STALLED_FACTOR_MAX times as many if
-    their readers are stalled."""
+    """For a generator or async handler: several batches, STALLED_FACTOR_MAX times more while readers stall."""
 
     limit: int
 

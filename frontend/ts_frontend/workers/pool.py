@@ -85,8 +85,7 @@ class Clock:
 
 
 class Slot:
-    """One worker's place in the pool: restarts the worker until it is retired or given up. `after`: done when the
-    first start may begin."""
+    """A worker's place in the pool, restarted until retired or given up. `after`: done when a start may begin."""
 
     def __init__(
         self, pool: Pool, worker_id: int, device: Device, backoff: Backoff, after: asyncio.Future[None] | None = None
@@ -256,8 +255,7 @@ class Slot:
         return self._delay_s(now_s)
 
     def _delay_s(self, now_s: float, known: str = "") -> float | None:
-        """Returns the seconds until the next start, None when there is no other; logs it. `known`: the failure, if it
-        has been logged before."""
+        """Seconds until the next start, None without one; logs it. `known`: the failure, if logged before."""
         pool, backoff = self._pool, self._backoff
         if not backoff.exhausted(now_s):
             delay_s = backoff.delay_s(random.random())

@@ -231,8 +231,7 @@ def _shared_file() -> IO[bytes]:
 
 
 class Channels:
-    """Both ends of the socket, the progress file and the pipes between a worker and the frontend. The worker's ends
-    are passed to its process."""
+    """The socket, the progress file and the pipes between worker and frontend; the worker's ends are passed to it."""
 
     def __init__(self) -> None:
         self.sock, self.worker_sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -528,8 +528,7 @@ class Worker:
             self._work.put_back(back)
 
     async def _settle(self, reason: str) -> None:
-        """Finds the cause of the process's end and fails its started requests. Sets `ended` even after an exception,
-        since others wait for it."""
+        """Finds the cause of the process's end and fails its started requests. Sets `ended` in any case."""
         process = self.process
         assert process is not None
         how = ExitStatus(None)

@@ -269,8 +269,7 @@ def _raised(error: Exception, context: Context) -> BaseException:
 
 
 class _Sent:
-    """The responses that a decoupled model has sent, from any thread. The loop is woken once for all responses that
-    arrive before it takes them."""
+    """The responses of a decoupled model, from any thread. The loop is woken once for all it has not taken."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -370,8 +370,7 @@ class _Open:
         self.advance(len(data))
 
     def advance(self, size: int) -> None:
-        """`size` bytes of the room have been filled. The caller must not keep a reference to it: it becomes the
-        message's buffer."""
+        """`size` bytes of the room have been filled. No reference to it may be kept: the message takes it."""
         room, self.room = self.room, self.room[size:]
         room.release()
 

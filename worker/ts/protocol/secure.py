@@ -120,8 +120,7 @@ class SecureSocket:
         return len(data), [], 0, None
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
-        """The number of bytes written. After BlockingIOError the next call has to begin with the same bytes, which
-        are already in a record."""
+        """The number of bytes written. After BlockingIOError the next call begins with the same, recorded bytes."""
         with self._using:
             chunk = self._owed or _joined(buffers)
             try:

@@ -293,8 +293,7 @@ def _device() -> str:
 
 
 def owned_files(but: Collection[int]) -> None:
-    """Reopens the regular files of a forked process at the same offset: with inherited descriptors, the processes
-    would share the offset."""
+    """Reopens a forked process's regular files at their offsets, which inherited descriptors would share."""
     for fd in _files():
         if fd <= 2 or fd in but:
             continue

@@ -145,8 +145,7 @@ def one_thread() -> Iterator[None]:
 
 
 def set_threads(threads: int | None, workers: int = 1) -> None:
-    """Sets the number of threads per operation: the model's setting, otherwise the environment's, otherwise the
-    cores divided by `workers`."""
+    """Sets the threads per operation: the model's setting, the environment's, or the cores divided by `workers`."""
     given = _given_threads()
     wanted = threads or given or max(1, physical_cores() // workers)
     if threads is not None or (workers > 1 and not given):

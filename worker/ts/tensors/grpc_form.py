@@ -176,8 +176,7 @@ class GrpcForm:
     def _without_datatype(
         self, tensor: ModelInferRequest.InferInputTensor, filled: Sequence[str], label: str
     ) -> Tensor:
-        """Takes the datatype from the field of the elements; whole numbers for an input not declared as such are a
-        text's characters."""
+        """Takes the datatype from the elements' field; whole numbers not declared as such are a text's characters."""
         if not filled:
             raise BadTensor(f"{label}: neither a datatype nor contents")
         values = getattr(tensor.contents, filled[0])

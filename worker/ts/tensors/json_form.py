@@ -155,8 +155,7 @@ BINARY_SIZE, BINARY, BINARY_ALL = "binary_data_size", "binary_data", "binary_dat
 
 
 class JsonForm:
-    """One V2 inference request over HTTP, and how its answers are written. Those of a stream are JSON alone: an event
-    has no room for more."""
+    """A V2 request over HTTP, and how its answers are written: in a stream as JSON, since events have no more room."""
 
     # The attributes of most requests.
     checked = False

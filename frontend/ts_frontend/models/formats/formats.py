@@ -146,8 +146,7 @@ class Formats:
         return replace(archive, remembered=False)
 
     def open_unpacked(self, path: Path) -> Archive:
-        """Opens a handler's file or a model's folder, which need no manifest, where it lies. Raises ArchiveNotFound,
-        InvalidArchive."""
+        """Opens a handler's file or a model's folder where it lies. Raises ArchiveNotFound, InvalidArchive."""
         if not path.exists():
             raise ArchiveNotFound(f"Model not found at: {path}")
         if self.shown(path.resolve()) is None or self.is_handler(path):

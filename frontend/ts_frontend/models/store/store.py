@@ -187,8 +187,7 @@ class ModelStore:
         return path.resolve() if path.is_dir() and not stored and not self._lies_inside(path) else None
 
     async def fetch_apart(self, url: str) -> Fetched:
-        """The same, but a copy gets a new folder outside the store, so that a URL may have several copies. Never raises
-        ArchiveExists."""
+        """The same, but a copy gets a new folder outside the store, so that there may be several per URL."""
         return await self._fetched(url, self._apart, False)
 
     async def folders(self, url: str) -> list[str]:

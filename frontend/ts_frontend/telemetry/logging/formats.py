@@ -48,8 +48,7 @@ class TextFormatter(logging.Formatter):
 
 
 class TerminalFormatter(logging.Formatter):
-    """Lines for the author of a handler: its output, unchanged; requests with status and time; and the server's
-    messages, without time and thread."""
+    """Lines for a handler's author: its output; requests with status and time; messages without time and thread."""
 
     def format(self, record: logging.LogRecord) -> str:
         entries: Sequence[LogEntry] = getattr(record, "entries", ())

@@ -118,8 +118,7 @@ class Edges:
 
 
 class _Output(NamedTuple):
-    """A configured output. `inner`: its whole shape inside the model, -1 for any size; `outer`: the dimensions for
-    clients, if they differ."""
+    """A configured output. `inner`: its shape in the model, -1 for any size; `outer`: for clients, if it differs."""
 
     datatype: str
     inner: list[int]

@@ -65,8 +65,7 @@ def of_status(status: int, message: str) -> TritonError:
 
 
 def as_failure(error: object) -> Exception:
-    """The exception with the error's HTTP status, which the runtime turns into an answer. The runtime's own
-    exceptions are returned unchanged."""
+    """The exception with the error's HTTP status, for the runtime; its own exceptions are returned unchanged."""
     if isinstance(error, TritonError):
         return PredictionException(error.message(), _HTTP.get(error.code(), 500))
     if isinstance(error, Exception) and not isinstance(error, TritonModelException):
