@@ -13,8 +13,8 @@ from rich.text import Text
 
 from ts.protocol.text import printable
 from ts_frontend.cli.text import fits, natural
+from ts_frontend.tuning.show import sparkline
 
-BARS = "▁▂▃▄▅▆▇█"
 #: The number of samples in a sparkline.
 PAST_MAX = 40
 STYLES = {"ready": "green", "loading": "yellow", "failing": "bold red", "stopped": "dim", "given up": "bold red"}
@@ -25,14 +25,6 @@ NAME_MIN = 14
 #: The number of lines in `shown` besides the models and the summary.
 FRAME_LINES = 5
 GIB = 1 << 30
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """The values as bars; the highest fills the line."""
-    most = max(values, default=0.0)
-    if not most:
-        return BARS[0] * len(values)
-    return "".join(BARS[min(int(value / most * len(BARS)), len(BARS) - 1)] for value in values)
 
 
 def seconds_text(seconds: float) -> str:

@@ -307,3 +307,21 @@ def nearest_of(word: str, known: Iterable[str], likeness: float = 0.6) -> str | 
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=likeness)
     return by_lower[close[0]] if close else None
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def bytes_of(value: object) -> int | None:
+    """The size in bytes, None for a value that is no size of at least 1 byte."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if value > 0 else None
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) and len(value) < 40 else None
+    if match is None:
+        return None
+    unit = match[2].lower().removesuffix("b")
+    if unit == "i":
+        return None
+    base = 1024 if unit.endswith("i") else 1000
+    return int(float(match[1]) * base ** _POWERS[unit.removesuffix("i")]) or None

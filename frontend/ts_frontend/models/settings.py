@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ts_frontend.config.kinds import bytes_of
 from ts_frontend.config.parameters import SETTINGS, WORKERS_MAX
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
@@ -73,8 +74,8 @@ class Source:
 
     def size_bytes(self, key: str) -> int | None:
         """A number of bytes, or a number with a unit: 512MiB, 1.5 GB."""
-        value = self._checked(key, lambda value: _bytes_of(value) is not None, "bytes, or a size such as 512MiB")
-        return None if value is None else _bytes_of(value)
+        value = self._checked(key, lambda value: bytes_of(value) is not None, "bytes, or a size such as 512MiB")
+        return None if value is None else bytes_of(value)
 
     def section(self, key: str) -> Source:
         found: dict[str, Any] | None = self._checked(key, lambda value: isinstance(value, dict), "keys with values")
@@ -112,24 +113,6 @@ def _is_whole(value: object, least: int) -> bool:
 
 def _is_number(value: object, least: float) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= INT_MAX
-
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)", re.IGNORECASE)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
-def _bytes_of(value: object) -> int | None:
-    """The size in bytes, None for a value that is no size of at least 1 byte."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value if value > 0 else None
-    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) and len(value) < 40 else None
-    if match is None:
-        return None
-    unit = match[2].lower().removesuffix("b")
-    if unit == "i":
-        return None
-    base = 1024 if unit.endswith("i") else 1000
-    return int(float(match[1]) * base ** _POWERS[unit.removesuffix("i")]) or None
 
 
 def _is_indices(value: object) -> bool:
