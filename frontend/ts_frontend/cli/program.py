@@ -6,7 +6,6 @@ Arguments: JSON that describes the program (`kind`, `models`, `options`, `progra
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -15,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ts_frontend.cli import launch
 from ts_frontend.config.foreign import kserve
-from ts_frontend.config.foreign.kserve import FoundOptions, alike
+from ts_frontend.config.foreign.kserve import FoundOptions, RaisingParser, alike
 from ts_frontend.config.kinds import ConfigError, ProgramLine, ProgramLines, bucket_of
 from ts_frontend.config.load import Option, environment, load_config, located
 from ts_frontend.config.table import ServerConfig
@@ -35,14 +34,9 @@ FLAGS = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
 def co_served_settings(argv: Sequence[str]) -> list[Option]:
     """The settings on a program's command line; `-` and `_` are alike in names. ConfigError for one without a value."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = RaisingParser(add_help=False, allow_abbrev=False)
     for name in FLAGS:
         parser.add_argument(f"--{name}", action="extend", nargs="+")
     found, _ = parser.parse_known_args([alike(word) for word in argv])

@@ -171,10 +171,6 @@ class MachineLoad:
         }
 
 
-#: The most last lines of a worker that ended.
-DEATH_LINES = 20
-
-
 def key_of(model: Model) -> str:
     return f"{model.name}/{model.version}"
 
@@ -210,8 +206,8 @@ def model_state(model: Model, is_default: bool, memory: Callable[[Worker], int])
         "inputs": [_tensor(spec) for spec in model.signature.inputs],
         "outputs": [_tensor(spec) for spec in model.signature.outputs],
         "loadFailure": pool.load_failure.cause if pool.load_failure is not None else None,
-        "lastFailure": _failure(pool.last_failure),
-        "lastReplacement": _replacement(pool.last_replacement),
+        "lastFailure": _shown(pool.last_failure),
+        "lastReplacement": _shown(pool.last_replacement),
         "workers": [_worker(slot, memory) for slot in pool.slots],
     }
 
@@ -249,26 +245,8 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape), "optional": spec.optional}
 
 
-def _failure(failure: Failure | None) -> dict[str, Any] | None:
-    if failure is None:
-        return None
-    return {
-        "workerId": str(failure.worker_id),
-        "at": round(failure.at, 3),
-        "reason": failure.reason,
-        "failuresInARow": failure.failures,
-        "lastLines": failure.tail[-DEATH_LINES:],
-    }
-
-
-def _replacement(replacement: Replacement | None) -> dict[str, Any] | None:
-    if replacement is None:
-        return None
-    return {
-        "workerId": str(replacement.worker_id),
-        "at": round(replacement.at, 3),
-        "reason": replacement.reason,
-    }
+def _shown(one: Failure | Replacement | None) -> dict[str, object] | None:
+    return None if one is None else one.shown(at=round(one.at, 3))
 
 
 def worker_log(model: Model, worker_id: str) -> dict[str, Any] | None:

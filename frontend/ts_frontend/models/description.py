@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from ts_frontend.models.model import Model
 from ts_frontend.workers.demand import Resident
-from ts_frontend.workers.failures import Failure, Replacement
 from ts_frontend.workers.pool import Slot
 from ts_frontend.workers.scaling import PoolScaler
 
@@ -63,10 +62,12 @@ def describe(model: Model) -> dict[str, Any]:
         out["warnings"] = list(settings.warnings)
     if model.pool.load_failure is not None:
         out["loadFailure"] = model.pool.load_failure.cause
-    if model.pool.last_failure is not None:
-        out["lastWorkerFailure"] = _failure(model.pool.last_failure)
-    if model.pool.last_replacement is not None:
-        out["lastWorkerReplacement"] = _replacement(model.pool.last_replacement)
+    for name, last in (
+        ("lastWorkerFailure", model.pool.last_failure),
+        ("lastWorkerReplacement", model.pool.last_replacement),
+    ):
+        if last is not None:
+            out[name] = last.shown(time=_local_time(last.at))
     return out
 
 
@@ -138,24 +139,6 @@ def _worker(slot: Slot) -> dict[str, Any]:
         "gpuUsage": GPU_USAGE_UNKNOWN if slot.device.gpu_id is None else f"gpuId::{slot.device.gpu_id}",
         **({"node": worker.node} if worker.node else {}),
         **({"waitsFor": slot.waits_for} if slot.waits_for else {}),
-    }
-
-
-def _failure(failure: Failure) -> dict[str, Any]:
-    return {
-        "workerId": str(failure.worker_id),
-        "time": _local_time(failure.at),
-        "reason": failure.reason,
-        "failuresInARow": failure.failures,
-        "lastLines": failure.tail[-20:],
-    }
-
-
-def _replacement(replacement: Replacement) -> dict[str, Any]:
-    return {
-        "workerId": str(replacement.worker_id),
-        "time": _local_time(replacement.at),
-        "reason": replacement.reason,
     }
 
 

@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 #: A worker's states, in TorchServe's log.
 WORKER_STARTED, MODEL_LOADED = "WORKER_STARTED", "WORKER_MODEL_LOADED"
 DELAY_S_FIRST = 0.5
+#: The most last lines that are shown of a worker that ended.
+SHOWN_LINES_MAX = 20
 #: The kinds of failures in the metrics: the worker did not load its model, died later, or did not answer in time.
 NOT_LOADED, DIED, HUNG = "not_loaded", "died", "hung"
 
@@ -64,6 +66,11 @@ class Failure:
     failures: int
     tail: list[str]
 
+    def shown(self, **when: object) -> dict[str, object]:
+        """For describe and the console; `when`: its time, as they tell it."""
+        told = {"reason": self.reason, "failuresInARow": self.failures, "lastLines": self.tail[-SHOWN_LINES_MAX:]}
+        return {"workerId": str(self.worker_id), **when, **told}
+
 
 @dataclass(slots=True)
 class Backoff:
@@ -103,6 +110,10 @@ class Replacement:
     at: float
     worker_id: int
     reason: str
+
+    def shown(self, **when: object) -> dict[str, object]:
+        """As `Failure.shown`."""
+        return {"workerId": str(self.worker_id), **when, "reason": self.reason}
 
 
 class Recovery:
