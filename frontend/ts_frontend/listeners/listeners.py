@@ -27,7 +27,7 @@ from ts_frontend.grpc.management import ManagementService
 from ts_frontend.grpc.open_inference import OpenInferenceService, StreamDialect
 from ts_frontend.grpc.repository import RepositoryService
 from ts_frontend.grpc.telemetry import CallMetrics, logged
-from ts_frontend.grpc.triton import SettingsService, SharedMemoryService, StatisticsService
+from ts_frontend.grpc.triton import SettingsService, TritonService
 from ts_frontend.http.app import Cors, HttpApp, request_line
 from ts_frontend.http.auth import HttpKeys
 from ts_frontend.http.azureml import HttpAzureML
@@ -191,8 +191,7 @@ class Listeners:
         keys, about = sequence_headers(config), About(config.server_id, ts.version.__version__)
         shared = (
             *repository.methods(),
-            *StatisticsService(registry).methods(),
-            *SharedMemoryService(self._regions).methods(),
+            *TritonService(registry, self._regions).methods(),
             *InferenceService(registry, self._health, keys).methods(),
         )
         managing = (*repository.managing(), *SettingsService(self._log_settings, self._traces).methods())

@@ -50,7 +50,6 @@ class _Launch:
         self.arrived: asyncio.Future[RemoteProcess] = asyncio.get_running_loop().create_future()
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.node = WorkerNode("", "", "")
-        self.early: list[dict[str, Any]] = []
         self.line: AgentLine | None = None
         self.notes: Notes | None = None
         self.process: RemoteProcess | None = None
