@@ -44,7 +44,6 @@ class ModelArchiver:
 
 
 def _checked(config: ModelArchiverConfig) -> ModelArchiverConfig:
-    """The configuration with plain values. Raises ModelArchiverError."""
     if not NAME.fullmatch(str(config.model_name)):
         raise ModelArchiverError(
             f"--model-name {config.model_name!r} is not allowed: letters, digits, '_', '-' and '.', "

@@ -49,8 +49,7 @@ BUILT_IN_HANDLERS = frozenset(
 
 
 class Contents:
-    """The files of an archive by their names in it ('/' between directories). `reserved`: the directory of its
-    manifest."""
+    """The files of an archive by their names in it (`/` between directories). `reserved`: its manifest's directory."""
 
     def __init__(self, reserved: str) -> None:
         self.files: dict[str, Path] = {}

@@ -1,5 +1,4 @@
-"""The client stub for those whose definition of `ModelStreamInfer` answers with plain ModelInferResponses (Dynamo's
-page, MLServer)."""
+"""The client stub for a `ModelStreamInfer` that answers with plain ModelInferResponses (Dynamo's page, MLServer)."""
 
 from __future__ import annotations
 

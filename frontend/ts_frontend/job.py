@@ -351,7 +351,6 @@ class Job:
         counts[_SENT] += 1
 
     def answer(self, now_s: float) -> None:
-        """To ANSWERED: all of the answer is here."""
         if self.state is not _SENT:
             raise IllegalTransition(f"job {self.id}: {self.state.value} -> answered")
         self.state = _ANSWERED
@@ -453,12 +452,10 @@ class Job:
             owner.release(self)
 
     def expire(self, error: ServeError) -> None:
-        """Ends the job: its deadline has passed."""
         self.fail(error, JobState.EXPIRED)
 
     def unread_since(self, now_s: float) -> float:
-        """Seconds for which the reader has been busy with pieces, or pieces have waited for it; -inf if the reader
-        waits for more."""
+        """Seconds for which pieces have waited for the reader, or it has been busy; -inf if it waits for more."""
         return now_s - self._unread_s
 
     def client_wait_s(self, now_s: float) -> float:
@@ -505,8 +502,7 @@ class Job:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def pieces(self) -> list[Buffer]:
-        """The whole answer in the handler's pieces, without empty ones, of a job that isn't a stream; raises as
-        `result`."""
+        """The whole answer in the handler's pieces, without empty ones, of no stream's job; raises as `result`."""
         if self.state not in FINAL:
             await self._wait()
         if self._ending is not None:
@@ -531,13 +527,11 @@ class Job:
         return not self._chunks and self.state not in FINAL
 
     async def more(self) -> None:
-        """Waits until there are pieces, or the end."""
         self._unread_s = math.inf
         await self._wait()
 
     def take(self) -> list[Buffer]:
-        """The pieces that are ready, for its reader; empty after the end, unless the job failed. Raises the ServeError
-        it ended with."""
+        """The ready pieces, for the reader; empty after the end, unless the job failed: raises its ServeError."""
         ready, self._chunks = self._chunks, []
         if ready:
             self._unread_s = time.monotonic()

@@ -86,8 +86,7 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
 
 
 def _run_loop(work: Coroutine[Any, Any, int]) -> int:
-    """Runs `work` in an event loop, which is closed afterwards unless a task outlives its cancellation, such as
-    one that waits for clients."""
+    """Runs `work` in an event loop, which is closed afterwards unless a task outlives its cancellation."""
     if sys.platform == "win32":
         return asyncio.run(work)
     import uvloop
@@ -103,7 +102,6 @@ def _run_loop(work: Coroutine[Any, Any, int]) -> int:
 
 
 async def _end_tasks() -> bool:
-    """Cancels all other tasks; returns whether they have ended."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -231,8 +229,7 @@ def end_within(limit_s: float) -> threading.Timer:
 
 
 def leave_within(limit_s: float, status: int) -> threading.Timer:
-    """Ends the process in `limit_s` seconds at the latest with its own status: all is done, and threads that
-    don't end must not keep it."""
+    """Ends the process with that status in `limit_s` seconds at the latest: threads that don't end can't keep it."""
     return _started(limit_s, lambda: os._exit(status))
 
 
@@ -366,7 +363,6 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 def _claim(path: Path) -> int:
-    """A locked descriptor of the file at `path`."""
     while True:
         handle = _opened(path, os.O_CREAT)
         assert handle is not None
@@ -395,8 +391,7 @@ def _opened(path: Path, more: int = 0) -> int | None:
 
 
 def _locked(handle: int, path: Path) -> bool:
-    """Take the lock; False when a server has it. On a file system without locks, the process that the file names
-    decides."""
+    """Takes the lock; False when a server has it, or, on a file system without locks, the process in the file."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -407,7 +402,6 @@ def _locked(handle: int, path: Path) -> bool:
 
 
 def _held(handle: int) -> bool:
-    """Whether another process holds the lock, or might; tests it without keeping it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:

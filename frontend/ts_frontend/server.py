@@ -1,5 +1,4 @@
-"""The server: its parts, built once and connected, and its life cycle (startup, serve, drain). The only module that
-knows all parts."""
+"""The server: its parts, built once and connected, and its life cycle. The only module that knows all parts."""
 
 from __future__ import annotations
 
@@ -154,7 +153,6 @@ class Parts:
         self.loops = list(self._watches(authorization))
 
     def _build_models(self, supervisor: Supervisor, tracing: Traces | None, directory: Path) -> None:
-        """The store, and the manager with what it makes models from."""
         config, env = self._config, worker_env(self._config)
         limit = Memory(config.model_memory_max, config.model_gpu_memory_max)
         self.calls = ModelCalls(self.registry, sequence_headers(config))
@@ -183,7 +181,6 @@ class Parts:
             self._share(config.shared_snapshot)
 
     def _build_services(self, directory: Path, supervisor: Supervisor) -> None:
-        """What the listeners offer beside the models: workflows, the repository, and health."""
         config = self._config
         self.workflows = WorkflowManager(
             self.manager,
@@ -212,7 +209,6 @@ class Parts:
         )
 
     def _gather(self, tracing: Traces | None) -> None:
-        """Adds the metrics of the parts."""
         metrics, gpus = self._metrics, self._gpus
         metrics.examples = partial(examples_of, self.registry)
         metrics.gather(ServedModels(self.registry, metrics.host).families, always=True)
@@ -246,7 +242,6 @@ class Parts:
             self.sharing.changed()
 
     def _share(self, place: Path) -> None:
-        """Adds the synchronization of models with other servers."""
         config, metrics = self._config, self._metrics
         poll_s, at_once_max = config.shared_snapshot_poll_secs, config.loads_at_once_max
         self.sharing = sharing = SharedSnapshot(shared_place(place), self.manager, poll_s, at_once_max)
@@ -419,7 +414,6 @@ class Server:
         return [*restored(config.snapshot, manager), *failures, *missing]
 
     async def _serve(self, parts: Parts, on_ready: Callable[[], None]) -> None:
-        """Runs the loops until `stop` was called; raises when a loop ended by itself."""
         loops = [kept(loop, subject) for loop, subject in parts.loops]
         _tune_garbage_collection()
         on_ready()
@@ -493,14 +487,12 @@ def _environments(config: ServerConfig) -> Environments:
 
 
 def extract_limits(config: ServerConfig) -> ExtractLimits:
-    """The limits of archives."""
     return ExtractLimits(
         bytes_max=config.extract_bytes_max, files_max=config.extract_files_max, ratio_max=config.extract_ratio_max
     )
 
 
 def settings_of(config: ServerConfig, requested: Requested, archive: Archive, name: str, version: str) -> ModelSettings:
-    """A model's settings from its register call, its archive and the server's configuration."""
     entry = config.models.get(name, {}).get(version, {})
     settings = resolve(requested, archive.config or {}, entry, config, handler=archive.handler, runtime=archive.runtime)
     for warning in settings.warnings:

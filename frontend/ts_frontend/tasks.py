@@ -140,8 +140,7 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 @contextlib.asynccontextmanager
 async def undone_on_failure() -> AsyncIterator[contextlib.AsyncExitStack]:
-    """A stack of clean-ups. If the block fails or is cancelled they run, the last one first, each to its end; if it
-    succeeds they are dropped."""
+    """A stack of clean-ups, run in reverse and each to its end if the block fails; dropped if it succeeds."""
     stack = contextlib.AsyncExitStack()
     try:
         yield stack
@@ -151,8 +150,7 @@ async def undone_on_failure() -> AsyncIterator[contextlib.AsyncExitStack]:
 
 
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Yields the sources' values as they come, until all have ended. A failure of one, or leaving early, closes all of
-    them."""
+    """Yields the sources' values as they come, until all have ended; a failure, or leaving early, closes all."""
     waiting: dict[asyncio.Task[T], AsyncGenerator[T, None]] = {}
     try:
         if len(sources) == 1:
@@ -216,7 +214,6 @@ class Tasks:
             task.cancel()
 
     async def close(self, grace_s: float) -> None:
-        """Ends all tasks; loads may take `grace_s` to clean up."""
         self.end_loads()
         if self._loads:
             await asyncio.wait(self._loads, timeout=grace_s)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from model_archiver.model_packaging_utils import ModelExportUtils
 from model_archiver.packing import Stamp
 from workflow_archiver.workflow_archiver_error import WorkflowArchiverError
 from workflow_archiver.workflow_packaging import NAME, NAME_RULE, manifest_of
@@ -26,6 +27,10 @@ log = logging.getLogger(__name__)
 
 class WorkflowExportUtils:
     """The steps. `torch-workflow-archiver` itself packs without a temporary directory (`make_archive`)."""
+
+    clean_temp_files = staticmethod(ModelExportUtils.clean_temp_files)
+    make_dir = staticmethod(ModelExportUtils.make_dir)
+    directory_filter = staticmethod(ModelExportUtils.directory_filter)
 
     @staticmethod
     def get_archive_export_path(export_file_path: str, workflow_name: str) -> str:
@@ -49,18 +54,8 @@ class WorkflowExportUtils:
         return manifest_of(args.workflow_name, args.spec_file, args.handler, Stamp.now())
 
     @staticmethod
-    def clean_temp_files(temp_files: Iterable[str]) -> None:
-        for file in temp_files:
-            os.remove(file)
-
-    @staticmethod
-    def make_dir(d: str) -> None:
-        os.makedirs(d, exist_ok=True)
-
-    @staticmethod
     def copy_artifacts(workflow_name: str, artifact_files: Iterable[str | None]) -> str:
-        """A directory in the system's temporary one, made anew, with these files; each entry may name several with
-        commas."""
+        """A new directory in the system's temporary one, with these files; an entry may name several with commas."""
         target = Path(tempfile.gettempdir(), workflow_name)
         if target.exists():
             shutil.rmtree(target)
@@ -86,11 +81,6 @@ class WorkflowExportUtils:
             for name in files:
                 file = os.path.join(folder, name)
                 dst.write(file, os.path.relpath(file, path))
-
-    @staticmethod
-    def directory_filter(directory: str, unwanted_dirs: Iterable[str]) -> bool:
-        """Whether a directory of that name belongs into an archive."""
-        return directory not in unwanted_dirs and not directory.startswith(".")
 
     @staticmethod
     def file_filter(current_file: str, files_to_exclude: set[str]) -> bool:

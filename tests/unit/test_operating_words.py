@@ -16,8 +16,9 @@ from ts_frontend.cli import main as cli
 from ts_frontend.cli import text
 from ts_frontend.cli.commands import commands
 from ts_frontend.cli.operating import WorkerLines, complete
-from ts_frontend.cli.top import BARS, Board, seconds_text, sparkline
+from ts_frontend.cli.top import Board, seconds_text
 from ts_frontend.cli.watching import ManagementUrl, new_lines
+from ts_frontend.tuning.show import BARS, sparkline
 from workflow_archiver.arg_parser import ArgParser as WorkflowArgParser
 
 COLUMNS = ["answered_per_s", "failed_per_s", "p50_ms", "p95_ms", "p99_ms", "queued", "running", "batch_size"]

@@ -27,8 +27,7 @@ _MAKING = threading.Lock()
 
 
 class RequestCancelled(BaseException):
-    """All callers of this batch have given up. Not an `Exception`, so that a handler's `except Exception` lets it
-    pass."""
+    """All callers of this batch have given up. Not an `Exception`: a handler's `except Exception` lets it pass."""
 
 
 class RunningBatch(Protocol):

@@ -92,8 +92,7 @@ def create_mar_file(args: argparse.Namespace, model_snapshot_path: str | None = 
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Serves until Ctrl-C or SIGTERM. Exits with status 1 without vLLM, if the model can't be loaded, and if the server
-    ends by itself."""
+    """Serves until Ctrl-C or SIGTERM. Exits with 1 without vLLM, without the model, or if the server ends."""
     given = parser().parse_args(words)
     if importlib.util.find_spec(given.engine) is None:
         install = f"{shlex.quote(sys.executable)} -m pip install {given.engine}"

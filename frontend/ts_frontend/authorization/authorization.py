@@ -94,7 +94,6 @@ class KeyFile:
         self._handle = handle
 
     def _ours(self) -> bool:
-        """Whether the file at the path is the one that this process wrote."""
         try:
             return self._handle is not None and os.path.samestat(os.fstat(self._handle), os.lstat(self.path))
         except OSError:
@@ -220,8 +219,7 @@ PERIOD_S = 60.0
 
 
 class Refusals:
-    """Counts refusals by API. At most LINES_MAX are logged in PERIOD_S; the next line tells the number of omitted
-    ones."""
+    """Counts refusals by API. At most LINES_MAX are logged in PERIOD_S; the next line tells how many were omitted."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

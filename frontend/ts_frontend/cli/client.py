@@ -285,7 +285,6 @@ class Client:
     def describe(
         self, name: str, version: str = "", customized: bool = False, timeout_s: float | None = None
     ) -> list[dict[str, Any]]:
-        """One description, or all for version "all"."""
         request = management_pb2.DescribeModelRequest(model_name=name, model_version=version, customized=customized)
         answer = self._ask(self._management.DescribeModel, request, KeyKind.MANAGEMENT, timeout_s)
         descriptions: list[dict[str, Any]] = json.loads(answer.msg)

@@ -40,8 +40,7 @@ def versions(client: Client) -> Iterator[tuple[dict[str, Any], bool]]:
 
 
 def register_model(client: Client, url: str, settings: dict[str, Any]) -> tuple[str, str, bool]:
-    """Registers without waiting for workers; returns the name, the version, and whether the archive sets a number of
-    workers itself."""
+    """Registers without waiting for workers; returns name, version, and whether the archive sets their number."""
     before = {(found["modelName"], found["modelVersion"]) for found, _ in versions(client)}
     sentence = client.register(url, **settings)
     match = _REGISTERED.match(sentence)
@@ -116,7 +115,6 @@ def _fail(message: str, status: int = 1) -> NoReturn:
 
 
 def _run(body: Callable[..., None], target: Target, **kwargs: Any) -> None:
-    """Runs a command's body; failures become text on stderr and an exit status."""
     try:
         with Client(target) as client:
             body(client, **kwargs)
@@ -234,7 +232,6 @@ def _wait(client: Client, name: str, version: str, count: int, known_failure: ob
 
 
 def _register_options(body: Callable[..., None]) -> Callable[..., None]:
-    """The options of a register call, each by its parameter's name."""
     for row in reversed(REGISTER):
         if row.flag:
             kind = click.IntRange(min=row.least) if row.kind is int else str
@@ -353,7 +350,6 @@ def _json_of(prediction: bytes, kinds: type | tuple[type, ...] = object) -> dict
 
 
 def _value_of(decoded: str) -> object:
-    """The text's JSON value, or the text."""
     try:
         return json.loads(decoded, parse_constant=_not_json)
     except (ValueError, RecursionError):

@@ -75,7 +75,6 @@ def _tell(text: str) -> None:
 
 
 def doctor(words: Sequence[str]) -> int:
-    """Runs `torchserve doctor`; returns the exit status."""
     parser = _parser(
         "doctor",
         "Check what a server with these settings would run on: Python and its packages, torch, devices, ports, "

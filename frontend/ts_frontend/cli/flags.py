@@ -11,7 +11,7 @@ from typing import Any
 from ts_frontend.config.foreign.aliases import ALIASES, Alias
 from ts_frontend.config.kinds import ConfigError, nearest
 from ts_frontend.config.load import Option, load_config
-from ts_frontend.config.table import SETTINGS, ServerConfig
+from ts_frontend.config.table import NO_EFFECT, SETTINGS, ServerConfig
 
 
 def spelled(words: Sequence[str], own: Collection[str], flags: Collection[str]) -> tuple[list[str], str]:
@@ -49,41 +49,11 @@ def _set_by(flag: str) -> str:
     )
 
 
-_SETTING_FLAGS = {
-    "model_store": "--model-store",
-    "workflow_store": "--workflow-store",
-    "model_repository": "--model-repository",
-    "model_control_mode": "--model-control-mode",
-    "load_model": "--load-model",
-    "program": "--program",
-    "repository_poll_secs": "--repository-poll-secs",
-    "load_models": "--models",
-    "log_config": "--log-config",
-    "cpp_log_config": "--cpp-log-config",
-    "plugins_path": "--plugins-path",
-    "ncs": "--ncs",
-    "disable_token_authorization": "--disable-token-auth",
-    "enable_model_api": "--enable-model-api",
-    "profile": "--profile",
-    "platform": "--platform",
-    "ray_address": "--ray-address",
-    "host": "--host",
-    "http_port": "--http-port",
-    "metrics_port": "--metrics-port",
-    "use_tls": "--use-tls",
-    "work_dir": "--work-dir",
-    "bypass_serve": "--bypass-serve",
-    "kserve_mode": "--kserve-mode",
-    "enable_grpc": "--enable-grpc",
-    "enable_docs_url": "--enable-docs-url",
-    "access_log_format": "--access-log-format",
-    "strict_readiness": "--strict-readiness",
-    "exit_on_error": "--exit-on-error",
-    "model_dir": "--model-dir",
-    "trace_level": "--trace-level",
-    "trace_rate": "--trace-rate",
-    "trace_count": "--trace-count",
-}
+#: The flags with other names than their settings'.
+_OTHER_NAMES = {"load_models": "--models", "disable_token_authorization": "--disable-token-auth"}
+#: argparse's arguments for a setting that is true or false, and for one that its flag turns on.
+_SWITCH: dict[str, Any] = {"nargs": "?", "const": "true", "metavar": "BOOL"}
+_ON: dict[str, Any] = {"action": "store_const", "const": "true"}
 
 
 class SettingsParser(argparse.ArgumentParser):
@@ -100,7 +70,6 @@ class SettingsParser(argparse.ArgumentParser):
 
 
 def add_actions(parser: argparse.ArgumentParser) -> None:
-    """Adds the actions of `torchserve` without a command."""
     action = parser.add_mutually_exclusive_group()
     action.add_argument("-v", "--version", action="store_true", help="print the version")
     action.add_argument("--start", action="store_true", help="start a server in the background (the default)")
@@ -176,8 +145,7 @@ def _add_manner(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--ncs",
         "--no-config-snapshots",
-        action="store_const",
-        const="true",
+        **_ON,
         help="do not restore the models of the last run, and do not remember those of this one",
     )
     group.add_argument(
@@ -186,16 +154,14 @@ def _add_manner(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--disable-token-auth",
         "--dt",
-        action="store_const",
-        const="true",
+        **_ON,
         dest="disable_token_authorization",
         help="no tokens, also when other machines can reach the server",
     )
     group.add_argument(
         "--enable-model-api",
         "--model-api-enabled",
-        action="store_const",
-        const="true",
+        **_ON,
         help="allow register and unregister while it runs, also when other machines can reach it",
     )
 
@@ -211,38 +177,29 @@ def _add_places(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", metavar="ADDRESS", help="where inference and metrics listen; 0.0.0.0: everywhere")
     group.add_argument("--http-port", metavar="PORT", help="port of HTTP inference")
     group.add_argument("--metrics-port", metavar="PORT", help="port of the metrics API")
-    group.add_argument(
-        "--use-tls", nargs="?", const="true", metavar="BOOL", help="TLS on every port; needs --cert-file, --key-file"
-    )
-    group.add_argument(
-        "--kserve-mode", nargs="?", const="true", metavar="BOOL", help="profile kserve: a container behind KServe"
-    )
-    group.add_argument("--enable-grpc", nargs="?", const="true", metavar="BOOL", help="false: no gRPC")
-    group.add_argument(
-        "--enable-docs-url", nargs="?", const="true", metavar="BOOL", help="a page about the HTTP APIs at /docs"
-    )
+    group.add_argument("--use-tls", **_SWITCH, help="TLS on every port; needs --cert-file, --key-file")
+    group.add_argument("--kserve-mode", **_SWITCH, help="profile kserve: a container behind KServe")
+    group.add_argument("--enable-grpc", **_SWITCH, help="false: no gRPC")
+    group.add_argument("--enable-docs-url", **_SWITCH, help="a page about the HTTP APIs at /docs")
     group.add_argument("--access-log-format", metavar="FORMAT", help="access log lines, in asgi-logger's notation")
     group.add_argument("--model-dir", metavar="DIR", help="folder of the only model, as KServe mounts it")
     for switch, text in (
         ("--strict-readiness", "false: stay ready while a model has lost its workers"),
         ("--exit-on-error", "start only when all models can be loaded"),
     ):
-        group.add_argument(switch, nargs="?", const="true", metavar="BOOL", help=text)
+        group.add_argument(switch, **_SWITCH, help=text)
     group.add_argument("--trace-level", metavar="LEVEL", help="OFF or TIMESTAMPS, where traces are sent")
     group.add_argument("--trace-rate", metavar="N", help="trace one request in N")
     group.add_argument("--trace-count", metavar="N", help="stop after N traces; -1: no limit")
     group.add_argument("--work-dir", metavar="DIR", help="the only directory to write to, for read-only containers")
     group.add_argument(
         "--bypass-serve",
-        nargs="?",
-        const="true",
-        metavar="BOOL",
+        **_SWITCH,
         help="run handlers in the server's own process, in the foreground: for breakpoints, never in production",
     )
 
 
 def _add_aliases(parser: argparse.ArgumentParser) -> None:
-    """Adds options of other servers; most are only documented."""
     group = parser.add_argument_group("as Dynamo and MAX call them (more, and Triton's: docs/profiles.md)")
     for alias in ALIASES.values():
         shown = alias.whose.startswith(("Dynamo", "MAX", "this"))
@@ -263,11 +220,11 @@ def _given(alias: Alias) -> dict[str, Any]:
 
 
 def options(arguments: argparse.Namespace) -> list[Option]:
-    """The settings on a command line."""
     found = []
-    for key, flag in _SETTING_FLAGS.items():
-        value = getattr(arguments, key)
+    for key in (*SETTINGS, *NO_EFFECT):
+        value = getattr(arguments, key, None)
         if value is not None:
+            flag = _OTHER_NAMES.get(key, f"--{key.replace('_', '-')}")
             separator = ";" if key == "program" else ","
             found.append(Option(key, separator.join(value) if isinstance(value, list) else value, flag))
     for name, alias in ALIASES.items():

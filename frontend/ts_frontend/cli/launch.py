@@ -160,8 +160,7 @@ def refuse(ready_fd: int | None, error: str) -> None:
 
 
 class Started(NamedTuple):
-    """A server that is ready: its listening addresses by name, and what it warns of, such as models that it started
-    without."""
+    """A ready server: its listening addresses by name, and its warnings, such as models that it started without."""
 
     listening: Mapping[str, str]
     warnings: Sequence[str]
@@ -217,7 +216,6 @@ def _console(config: ServerConfig) -> Path | None:
 
 
 def _spawn(command: Sequence[str], write: int, output: IO[str] | None) -> subprocess.Popen[bytes]:
-    """Starts the server detached: in a new session, with an empty standard input."""
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -276,8 +274,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _tail(*files: tuple[Path | None, int]) -> str:
-    """The last lines of the first of these files that has grown beyond the given size, which it had before the
-    start."""
+    """The last lines of the first of these files that has grown beyond its given size, that before the start."""
     for path, known_bytes in files:
         if path is not None and path.is_file():
             with path.open("rb") as file:

@@ -80,7 +80,6 @@ def main(argv: Sequence[str] | None = None, program: Program = Program()) -> int
 
 
 def _complete(instruction: str) -> int:
-    """Answers a shell's completion request; returns the exit code."""
     actions = _parser()._actions
     flags = [(word, action.help or "") for action in actions for word in action.option_strings if word[:2] == "--"]
     shown = [(word, "" if said == argparse.SUPPRESS else said) for word, said in flags]
@@ -101,7 +100,6 @@ def _flush() -> None:
 
 class _Parser(SettingsParser):
     def format_help(self) -> str:
-        """The help with the commands before the options; the commands are imported only for it."""
         self.epilog = _EPILOG
         usage, _, rest = super().format_help().partition("\n\n")
         said, _, options = rest.partition("\n\n")
@@ -259,7 +257,6 @@ def _stop_command(config: ServerConfig) -> str:
 
 
 def _startable(arguments: argparse.Namespace) -> ServerConfig:
-    """The settings, after checking the files they name and making the directories. Raises ConfigError."""
     config = settings(arguments)
     prepare(config)
     if arguments.cpp_log_config and not Path(arguments.cpp_log_config).is_file():

@@ -52,8 +52,7 @@ _OPTIONS = (
 
 
 def watching(body: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options for the console's address; its body gets a ManagementUrl. Failures become text on
-    stderr and an exit status."""
+    """Gives a command the console's options; its body gets a ManagementUrl. Failures become text and an exit status."""
 
     def run(url: str, ca_file: Path | None, token: str | None, key_file: Path | None, **kwargs: Any) -> None:
         try:
@@ -108,8 +107,7 @@ def top(server: ManagementUrl, once: bool, sort: str, only: str) -> None:
 
 
 def _going_on(server: ManagementUrl) -> Iterator[tuple[str, Any]]:
-    """The events, over as many connections as needed, since the server ends a stream now and then. Raises CallFailed
-    if the server can't be reached."""
+    """The events, over as many connections as needed: the server ends a stream now and then. Raises CallFailed."""
     while True:
         yield from server.events()
         time.sleep(AGAIN_S)

@@ -6,7 +6,6 @@ Arguments: JSON that describes the program (`kind`, `models`, `options`, `progra
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -15,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ts_frontend.cli import launch
 from ts_frontend.config.foreign import kserve
-from ts_frontend.config.foreign.kserve import FoundOptions, alike
+from ts_frontend.config.foreign.kserve import FoundOptions, RaisingParser, alike
 from ts_frontend.config.kinds import ConfigError, ProgramLine, ProgramLines, bucket_of
 from ts_frontend.config.load import Option, environment, load_config, located
 from ts_frontend.config.table import ServerConfig
@@ -35,15 +34,9 @@ FLAGS = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
 def co_served_settings(argv: Sequence[str]) -> list[Option]:
-    """The settings among the words of a program's command line; `-` and `_` are alike in names. ConfigError for an
-    option without a value."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    """The settings on a program's command line; `-` and `_` are alike in names. ConfigError for one without a value."""
+    parser = RaisingParser(add_help=False, allow_abbrev=False)
     for name in FLAGS:
         parser.add_argument(f"--{name}", action="extend", nargs="+")
     found, _ = parser.parse_known_args([alike(word) for word in argv])
@@ -109,8 +102,7 @@ def for_program(config: ServerConfig, *, imports_torch: bool) -> ServerConfig:
 
 
 def write_models(store: Path, program: Mapping[str, Any], found: Mapping[str, FoundOptions]) -> ProgramLines:
-    """Writes a directory for each of the program's models, with a manifest that names the program; returns the
-    directories as settings of the server."""
+    """Writes a directory with a manifest for each of the program's models; returns them as settings of the server."""
     adapted = {key: program[key] for key in ("program", "module", "argv", "path", "directory")}
     folders = []
     adapted["latency_logging"] = found["enable_latency_logging"].value
@@ -128,8 +120,7 @@ def write_models(store: Path, program: Mapping[str, Any], found: Mapping[str, Fo
 def settings(
     found: Mapping[str, FoundOptions], program: ProgramLines, directory: Path, environ: Mapping[str, str]
 ) -> list[Option]:
-    """The server's settings for KServe's options: reachable from the network like KServe's, with management only on
-    this machine."""
+    """The settings for KServe's options: reachable from the network, with management only on this machine."""
     own = "KServe's defaults"
     scheme = "https" if found["ssl_certfile"].value else "http"
     http = f"{scheme}://0.0.0.0:{found['http_port'].value}"

@@ -107,7 +107,6 @@ def _style(description: dict[str, Any]) -> str:
 
 
 def details(description: dict[str, Any]) -> str:
-    """Everything about one version."""
     queue = description["jobQueueStatus"]
     facts = {
         name: value
@@ -162,7 +161,6 @@ def _mebibytes(size: int) -> str:
 
 
 def failure(last: dict[str, Any]) -> str:
-    """Why a worker ended, with the last lines it printed."""
     times = last.get("failuresInARow", 1)
     again = f" ({times} times in a row)" if times > 1 else ""
     lines = [

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from ts.protocol.text import printable
 from ts_frontend.cli.text import fits, natural
+from ts_frontend.tuning.show import sparkline
 
-BARS = "▁▂▃▄▅▆▇█"
 #: The number of samples in a sparkline.
 PAST_MAX = 40
 STYLES = {"ready": "green", "loading": "yellow", "failing": "bold red", "stopped": "dim", "given up": "bold red"}
@@ -25,14 +25,6 @@ NAME_MIN = 14
 #: The number of lines in `shown` besides the models and the summary.
 FRAME_LINES = 5
 GIB = 1 << 30
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """The values as bars; the highest fills the line."""
-    most = max(values, default=0.0)
-    if not most:
-        return BARS[0] * len(values)
-    return "".join(BARS[min(int(value / most * len(BARS)), len(BARS) - 1)] for value in values)
 
 
 def seconds_text(seconds: float) -> str:
@@ -82,8 +74,7 @@ class Board:
                 del self._past[key]
 
     def rows(self, sort: str = "name", only: str = "") -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        """The models whose names contain `only`, each with its latest numbers, ordered by name, rate, p95
-        or queue."""
+        """The models whose names contain `only`, each with its latest numbers, ordered by name, rate, p95 or queue."""
         models = [model for model in self.models if fits(model["name"], only)]
         found = [(model, self._rows.get(model["key"], {})) for model in models]
         found.sort(key=lambda row: (natural(row[0]["name"]), natural(row[0]["version"])))
@@ -124,7 +115,6 @@ class Board:
         return Group(self._summary(), Text(), *table, *more, *empty, *self._deaths(rows))
 
     def _table(self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], columns: int) -> Table:
-        """The models with the columns that fit."""
         cells = [dict(zip(_HEAD, self._cells(*row), strict=True)) for row in rows]
         widths = {head: max(len(head), *(len(row[head]) for row in cells)) for head in _HEAD}
         kept = list(_HEAD)
@@ -163,7 +153,6 @@ class Board:
         yield Text("-" if size is None else _number(size))
 
     def _deaths(self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Iterator[Text]:
-        """The reasons why models don't serve."""
         for model, _ in rows:
             failure = model.get("lastFailure")
             reason = model.get("loadFailure") or (failure["reason"] if failure else None)

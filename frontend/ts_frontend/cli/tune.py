@@ -10,7 +10,6 @@ import asyncio
 import json
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ import click
 from ts_frontend.cli.client import CallFailed, Client, WorkersFailed, wait_for_workers
 from ts_frontend.cli.commands import command, commands
 from ts_frontend.cli.tune_requests import IN_FLIGHT_MAX, PROTOCOLS, read, sender
+from ts_frontend.config.kinds import bytes_of
 from ts_frontend.tuning import show
 from ts_frontend.tuning.load import Durations, Length, Send, measure
 from ts_frontend.tuning.search import Bounds, Found, Measurement, Space, Trial, best_within, search
@@ -36,7 +36,6 @@ TIME_PART = 0.09
 POLL_S = 0.02
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|)", re.IGNORECASE)
 _INPUT = click.Path(exists=True, path_type=Path)
 
 
@@ -51,7 +50,6 @@ def space(batch_max: int, workers_max: int, in_flight_max: int) -> Space:
 
 
 def _doubled(most: int) -> tuple[int, ...]:
-    """The powers of two below `most`, and `most`."""
     return (*(1 << power for power in range(most.bit_length()) if 1 << power < most), most)
 
 
@@ -108,7 +106,6 @@ class Copy:
             return await measure(send, concurrency, self._length, best_per_s)
 
     def remove(self) -> None:
-        """Unregisters it, if it is registered."""
         if self._batching is None:
             return
         self._batching = None
@@ -131,7 +128,6 @@ class Copy:
 def _climb(
     copy: Copy, over: Space, bounds: Bounds, start: Trial, say: Callable[[str], None]
 ) -> tuple[Found, list[tuple[Trial, Measurement]]]:
-    """Measures the trials of the search, and reports each result."""
     begun_s = time.monotonic()
 
     def passed() -> float:
@@ -154,14 +150,11 @@ def _climb(
 
 
 def _memory(_: Any, __: Any, text: str | None) -> int | None:
-    """The bytes of a size such as 1500000, 512MiB or 1.5 GB."""
     if text is None:
         return None
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    if (size := bytes_of(int(text) if text.isdecimal() else text)) is None:
         raise click.BadParameter(f"{text!r} is not a size such as 2GiB")
-    unit = found[2].lower()
-    return int(float(found[1]) * (1024 if "i" in unit else 1000) ** " kmgt".index(unit[:1] or " "))
+    return size
 
 
 def _plot(_: Any, __: Any, path: Path | None) -> Path | None:

@@ -9,8 +9,9 @@ import mimetypes
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,17 +81,13 @@ def _check_v2(body: bytes, where: str) -> None:
 async def sender(
     protocol: str, target: Target, http_port: int, name: str, requests: Sequence[Recorded]
 ) -> AsyncIterator[Send]:
-    """Yields the sender of the n-th request to this model; its connections are closed with the context."""
     if protocol == "grpc":
         async with target.channel(target.address(target.inference_port), grpc.aio) as channel:
             yield _over_grpc(channel, target, name, requests)
         return
     path = f"/predictions/{name}" if protocol == "http" else f"/v2/models/{name}/infer"
-    connections = _Connections(target, http_port)
-    try:
-        yield connections.sender(path, requests)
-    finally:
-        connections.close()
+    with closing(_Connections(target, http_port, path, requests)) as connections:
+        yield connections.send
 
 
 def _over_grpc(channel: Any, target: Target, name: str, requests: Sequence[Recorded]) -> Send:
@@ -111,36 +108,35 @@ def _over_grpc(channel: Any, target: Target, name: str, requests: Sequence[Recor
 class _Connections:
     """Connections of HTTP/1.1 to one address, as many as requests in flight; each request takes a thread."""
 
-    def __init__(self, target: Target, port: int) -> None:
-        self._host, self._port = target.host, port
-        self._address = target.address(port)
+    def __init__(self, target: Target, port: int, path: str, requests: Sequence[Recorded]) -> None:
+        self._path, self._requests, self._address = path, requests, target.address(port)
         self._keys = dict(target.keys.metadata(KeyKind.INFERENCE))
-        self._tls: ssl.SSLContext | None = None
+        kind: Any = http.client.HTTPConnection
         if target.ca_file is not None:
-            self._tls = ssl.create_default_context(cafile=target.ca_file)
+            tls = ssl.create_default_context(cafile=target.ca_file)
             if target.certificate_file is not None:
-                self._tls.load_cert_chain(target.certificate_file, target.certificate_key_file)
+                tls.load_cert_chain(target.certificate_file, target.certificate_key_file)
+            kind = partial(http.client.HTTPSConnection, context=tls)
+        self._made = partial(kind, target.host, port, timeout=REQUEST_S_MAX)
         self._idle: list[http.client.HTTPConnection] = []
         self._threads = ThreadPoolExecutor(IN_FLIGHT_MAX)
 
-    def sender(self, path: str, requests: Sequence[Recorded]) -> Send:
-        async def send(number: int) -> None:
-            request = requests[number % len(requests)]
-            await asyncio.get_running_loop().run_in_executor(self._threads, self._call, path, request)
+    async def send(self, number: int) -> None:
+        request = self._requests[number % len(self._requests)]
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._call, request)
 
-        return send
-
-    def _call(self, path: str, request: Recorded) -> None:
-        """Sends a request and reads its answer. Raises CallFailed unless it succeeds."""
+    def _call(self, request: Recorded) -> None:
+        connection = self._idle.pop() if self._idle else self._made()
         try:
-            connection = self._idle.pop() if self._idle else self._opened()
+            if connection.sock is None:
+                connection.connect()
         except OSError as error:
             raise CallFailed(
                 "UNAVAILABLE", f"No server answers HTTP at {self._address} ({error}). Its port: --http-port"
             ) from None
         kind = {"Content-Type": request.media_type} if request.media_type else {}
         try:
-            connection.request("POST", path, request.body, {**self._keys, **kind})
+            connection.request("POST", self._path, request.body, {**self._keys, **kind})
             answer = connection.getresponse()
             body = answer.read()
         except (OSError, http.client.HTTPException) as error:
@@ -149,14 +145,6 @@ class _Connections:
         self._idle.append(connection)
         if answer.status >= 300:
             raise CallFailed("UNKNOWN", f"HTTP {answer.status}: {body.decode(errors='replace')}")
-
-    def _opened(self) -> http.client.HTTPConnection:
-        if self._tls is None:
-            found = http.client.HTTPConnection(self._host, self._port, timeout=REQUEST_S_MAX)
-        else:
-            found = http.client.HTTPSConnection(self._host, self._port, timeout=REQUEST_S_MAX, context=self._tls)
-        found.connect()
-        return found
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -35,7 +35,6 @@ class Address:
 
     @property
     def loopback(self) -> bool:
-        """True if only this machine can reach it."""
         return self.scheme == "unix" or is_loopback(self.host)
 
     def __str__(self) -> str:
@@ -122,8 +121,7 @@ def parse_name(text: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """True for `localhost`, loopback IP addresses and Unix sockets. Other names than addresses count as reachable from
-    outside."""
+    """True for `localhost`, loopback IP addresses and Unix sockets. Other names count as reachable from outside."""
     if host.lower() == "localhost" or unix_path(host):
         return True
     try:

@@ -27,7 +27,6 @@ class Derived:
         self._values, self._sources, self._ranks = values, sources, ranks
 
     def add(self) -> None:
-        """Adds all derived values, in order."""
         self._hosts()
         self._ports()
         if self._values.get("use_tls"):
@@ -58,8 +57,7 @@ class Derived:
             self._set(key, replace(address, **parts), self._sources.get(cause, "default"))  # type: ignore[arg-type]
 
     def _hosts(self) -> None:
-        """Applies `host` to the addresses that other machines should reach; an address that a source at least as strong
-        gave in full stays."""
+        """Applies `host` to addresses for other machines; one given in full by an equally strong source stays."""
         host = self._values.get("host")
         if host is not None:
             for key in ("inference_address", "metrics_address"):
@@ -74,7 +72,6 @@ class Derived:
                 self._move(target, key, host=self._values[key])
 
     def _from_profile(self, *keys: str) -> bool:
-        """Whether the profile or the platform set all of these keys."""
         return all(self._sources.get(key, "").startswith(("profile ", "platform ")) for key in keys)
 
     def _ports(self) -> None:
@@ -155,7 +152,6 @@ def secured(config: ServerConfig) -> Iterator[str]:
 
 
 def _convert(config: ServerConfig) -> str:
-    """The message with the commands that convert the key store to PEM files."""
     store = shlex.quote(str(config.keystore))
     first = ""
     if (config.keystore_type or "PKCS12").upper() not in ("PKCS12", "P12", "PFX"):

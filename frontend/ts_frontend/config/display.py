@@ -23,7 +23,6 @@ class Explained:
 
 
 def explain(config: ServerConfig) -> list[Explained]:
-    """Every setting in the order of the table."""
     return [
         Explained(key, _shown(config, setting), config.sources.get(key, "default"), setting.doc)
         for key, setting in SETTINGS.items()

@@ -94,7 +94,6 @@ def _entry(key: Key) -> dict[str, str]:
 
 
 def time_text(seconds: float) -> str:
-    """Seconds since 1970 as 2026-11-21T00:34:37.796771Z."""
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=min(seconds, _LAST_S))
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
@@ -160,7 +159,6 @@ def key_of(where: str, text: str, expires: object = None) -> Key:
 
 
 def parse_key_lines(kind: KeyKind, text: str) -> tuple[Key, ...]:
-    """The keys of a file with keys of one kind, one on each line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return tuple(key_of(f"{kind.value} key {number}", line) for number, line in enumerate(lines, 1))
 

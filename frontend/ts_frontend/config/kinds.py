@@ -58,8 +58,6 @@ class SettingKind:
 
 
 def whole(least: int = 0, most: float = math.inf) -> SettingKind:
-    """Whole numbers from `least` to `most`."""
-
     def parse(text: str) -> int:
         if not re.fullmatch(r"[+-]?\d+", text):
             raise ValueError("allowed are whole numbers")
@@ -70,8 +68,6 @@ def whole(least: int = 0, most: float = math.inf) -> SettingKind:
 
 
 def number(least: float = 0.0) -> SettingKind:
-    """Numbers from `least` on, also fractions."""
-
     def parse(text: str) -> float:
         value = float(text) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text) else math.nan
         if math.isnan(value):
@@ -83,8 +79,6 @@ def number(least: float = 0.0) -> SettingKind:
 
 
 def choice(*allowed: str) -> SettingKind:
-    """One of these words, ignoring case."""
-
     def parse(text: str) -> str:
         if text.lower() not in allowed:
             raise ValueError(f"allowed are {', '.join(allowed)}")
@@ -271,8 +265,7 @@ EXTRA_PORTS = SettingKind("comma list of `PORT[:DIALECT]`", _extra_ports)
 
 
 def bucket_of(path: Path) -> str | None:
-    """`s3://bucket/prefix` for the path `s3:/bucket/prefix`, its form as a Path, and so for `gs:`; None for other
-    paths."""
+    """`s3://bucket/prefix` for the path `s3:/bucket/prefix`, its form as a Path; so for `gs:`; None for others."""
     parts = path.parts
     scheme = parts[0].lower() if len(parts) > 1 else ""
     return f"{scheme}//{'/'.join(parts[1:])}" if scheme in ("s3:", "gs:") else None
@@ -314,3 +307,21 @@ def nearest_of(word: str, known: Iterable[str], likeness: float = 0.6) -> str | 
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=likeness)
     return by_lower[close[0]] if close else None
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def bytes_of(value: object) -> int | None:
+    """The size in bytes, None for a value that is no size of at least 1 byte."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if value > 0 else None
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) and len(value) < 40 else None
+    if match is None:
+        return None
+    unit = match[2].lower().removesuffix("b")
+    if unit == "i":
+        return None
+    base = 1024 if unit.endswith("i") else 1000
+    return int(float(match[1]) * base ** _POWERS[unit.removesuffix("i")]) or None

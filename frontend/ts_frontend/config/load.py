@@ -195,7 +195,6 @@ def _environment(environ: Mapping[str, str], command_line: _Layer, file: _Layer,
 
 
 def _other_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, _Value]]:
-    """Options of other servers by their variables."""
     for alias in ALIASES.values():
         for name in alias.env:
             if environ.get(name, "").strip():
@@ -237,7 +236,6 @@ def _file_path(ts_config: Path | None, environ: Mapping[str, str], found: _Findi
 
 
 def _there(path: Path, source: str) -> Path:
-    """Returns the path. Raises ConfigError unless it is a file."""
     if path.is_dir():
         raise ConfigError(f"{source} is a directory, not a config file: {path}")
     if not path.is_file():
@@ -279,8 +277,7 @@ def _known(values: Mapping[str, _Value], found: _Findings) -> dict[str, _Value]:
 
 
 def _add_meant(meant: dict[str, _Value], key: str, value: _Value, found: _Findings) -> None:
-    """Adds a setting that an option sets: a model's name and its place belong together, and of two other texts the last
-    counts, which is told."""
+    """Adds an option's setting: a model's name and place belong together; of two other texts the last counts."""
     before = meant.get(key)
     if before is not None and key == "load_models" and ("=" in before.text) != ("=" in value.text):
         name, place = (before, value) if "=" in value.text else (value, before)
@@ -434,7 +431,6 @@ def _log_location(layers: Sequence[_Layer]) -> Path:
 
 
 def _text(layers: Sequence[_Layer], key: str) -> str:
-    """The text of a setting from the strongest source; "" if it isn't set."""
     texts = (layer.values[key].text.strip() for layer in layers if key in layer.values)
     return next(filter(None, texts), "")
 
@@ -472,7 +468,6 @@ def _resolved(layers: Sequence[_Layer], environ: Mapping[str, str], found: _Find
 
 
 def _chosen(layers: Sequence[_Layer]) -> Iterator[tuple[str, _Value]]:
-    """The strongest value of each setting."""
     for key in SETTINGS:
         for layer in layers:
             value = _given(layer, key)
@@ -511,8 +506,7 @@ def _parsed(setting: Setting, value: _Value, found: _Findings) -> Any:
 
 
 def _neither(setting: Setting, value: _Value) -> str:
-    """The warning about a boolean that is neither true nor false. Some programs append a line to a file that doesn't
-    end with a line break."""
+    """The warning about a boolean that is neither true nor false; some programs append to a file's last line."""
     joined = max((key for key in SETTINGS if re.search(rf"{key}\s*[=:]", value.text)), key=len, default="")
     hint = f"; a line break is missing before {joined}, which isn't read" if joined else ""
     text = repr(value.text[:_SHOWN_CHARS]) + ("…" if len(value.text) > _SHOWN_CHARS else "")
@@ -547,8 +541,7 @@ def forget_secrets() -> None:
 
 
 def worker_environment(config: ServerConfig) -> dict[str, str]:
-    """The environment of worker processes: this one's without secrets and `blacklist_env_vars`, plus TorchServe's
-    variables."""
+    """The environment of workers: this one's without secrets and `blacklist_env_vars`, plus TorchServe's variables."""
     hidden = re.compile(config.blacklist_env_vars or r"(?!)")
     environ = config.environment or os.environ
     passed = {name: environ[name] for name in environ if name not in SECRETS and not hidden.fullmatch(name)}

@@ -145,7 +145,6 @@ def decode_models(text: str) -> Snapshot:
 
 
 def version_tree(state: VersionState) -> dict[str, Any]:
-    """One version as JSON."""
     tree: dict[str, Any] = {
         "defaultVersion": state.default,
         "marName": state.archive,
@@ -168,8 +167,7 @@ def version_tree(state: VersionState) -> dict[str, Any]:
 
 
 def version_state(tree: Mapping[str, Any]) -> VersionState:
-    """One version from its JSON. TorchServe's old snapshots lack some members; a delay other than the default counts as
-    requested."""
+    """A version from its JSON. TorchServe's old snapshots lack some members; a changed delay counts as requested."""
     ours = tree.get("torchrelay", {})
     delay_ms = int(tree.get("maxBatchDelay", _DEFAULT_DELAY_MS))
     return VersionState(

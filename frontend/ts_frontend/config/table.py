@@ -771,13 +771,11 @@ class ServerConfig:
         return not self.loopback_only or bool(self.given_keys())
 
     def given_keys(self) -> tuple[str, ...]:
-        """The keys of the settings that give keys."""
         keys = ("token_path", "inference_token", "management_token", "api_token")
         return tuple(key for key in keys if getattr(self, key))
 
     @property
     def key_dir(self) -> Path:
-        """The directory of key_file.json."""
         return Path.cwd() if self.work_dir is None else self.work_dir
 
     @property

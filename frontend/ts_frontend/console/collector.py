@@ -169,7 +169,6 @@ class Collector:
                 next_state_s = min(next_state_s, time.monotonic() + GAP_S)
 
     async def _changed(self, limit_s: float) -> bool:
-        """Waits for `limit_s`; returns True at once when a model changes."""
         try:
             await asyncio.wait_for(self._models.changes.wait(), max(limit_s, 0.001))
         except TimeoutError:
@@ -207,7 +206,6 @@ class Collector:
             reader.tell(sample=event)
 
     def _all_watched(self) -> dict[Model, ModelWatch]:
-        """Returns a watch for each model that is served now, and for no other."""
         old, self._watches = self._watches, {}
         for model in self._models:
             watch = old.pop(model, None)

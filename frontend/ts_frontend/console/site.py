@@ -1,5 +1,4 @@
-"""The console's files: pages, scripts and styles of the folder `site`, read once. They load nothing from other origins,
-and no other files are served."""
+"""The console's files (folder `site`), read once. They load nothing from other origins; no other file is served."""
 
 from __future__ import annotations
 
@@ -54,5 +53,4 @@ class Site:
         return self._files.get(name)
 
     def page(self, name: str) -> SiteFile:
-        """Returns one of the pages, which are always there."""
         return self._files[name]

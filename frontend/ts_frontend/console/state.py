@@ -92,8 +92,7 @@ class ModelWatch:
         return read(self.model, self.latencies.counts, now_s)
 
     def _streams(self, jobs: Iterable[Job]) -> tuple[int, int]:
-        """Returns the number of unfinished answers that have begun, and the bytes sent on them since the last
-        reading."""
+        """The number of unfinished answers that have begun, and the bytes sent on them since the last reading."""
         before = self._streamed
         now = {
             job.id: job.received_bytes
@@ -142,7 +141,6 @@ def between(before: Reading, now: Reading) -> tuple[list[float | int | None], di
 
 
 def _short(value: float) -> float:
-    """Returns a number with three significant digits, which keeps rows short."""
     return float(f"{value:.3g}") if value else 0
 
 
@@ -173,12 +171,7 @@ class MachineLoad:
         }
 
 
-#: The most last lines of a worker that ended.
-DEATH_LINES = 20
-
-
 def key_of(model: Model) -> str:
-    """Returns the key of a model version in samples and states."""
     return f"{model.name}/{model.version}"
 
 
@@ -189,7 +182,6 @@ def models_state(registry: Registry, memory: WorkerMemory) -> list[dict[str, Any
 
 
 def model_state(model: Model, is_default: bool, memory: Callable[[Worker], int]) -> dict[str, Any]:
-    """Returns one model version. Times are seconds since 1970, memory in bytes."""
     settings, pool = model.settings, model.pool
     return {
         "key": key_of(model),
@@ -214,14 +206,13 @@ def model_state(model: Model, is_default: bool, memory: Callable[[Worker], int])
         "inputs": [_tensor(spec) for spec in model.signature.inputs],
         "outputs": [_tensor(spec) for spec in model.signature.outputs],
         "loadFailure": pool.load_failure.cause if pool.load_failure is not None else None,
-        "lastFailure": _failure(pool.last_failure),
-        "lastReplacement": _replacement(pool.last_replacement),
+        "lastFailure": _shown(pool.last_failure),
+        "lastReplacement": _shown(pool.last_replacement),
         "workers": [_worker(slot, memory) for slot in pool.slots],
     }
 
 
 def status_of(model: Model) -> str:
-    """Returns one word: ready, loading, failing, or stopped for a model without workers."""
     if model.ready:
         return "ready"
     if model.failing:
@@ -254,26 +245,8 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape), "optional": spec.optional}
 
 
-def _failure(failure: Failure | None) -> dict[str, Any] | None:
-    if failure is None:
-        return None
-    return {
-        "workerId": str(failure.worker_id),
-        "at": round(failure.at, 3),
-        "reason": failure.reason,
-        "failuresInARow": failure.failures,
-        "lastLines": failure.tail[-DEATH_LINES:],
-    }
-
-
-def _replacement(replacement: Replacement | None) -> dict[str, Any] | None:
-    if replacement is None:
-        return None
-    return {
-        "workerId": str(replacement.worker_id),
-        "at": round(replacement.at, 3),
-        "reason": replacement.reason,
-    }
+def _shown(one: Failure | Replacement | None) -> dict[str, object] | None:
+    return None if one is None else one.shown(at=round(one.at, 3))
 
 
 def worker_log(model: Model, worker_id: str) -> dict[str, Any] | None:

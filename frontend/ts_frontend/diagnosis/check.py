@@ -73,8 +73,7 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model to try, by its `title`: an archive, a model's folder, or a `handler`'s file. `versioned`: a folder with
-    versions."""
+    """A model to try: an archive, a model's folder, or a `handler`'s file. `versioned`: a folder with versions."""
 
     title: str
     path: Path
@@ -130,7 +129,6 @@ def _apart(path: Path, config: ServerConfig, directory: Path) -> ServerConfig:
 
 
 def _settings(report: Report, config: ServerConfig) -> None:
-    """Adds the faults in the settings."""
     found = Section("settings", counted=False)
     for note in config.notes:
         if note.level >= logging.WARNING:
@@ -237,7 +235,6 @@ class _Trial:
         self._workers = config.default_workers_per_model or parts.gpus or os.cpu_count() or 1
 
     async def run(self, report: Report, candidate: Candidate) -> None:
-        """Adds a section for each version of a candidate."""
         section = report.section(candidate.title)
         with listened(section):
             try:
@@ -317,8 +314,7 @@ class _Trial:
             await self._asked(section, model, sample)
 
     async def _batch(self, model: Model) -> list[Job]:
-        """Requests that wait for the worker, so that they come to the handler together; [] for a model without
-        batches."""
+        """Requests that wait for the worker and so come to the handler together; [] for a model without batches."""
         settings = model.settings
         if not self._samples or settings.batch_size < 2 or _refuses_samples(model) or settings.continuous_batching:
             return []
@@ -379,7 +375,6 @@ def _refuses_samples(model: Model) -> bool:
 
 
 async def _failure(job: Job) -> str | None:
-    """The reason why a request failed, None if it was answered."""
     try:
         await job.result()
     except ServeError as error:
@@ -390,7 +385,6 @@ async def _failure(job: Job) -> str | None:
 
 
 def _told(error: ServeError) -> str:
-    """The text of an error, as clients see it."""
     return f"HTTP {error.http_status}, gRPC {error.code.name}: {error.message}"
 
 
@@ -404,7 +398,6 @@ def _short(answer: bytes) -> str:
 
 
 def _measured(directory: Path) -> tuple[int, int]:
-    """The number of a model's files, and their size in bytes."""
     count = total_bytes = 0
     for folder, _, names in os.walk(directory):
         for name in names:

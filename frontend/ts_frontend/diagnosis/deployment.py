@@ -1,5 +1,4 @@
-"""The files of a TorchServe deployment, found in its directory, and the commands of its image and scripts. Blocking;
-nothing is run."""
+"""The files of a TorchServe deployment, and the commands of its image and scripts. Blocking; nothing is run."""
 
 from __future__ import annotations
 
@@ -44,7 +43,6 @@ class Deployment:
     commands: list[tuple[Line, list[str]]] = field(default_factory=list)
 
     def named(self, name: str) -> Path | None:
-        """The file of that name in the topmost folder."""
         return next((one for one in self.files if one.name == name), None)
 
     def here(self, path: Path) -> Path | None:
@@ -91,7 +89,6 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _logical_lines(path: Path) -> Iterator[Line]:
-    """The lines without comments; lines that a backslash continues are joined."""
     try:
         text = path.read_bytes()[:FILE_BYTES_MAX].decode("utf-8", "replace")
     except OSError:

@@ -50,8 +50,7 @@ print(json.dumps({
 
 
 def examine(config: ServerConfig | None, problem: str = "") -> Report:
-    """The report. `config` None: the settings can't be used, for the reasons in `problem`, one a line; the rest is
-    checked with the defaults."""
+    """The report. `config` None: the settings can't be used, for `problem`'s reasons; defaults are checked."""
     report = Report("area")
     _settings(report.section("Settings"), config, problem)
     config = config or ServerConfig()
@@ -156,8 +155,7 @@ def torch(section: Section, found: dict[str, Any], inventory: Inventory) -> None
 
 
 def ray(section: Section, address: str, missing: list[str]) -> None:
-    """Whether workers can be placed by the cluster at `address`. `missing`: the packages for it that aren't
-    installed."""
+    """Whether workers can be placed by the cluster at `address`. `missing`: its packages that aren't installed."""
     if missing:
         section.error(
             "ray",

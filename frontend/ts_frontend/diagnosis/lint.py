@@ -70,7 +70,6 @@ def missing(directory: Path) -> tuple[list[Missing], list[Missing]]:
 
 
 def _parsed(path: Path) -> ast.Module | None:
-    """The syntax tree of a file; None if it isn't Python or is too large."""
     try:
         if path.stat().st_size > SOURCE_BYTES_MAX:
             return None
@@ -125,7 +124,6 @@ def _file_of(module: str) -> Path | None:
 
 @functools.cache
 def _names(file: Path) -> frozenset[str]:
-    """The names that a module of ours binds at its top level; `*` for an import of everything."""
     found: set[str] = set()
     pending: list[ast.AST] = list(ast.parse(file.read_bytes()).body)
     while pending:
@@ -179,7 +177,6 @@ def _files(section: Section, archive: Archive) -> None:
 
 
 def _config_file(section: Section, archive: Archive) -> None:
-    """Adds a warning about a configuration that has no effect because the manifest doesn't name it."""
     if archive.config_file:
         if not (archive.dir / archive.config_file).exists():
             meant = _meant(archive.config_file, archive.dir)
@@ -237,8 +234,6 @@ def _source(section: Section, file: Path) -> None:
 
 
 def _imports(section: Section, archive: Archive, config: ServerConfig, loads: bool) -> None:
-    """Compares the imports of the archive's modules with the installed ones, except for modules that a
-    requirements file may install."""
     lacking, others = missing(archive.dir)
     for one in lacking:
         section.error("imports", f"{one.file}, line {one.line}: this server has no {one.dotted} (docs/ts-package.md)")

@@ -112,7 +112,6 @@ def packages_in_the_way(section: Section, found: Iterable[Brought], path_command
 
 
 def python_packages(section: Section) -> None:
-    """This Python and its packages."""
     python(
         section,
         str(sysconfig.get_config_var("CONFIG_ARGS")),

@@ -48,8 +48,7 @@ _TRIES_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """The flags of a `torchserve` command: settings, the file of --ts-config ("" without), and the fault in them
-    ("" for none)."""
+    """The flags of a `torchserve` command: settings, the file of --ts-config ("" without), and their fault or ""."""
 
     options: Sequence[Option] = ()
     ts_config: str = ""
@@ -60,13 +59,11 @@ ReadFlags = Callable[[Sequence[str]], Flags]
 
 
 def migrate(root: Path, read_flags: ReadFlags) -> Report:
-    """The report about the deployment in a directory. `read_flags` reads the words of a command. Raises OSError,
-    ServeError."""
+    """The report about a directory's deployment. `read_flags` reads a command's words. Raises OSError, ServeError."""
     return _Migration(read_deployment(root.resolve()), read_flags).run()
 
 
 def _lacks(store: Path, url: str) -> bool:
-    """Whether a store lacks the archive; one at a real URL isn't looked for."""
     return "://" not in url and not (store / url).exists()
 
 
@@ -361,7 +358,6 @@ class _Migration:
             section.warn("log_config", f"{text}, or its place in the container")
 
     def _log4j2(self) -> Path | None:
-        """Reports a log4j2 file that no setting names."""
         names = re.compile(r"log4j2?.*\.xml")
         return next((one for one in self._deployment.files if names.fullmatch(one.name)), None)
 
@@ -413,13 +409,11 @@ class _Migration:
             section.warn("settings", f"{text}: {shown}. Write them into config.properties")
 
     def _snapshots(self, config: ServerConfig) -> Path | None:
-        """The directory with snapshots of the last run."""
         there = [one for one in self._deployment.files if re.fullmatch(r"\d{17}-\w+\.cfg", one.name)]
         return there[0].parent if there else None
 
 
 def _without(options: Sequence[Option], refused: str) -> list[Option]:
-    """The options, without those that a message names."""
     return [one for one in options if not re.search(rf"\b{re.escape(one.key)}\b", refused)]
 
 

@@ -21,8 +21,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `about`: its subject, in a word; `text`: the finding, with advice; `detail`: lines
-    below it."""
+    """The result of one check. `about`: its subject, a word; `text`: finding and advice; `detail`: lines below it."""
 
     severity: Severity
     about: str
@@ -52,7 +51,6 @@ class Section:
         self.findings.append(Finding(Severity.OK, about, text))
 
     def warn(self, about: str, text: str) -> None:
-        """Adds a warning, unless the section has it."""
         found = Finding(Severity.WARNING, about, text)
         if not any(found.text == other.text for other in self.findings):
             self.findings.append(found)
@@ -76,7 +74,6 @@ class Report:
     sections: list[Section] = field(default_factory=list)
 
     def section(self, title: str) -> Section:
-        """A new section at the end."""
         self.sections.append(Section(title))
         return self.sections[-1]
 
@@ -84,7 +81,6 @@ class Report:
         return sum(section.count(severity) for section in self.sections)
 
     def status(self, *, strict: bool = False) -> int:
-        """The exit status: 1 with errors, and in `strict` reports with warnings."""
         return int(self.count(Severity.ERROR) > 0 or (strict and self.count(Severity.WARNING) > 0))
 
     def as_json(self) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Keys over gRPC: metadata `authorization: Bearer KEY`, checked before a method runs. The services grpc.health.v1 and
-reflection need none."""
+"""Keys over gRPC: metadata `authorization: Bearer KEY`, checked before a method runs; not for health, reflection."""
 
 from __future__ import annotations
 

@@ -85,7 +85,6 @@ class Call:
 
     @property
     def metadata(self) -> Metadata:
-        """The client's metadata."""
         if self._metadata is None:
             self._metadata, self._headers = ReceivedMetadata(self._headers[0]), _NO_HEADERS
         return self._metadata
@@ -101,7 +100,6 @@ class Call:
 
     @property
     def head_bytes(self) -> int:
-        """The memory of the request's head."""
         return head_bytes(self._headers[0] if self._metadata is None else self._metadata)
 
     def forget_head(self) -> None:
@@ -151,7 +149,6 @@ class Call:
         asking.begin(self.times)
 
     def value(self, key: str) -> str | bytes | None:
-        """The last value of a metadata key, None when the client sent none."""
         found = None
         for name, value in self.metadata:
             if name == key:
@@ -183,7 +180,6 @@ class Method:
 
 
 def code_of(call: Call, error: BaseException | None) -> int:
-    """Returns the status with which a call ended."""
     if error is None:
         return Code.OK
     if isinstance(error, ServeError):
@@ -289,8 +285,7 @@ class RequestIds:
 
 
 def request_headers(metadata: Metadata) -> tuple[Pairs, str | None]:
-    """Returns the headers for a handler from a client's metadata (text values only, no transport headers), and the
-    client's request id."""
+    """The headers for a handler from a client's metadata (texts, no transport headers), and its request id."""
     headers: list[tuple[str, str]] = []
     request_id = None
     for key, value in metadata:
@@ -321,8 +316,7 @@ def identified(call: Call, ids: RequestIds) -> tuple[Pairs, str]:
 
 
 def response_metadata(status: int, headers: Pairs) -> list[tuple[str, str | bytes]]:
-    """Returns a client's metadata from the status and headers that a handler set; headers that are invalid as metadata
-    are dropped."""
+    """A client's metadata from a handler's status and headers; those that are invalid as metadata are dropped."""
     found: list[tuple[str, str | bytes]] = [(STATUS_KEY, str(status))] if status != 200 else []
     for name, value in headers:
         key = name.lower()

@@ -81,7 +81,6 @@ class Exchange:
             await self._fail(error)
 
     async def _fail(self, error: Exception) -> None:
-        """Ends the call with the status of an error."""
         if isinstance(error, ServeError):
             self._call.trailing += status_details(error, self._call.request_id)
             await self._finish(error.code, error.told())
@@ -90,7 +89,6 @@ class Exchange:
             await self._finish(Code.INTERNAL, UNEXPECTED)
 
     async def refuse_draining(self) -> None:
-        """Ends a call that the shutdown cancelled with UNAVAILABLE."""
         await self._finish(Draining.code, "The server shut down before the call was answered")
 
     async def _run_in_time(self, method: Method | None) -> None:
@@ -162,8 +160,7 @@ class Exchange:
             await self._perform_stream(method)
 
     async def _perform_stream(self, method: Method) -> None:
-        """Performs a streaming call, which may last long: it counts until its end, and the headers are left only to the
-        call."""
+        """Performs a streaming call: it counts until its end, and the headers are left only to the call."""
         call = self._call
         call.stream = stream = self._limits.streams.open(call.head_bytes)
         self._stream.forget_head()
@@ -196,7 +193,6 @@ class Exchange:
     # Messages out
 
     async def _answer(self, message: bytes) -> None:
-        """Sends a unary method's answer and status."""
         await self._write((message,))
         self._stream.finish(self._trailers(Code.OK, ""))
         if self._stream.queued:
@@ -239,7 +235,6 @@ class Exchange:
         self._stream.begin(200, headers)
 
     async def _finish(self, code: Code, message: str) -> None:
-        """Sends the final status; in the header block if nothing was sent before (a trailers-only answer)."""
         stream = self._stream
         if stream.given:
             return

@@ -26,7 +26,6 @@ class UnknownService(ServeError):
 
 
 def methods(source: Health) -> tuple[Method, Method]:
-    """Returns the methods Check and Watch."""
     service = HealthService(source)
     return (
         Method(f"/{SERVICE}/Check", Shape.UNARY, service.check),

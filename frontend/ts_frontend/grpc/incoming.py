@@ -1,5 +1,4 @@
-"""The messages of one gRPC request as they arrive. A module of its own, since asynchronous generators can't be
-compiled."""
+"""The messages of one gRPC request as they arrive. Its own module: asynchronous generators can't be compiled."""
 
 from __future__ import annotations
 

@@ -86,7 +86,6 @@ class InferenceService:
         return TorchServeHealthResponse(health=json.dumps(report, indent=2, ensure_ascii=False)).SerializeToString()
 
     async def stream_predictions(self, call: Call, data: bytes) -> AsyncIterator[Sequence[bytes]]:
-        """One PredictionsRequest -> a PredictionResponse for every piece the handler sends."""
         answer = self._predictions.submit(call, parse(call.path, data), True)
         try:
             async for pieces in chunks(answer):

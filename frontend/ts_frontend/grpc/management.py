@@ -43,8 +43,7 @@ def _parsed(kind: type[Request], call: Call, data: bytes) -> Request:
 
 
 def _given(table: Sequence[CallParameter], request: Message) -> dict[str, Any]:
-    """Returns the values of a call's parameters by name, and the defaults of those that aren't given. Raises
-    InvalidArgument."""
+    """The values of a call's parameters by name, or their defaults. Raises InvalidArgument."""
     signed = {row.name for row in table if row.least < 0}
     for field, value in request.ListFields():
         if isinstance(value, int) and value < 0 and field.name not in signed:

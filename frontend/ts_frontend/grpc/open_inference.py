@@ -180,7 +180,6 @@ class OpenInferenceService:
             return False
 
     async def model_infer(self, call: Call, data: bytes) -> bytes:
-        """One ModelInferRequest -> one ModelInferResponse; the texts of a streamed answer are joined."""
         answer = self.submit(call, data, head_of_message(data), "grpc", stream=False)
         try:
             pieces = await answer.pieces()
@@ -202,7 +201,6 @@ class OpenInferenceService:
             answer.cancel()
 
     def model_stream_infer(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncIterator[Sequence[bytes]]:
-        """ModelInferRequests -> the answers of each, in the stream's dialect."""
         return Multiplexer("ModelStreamInfer", _TensorStream(self, call, self._dialect).accept).answers(requests)
 
 
@@ -214,7 +212,6 @@ def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadat
 
 
 def set_parameter(parameter: Any, value: Any) -> None:
-    """Sets a parameter's value; a value of another type is set as text."""
     if isinstance(value, bool):
         parameter.bool_param = value
     elif isinstance(value, int):
@@ -238,8 +235,7 @@ class StreamDialect(Enum):
 
 
 def dialect_of(call: Call, request: pb.ModelInferRequest, configured: StreamDialect) -> StreamDialect:
-    """Returns the dialect of a stream, by its metadata, the setting, or its first request. Raises InvalidArgument for
-    an unknown dialect."""
+    """A stream's dialect, by its metadata, the setting, or its first request. Raises InvalidArgument."""
     named = call.value(DIALECT_KEY)
     if named is not None:
         if named not in (StreamDialect.TRITON.value, StreamDialect.MLSERVER.value):

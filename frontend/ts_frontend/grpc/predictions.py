@@ -104,8 +104,7 @@ def _parse_any(method: str, data: bytes) -> PredictionRequest:
 
 
 def parse(method: str, data: bytes) -> PredictionRequest:
-    """Returns the request in `data`; large inputs are views of it. Raises InvalidArgument, naming `method`, for
-    anything else."""
+    """The request in `data`; large inputs are views of it. Raises InvalidArgument, naming `method`."""
     if len(data) > WHOLE_BYTES_MAX:
         check_fields(data, "PredictionsRequest", FIELDS_MAX)
     try:
@@ -115,18 +114,15 @@ def parse(method: str, data: bytes) -> PredictionRequest:
 
 
 def response(prediction: Buffer) -> bytes:
-    """Returns a PredictionResponse with that answer."""
     return b"".join((prefix(1, len(prediction)), prediction))
 
 
 def responses(predictions: Sequence[Buffer]) -> list[bytes]:
-    """Returns a PredictionResponse for each answer."""
     return [response(one) for one in predictions]
 
 
 class Predictions:
-    """The method Predictions, and the jobs of all predictions over gRPC. `keys`: the headers that name a request's
-    sequence."""
+    """The method Predictions, and the jobs of all predictions over gRPC. `keys`: headers that name a sequence."""
 
     def __init__(self, models: Registry, keys: SequenceHeaders) -> None:
         self._models = models
@@ -160,7 +156,6 @@ class Predictions:
         return [(self._keys.id, sequence_id), *named], [part for part in inputs if part not in found]
 
     async def answer(self, call: Call, data: bytes) -> bytes:
-        """One PredictionsRequest -> one PredictionResponse, the pieces of a streamed answer joined."""
         answer = self.submit(call, parse(call.path, data), False)
         prediction = await answer.result()
         if answer.headers or answer.status != 200:

@@ -71,7 +71,6 @@ class Decoder:
 
     @property
     def held_bytes(self) -> int:
-        """The memory of an incomplete message."""
         return self._held_bytes + PIECE_BYTES * len(self._held)
 
     def feed(self, data: bytes) -> list[Message]:
@@ -90,7 +89,6 @@ class Decoder:
         return self._cut(b"".join(self._held))
 
     def _whole(self) -> Message:
-        """The message that the pieces form, joined without its prefix."""
         first, *rest = self._held
         self._held, self._held_bytes, self._needed = [], 0, PREFIX_BYTES
         return Message(first[0] == 1, b"".join((memoryview(first)[PREFIX_BYTES:], *rest)))
@@ -242,8 +240,7 @@ def timeout_s(value: bytes) -> float:
 
 
 def answering_s(seconds: float) -> float:
-    """Seconds after which to answer a deadline of `seconds`: a little less, so that the client gets the status and
-    doesn't cancel the call."""
+    """Seconds after which to answer a deadline of `seconds`: a little less, so that the client gets the status."""
     return seconds - min(EARLY_S_MAX, seconds * EARLY_SHARE)
 
 
@@ -255,8 +252,7 @@ def is_grpc(content_type: bytes | None) -> bool:
 
 
 def encode_message(message: str) -> bytes:
-    """Returns the value of `grpc-message`: UTF-8, percent-encoded where it isn't printable ASCII, cut to the length
-    that clients take."""
+    """The value of `grpc-message`: UTF-8, percent-encoded outside printable ASCII, cut to what clients take."""
     encoded = quote(bounded(message), safe=_PLAIN, errors="replace")
     if encoded[:1] == " ":  # a header's value can't begin or end with a space
         encoded = "%20" + encoded[1:]
@@ -278,7 +274,6 @@ def bounded(message: str) -> str:
 
 
 def status_headers(code: int, message: str) -> list[Header]:
-    """The headers `grpc-status`, and `grpc-message` if the message isn't empty."""
     headers = [(b"grpc-status", str(int(code)).encode())]
     if message:
         headers.append((b"grpc-message", encode_message(message)))

@@ -18,7 +18,6 @@ _VERSIONS = (grpc_reflection_v1_reflection_pb2, grpc_reflection_v1alpha_reflecti
 
 
 def methods(served: Iterable[Method]) -> tuple[Method, ...]:
-    """The reflection methods, which describe the services of the `served` methods and themselves."""
     names = {method.path.split("/")[1] for method in served} | {_service(messages) for messages in _VERSIONS}
     services = tuple(sorted(names))
     return tuple(
@@ -46,7 +45,6 @@ def _file_of_symbol(name: str) -> FileDescriptor:
 
 
 def _members(file: FileDescriptor, owner: str) -> set[str]:
-    """The names of the methods, fields or values of the service, message or enum `owner` of `file`."""
     local = owner.removeprefix(file.package).lstrip(".")
     if local in file.services_by_name:
         return set(file.services_by_name[local].methods_by_name)
@@ -99,7 +97,6 @@ class ReflectionService:
             return self._error(Code.NOT_FOUND, f"Not found: {str(wanted).strip()}")
 
     def _files(self, file: FileDescriptor) -> dict[str, Any]:
-        """Returns the file and all its imports, direct or not."""
         found: dict[str, bytes] = {}
         waiting = [file]
         while waiting:

@@ -85,7 +85,6 @@ def load_asked(data: bytes) -> tuple[str, LoadParameters]:
 
 
 def _name(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest) -> str:
-    """Returns the model's name, from either of the fields that clients use."""
     name = request.model_name or request.repository_name
     if not name:
         raise InvalidArgument("model_name is empty: name the model")

@@ -37,8 +37,6 @@ def logged(method: Method, logs: Logs, *, times_all: bool = False) -> Method:
 
 
 def _timed(run: Any) -> Any:
-    """Wraps a method so that its jobs are timed."""
-
     def timed(call: Call, data: Any) -> Any:
         call.time_jobs(told=False)
         return run(call, data)
@@ -91,13 +89,11 @@ class CallMetrics:
         self._methods: dict[str, MethodCounts] = {}
 
     def counted(self, method: Method) -> Method:
-        """Wraps a method so that its calls are counted."""
         counts = self._methods.setdefault(method.path, MethodCounts(method))
         wrapped: Any = _counted_unary if method.shape is Shape.UNARY else _counted_streaming
         return Method(method.path, method.shape, wrapped(method.run, counts))
 
     def families(self) -> list[Family]:
-        """Returns the present metrics of the methods that were called."""
         started = _family("started_total", MetricKind.COUNTER, "RPCs started on the server")
         handled = _family("handled_total", MetricKind.COUNTER, "RPCs completed on the server, by status", "grpc_code")
         received = _family("msg_received_total", MetricKind.COUNTER, "Messages received from clients")

@@ -24,7 +24,6 @@ Begin = Callable[[Call], RequestSpan]
 
 
 def traced(method: Method, tracer: Tracer) -> Method:
-    """Wraps a method with a span for each call; leaves health methods as they are."""
     name = method.path[1:]
     service, _, word = name.rpartition("/")
     if word in HEALTH_METHODS:

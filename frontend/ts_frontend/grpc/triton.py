@@ -16,14 +16,16 @@ from ts_frontend.open_inference.settings import LogSettings, TraceSettings
 from ts_frontend.open_inference.shared_memory import Regions, check_cuda, refuse_cuda
 
 
-class SharedMemoryService:
-    """Regions of system shared memory that clients register for their tensors, where that is allowed."""
+class TritonService:
+    """Regions of system shared memory that clients register for their tensors, where that is allowed, and statistics of
+    the models, in which a request counts once, regardless of its batch dimension."""
 
-    def __init__(self, regions: Regions) -> None:
-        self._regions = regions
+    def __init__(self, models: Registry, regions: Regions) -> None:
+        self._models, self._regions = models, regions
 
     def methods(self) -> tuple[Method, ...]:
         own = {
+            "ModelStatistics": self.statistics,
             "SystemSharedMemoryStatus": self.status,
             "SystemSharedMemoryRegister": self.register,
             "SystemSharedMemoryUnregister": self.unregister,
@@ -32,6 +34,10 @@ class SharedMemoryService:
             "CudaSharedMemoryUnregister": self.cuda_unregister,
         }
         return tuple(Method(f"/{SERVICE}/{name}", Shape.UNARY, run) for name, run in own.items())
+
+    async def statistics(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.ModelStatisticsRequest, data)
+        return statistics_of(self._models, request.name, request.version).SerializeToString()
 
     async def status(self, call: Call, data: bytes) -> bytes:
         request = message(pb.SystemSharedMemoryStatusRequest, data)
@@ -96,17 +102,3 @@ class SettingsService:
 def _value(setting: pb.LogSettingsRequest.SettingValue) -> Any:
     choice = setting.WhichOneof("parameter_choice")
     return getattr(setting, choice) if choice else None
-
-
-class StatisticsService:
-    """Statistics of the models. A request counts once, regardless of its batch dimension."""
-
-    def __init__(self, models: Registry) -> None:
-        self._models = models
-
-    def methods(self) -> tuple[Method, ...]:
-        return (Method(f"/{SERVICE}/ModelStatistics", Shape.UNARY, self.statistics),)
-
-    async def statistics(self, call: Call, data: bytes) -> bytes:
-        request = message(pb.ModelStatisticsRequest, data)
-        return statistics_of(self._models, request.name, request.version).SerializeToString()

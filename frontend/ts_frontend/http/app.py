@@ -137,8 +137,7 @@ class HttpApp:
                 self._log(stream, status, (time.perf_counter() - begun_s) * 1000, request.request_id, times)
 
     def _asked(self, request: HttpRequest) -> tuple[str, bool, bool]:
-        """Returns the request's id, the client's if it sent a valid one; whether to time the request; and whether its
-        client asks for its times."""
+        """The request's id, the client's if it is valid; whether to time it; and whether its client asks for times."""
         named, own = request.by_name, ""
         if REQUEST_ID in named:
             own = next((value.decode() for value in request.values(REQUEST_ID) if _ID.fullmatch(value)), "")
@@ -246,7 +245,6 @@ def joined(pieces: Sequence[Body]) -> Iterator[bytes]:
 
 
 def request_line(stream: Stream) -> tuple[str, str]:
-    """Returns the client and the request line, for the access log."""
     head, version = stream.head, stream.peer.version
     target = head.target.decode("latin-1")
     return stream.peer.name, f"{head.method} {target} HTTP/{VERSIONS.get(version, version)}"

@@ -59,5 +59,4 @@ class HttpKeys:
 
 
 def presented(request: HttpRequest) -> list[bytes]:
-    """The values of the request's Authorization headers."""
     return request.values(AUTHORIZATION)

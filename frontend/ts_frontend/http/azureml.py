@@ -75,8 +75,7 @@ class HttpAzureML:
         return names.pop()
 
     async def _ask(self, request: HttpRequest, name: str, path: str) -> HttpAnswer:
-        """The answer of the model to the request. Its handler gets the body as it came, forms too, and the method, path
-        and query as headers."""
+        """The model's answer. Its handler gets the body as it came, and method, path and query as headers."""
         line = [(":method", request.method), (":path", path), (":query", request.query.decode("latin-1"))]
         job = self._models.find(name).submit(
             [Input("body", "", await request.body())],
@@ -93,7 +92,6 @@ class HttpAzureML:
     async def _identified(
         self, request: HttpRequest, serve: Callable[[HttpRequest], Awaitable[HttpAnswer]]
     ) -> HttpAnswer:
-        """The answer, or the error, with the ids of the request."""
         ids: Sequence[Header] = ()
         try:
             ids = _ids(request)

@@ -29,7 +29,6 @@ class HttpCustomHandlers:
         self._models = models
 
     def find(self, method: str, path: str) -> Match | None:
-        """Returns the match of a path that a model declares, None if no model does."""
         if path.partition("/")[2].partition("/")[0] in RESERVED:
             return None
         found = {

@@ -58,7 +58,6 @@ class Hosts:
         self.has = lru_cache(maxsize=256)(self._has)
 
     def _has(self, header: str, reached: str) -> bool:
-        """Returns whether a Host header names this server; `reached`: the address that the client connected to."""
         if self._all:
             return True
         match = _HOST.fullmatch(header) if len(header) <= _HOST_CHARACTERS_MAX else None
@@ -143,8 +142,7 @@ class Guard:
                 raise ForeignOrigin(f"Pages of other origins ({_shown(site)}) may not {deed}; {_WHO_MAY}")
 
     def _is_own(self, origin: str, hosts: Sequence[bytes], reached: str) -> bool:
-        """Returns True if the page comes from this server, by one of its names. Also used for a Unix socket, since a
-        proxy may forward to it."""
+        """Whether the page comes from this server, by one of its names, also behind a Unix socket's proxy."""
         try:
             page = urlsplit(origin).netloc.lower()
         except ValueError:

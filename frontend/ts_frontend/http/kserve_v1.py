@@ -21,8 +21,7 @@ PROGRAM = "program"
 
 
 class HttpKServe:
-    """Calls of models written for other servers, with errors in KServe's form; `torchserve` answers the calls of
-    TorchServe handlers."""
+    """Calls of models for other servers, with KServe's errors; `torchserve` answers those of TorchServe handlers."""
 
     def __init__(self, models: Registry, health: Health, torchserve: HttpInference) -> None:
         self._models, self._health = models, health

@@ -25,7 +25,6 @@ def outcome_answer(outcome: Outcome) -> HttpAnswer:
 
 
 def page_asked(parameters: Parameters) -> tuple[int, int]:
-    """Returns `limit` and `next_page_token`."""
     return _integer_or(parameters, "limit", LIST_LIMIT), _integer_or(parameters, "next_page_token", 0)
 
 
@@ -39,14 +38,12 @@ def _integer_or(parameters: Parameters, name: str, default: int) -> int:
 
 
 async def register_parameters(request: HttpRequest) -> Parameters:
-    """Returns the parameters of the query, or of a JSON body."""
     if request.header(b"content-type").partition(";")[0].strip().lower() == "application/json":
         return _json_parameters(await request.body())
     return Parameters(query_pairs(request))
 
 
 def _json_parameters(body: bytes) -> Parameters:
-    """Returns the members of a JSON object as parameters of those names."""
     check_json_size(body)
     try:
         members = json.loads(body)
@@ -66,8 +63,7 @@ def _text(name: str, value: object) -> str:
 
 
 def given(table: Iterable[CallParameter], parameters: Parameters) -> dict[str, Any]:
-    """Returns the values of a call's parameters by name, and the defaults of those that aren't given. Raises
-    InvalidArgument."""
+    """The values of a call's parameters by name, or their defaults. Raises InvalidArgument."""
     rows = [row for row in table if row.http]
     found = {row.name: _value(row, parameters) for row in rows}
     for row in rows:

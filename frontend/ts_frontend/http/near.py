@@ -51,7 +51,6 @@ class Near:
         return f"{meant} The {_NAMES[api]} API serves {'it' if meant else 'this path'}: {self._address(api)}."
 
     def _compared(self, path: str) -> tuple[float, str]:
-        """The most similar template, after its likeness."""
         asked = path.split("/")
         return max(((_likeness(asked, template), template) for template in self._apis), key=lambda one: one[0])
 

@@ -123,7 +123,6 @@ class HttpOpenInference:
         self._torchserve = torchserve
 
     def _model(self, request: HttpRequest) -> Model:
-        """Returns the path's model: the version that it names, or the default one."""
         params = request.path_params
         return tensor_models.find(self._models, params["model_name"], params.get("model_version", ""))
 
@@ -219,8 +218,7 @@ class HttpOpenInference:
         return await compressed(request, answer)
 
     def _is_torchserves(self, request: HttpRequest) -> bool:
-        """Returns whether a request's body goes to the handler unchanged, as in TorchServe. Requests with binary
-        tensors never do."""
+        """Whether a body goes to the handler unchanged, as in TorchServe; never with binary tensors."""
         params = request.path_params
         if self._always or "model_version" in params or request.header(tensor_requests.LENGTH_HEADER):
             return False
@@ -269,7 +267,6 @@ def _parameters(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def event(data: Buffer) -> bytes:
-    """A server-sent event."""
     return b"data: " + bytes(data) + b"\n\n"
 
 

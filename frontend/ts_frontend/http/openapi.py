@@ -72,7 +72,6 @@ def _operations(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def document(title: str, version: str, rows: Iterable[Row]) -> dict[str, Any]:
-    """Returns an OpenAPI document of these rows."""
     paths: dict[str, dict[str, Any]] = {}
     for row in _operations(rows):
         paths.setdefault(row.template, {})[row.described_method] = _described(row)
@@ -128,7 +127,6 @@ class HttpDocs:
 
 
 def _page(rows: Sequence[Row], version: str) -> str:
-    """Returns the page: a table of the routes, predictions first, and the script that adds forms."""
     lines = "".join(
         f"<tr><td><code>{row.described_method.upper()}</code></td><td><code>{html.escape(row.template)}</code></td>"
         f"<td>{html.escape(row.summary)}</td></tr>"

@@ -39,8 +39,7 @@ class BodyLimits(NamedTuple):
 
 
 class HttpAnswer(NamedTuple):
-    """An answer; names of `headers` are lower case. `body`: all of it, or a stream of lists of pieces that are ready
-    together."""
+    """An answer; names of `headers` are lower case. `body`: all of it, or a stream of lists of ready pieces."""
 
     status: int
     headers: Sequence[Header]
@@ -71,7 +70,6 @@ class HttpRequest:
 
     @property
     def query(self) -> bytes:
-        """Returns the query string (after the `?`) as it was sent."""
         return self._stream.head.query
 
     @property
@@ -91,7 +89,6 @@ class HttpRequest:
         return found.decode("latin-1") if found else ""
 
     def values(self, name: bytes) -> list[bytes]:
-        """Returns all values of a header."""
         last = self.by_name.get(name)
         if last is None:
             return []
@@ -130,7 +127,6 @@ class HttpRequest:
             expiry.task = None
 
     async def _pieces(self) -> bytes:
-        """Returns the body as it arrives. It is counted while it waits for a piece."""
         stream, pieces = self._stream, list[bytes]()
         size, head = 0, head_bytes(self.headers)
         held = self.limits.arriving.body()
@@ -170,8 +166,7 @@ class HttpRequest:
             self._when_gone()
 
     def close(self) -> None:
-        """Ends the request after its answer, complete or not. What acts when the client leaves may refer to it, and
-        would keep it in a cycle."""
+        """Ends the request after its answer: what acts when the client leaves may keep it in a cycle."""
         self._when_gone = None
 
 
@@ -251,8 +246,7 @@ async def json_head(body: bytes) -> dict[str, Any]:
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Returns the JSON object in a body, {} for an empty one. Raises MessageTooLarge; InvalidArgument for anything
-    else."""
+    """The JSON object in a body, {} for an empty one. Raises MessageTooLarge; InvalidArgument for anything else."""
     check_json_size(body)
     if not body.strip():
         return {}
@@ -274,8 +268,7 @@ def check_json_size(body: bytes) -> None:
 
 
 def query_pairs(request: HttpRequest) -> list[tuple[str, str]]:
-    """Returns all parameters of the query, in their order. Raises InvalidArgument when there are more than
-    PARAMETERS_MAX, or they aren't UTF-8."""
+    """All parameters of the query, in order. Raises InvalidArgument for over PARAMETERS_MAX, or no UTF-8."""
     try:
         return parse_qsl(
             request.query.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX, errors="strict"
@@ -313,8 +306,7 @@ class Parameters:
             raise InvalidArgument(f"Parameter {name} must be a whole number, not {value[:80]!r}") from None
 
     def tuning(self, name: str) -> int | None:
-        """As `integer`, for optional settings: another value than a whole number is logged and, as in TorchServe,
-        counts as not given."""
+        """As `integer`, for optional settings: no whole number is logged and, as in TorchServe, counts as not given."""
         try:
             return self.integer(name)
         except InvalidArgument as error:

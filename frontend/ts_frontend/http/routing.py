@@ -99,7 +99,6 @@ class Row:
 
     @property
     def managing(self) -> bool:
-        """Returns whether only managers of the server may make the call."""
         return KeyKind.API in self.keys or tuple(self.keys) == (KeyKind.MANAGEMENT,)
 
     @property

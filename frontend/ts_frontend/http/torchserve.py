@@ -75,7 +75,6 @@ class HttpInference:
         return self._of_path(request, EXPLAIN)
 
     def _of_path(self, request: HttpRequest, explain: tuple[str, str]) -> Awaitable[HttpAnswer]:
-        """Reads a path /predictions/MODEL[/VERSION[/REST]]."""
         params = request.path_params
         rest = params.get("url_path")
         more = [explain, ("url_path", rest)] if rest else _WITHOUT_REST[explain]
@@ -238,8 +237,7 @@ class HttpMetrics:
         self._registry, self._gpus = registry, gpus
 
     async def read(self, request: HttpRequest) -> HttpAnswer:
-        """Answers with metrics in Prometheus' text format, or OpenMetrics if the client prefers it: those named in
-        `name[]`, or all."""
+        """Answers in Prometheus' text format, or OpenMetrics if preferred: the metrics named in `name[]`, or all."""
         await self._gpus.fresh()
         names, registry = wanted(request.query), self._registry
         if preferred(request.header(b"accept")):

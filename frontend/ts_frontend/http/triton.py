@@ -17,7 +17,6 @@ class HttpTriton:
     # --- statistics and settings
 
     async def statistics(self, request: HttpRequest) -> HttpAnswer:
-        """Answers with the statistics of a version, of a model, or of all models."""
         params = request.path_params
         found = statistics_json(self._models, params.get("model_name", ""), params.get("model_version", ""))
         return compact_json(200, found)
@@ -27,7 +26,6 @@ class HttpTriton:
         return compact_json(200, self._logs.change(given))
 
     async def trace_setting(self, request: HttpRequest) -> HttpAnswer:
-        """Reads or changes the trace settings of a model, or of all."""
         given = trace_given(json_object(await request.body())) if request.method == "POST" else {}
         found = self._traces.change(given, request.path_params.get("model_name", ""))
         return compact_json(200, {name: all_ if name == "trace_level" else all_[0] for name, all_ in found.items()})
@@ -57,5 +55,4 @@ class HttpTriton:
 
 
 def _region(request: HttpRequest) -> str:
-    """Returns the region's name, "" for all."""
     return request.path_params.get("region_name", "")

@@ -1,6 +1,4 @@
-"""Workflows over HTTP: predictions on the inference listener, the rest on the management listener
-(docs/workflows.md).
-"""
+"""Workflows over HTTP: predictions on the inference listener, the rest on the management one (docs/workflows.md)."""
 
 from __future__ import annotations
 
@@ -88,7 +86,6 @@ def _cancel(run: asyncio.Task[Mapping[str, Reply]]) -> None:
 
 
 async def _answer(leaves: Mapping[str, Reply]) -> HttpAnswer:
-    """Returns the answer of a single last node, or a JSON object with those of several."""
     if len(leaves) == 1:
         (reply,) = leaves.values()
         if reply.status < 200:
@@ -111,7 +108,6 @@ def _joined(bodies: Mapping[str, bytes]) -> HttpAnswer:
 
 
 def _value(name: str, body: bytes) -> Any:
-    """Returns a node's answer, parsed if it is JSON, else as text."""
     try:
         text = body.decode()
     except UnicodeDecodeError:

@@ -48,8 +48,7 @@ def _decoded(body: bytes) -> bytes:
 
 
 def _validity(certificate: bytes) -> Validity:
-    """Returns the validity in Certificate -> TBSCertificate -> [version], serial number, algorithm, issuer,
-    validity."""
+    """The validity in Certificate -> TBSCertificate -> [version], serial number, algorithm, issuer, validity."""
     try:
         fields = _Elements(_only(_only(certificate)))
         tag, _ = fields.take()
@@ -78,7 +77,6 @@ class _Elements:
         self._at = 0
 
     def take(self) -> tuple[int, bytes]:
-        """Returns (tag, content) of the next element."""
         tag, length, at = self._der[self._at], self._der[self._at + 1], self._at + 2
         if length & 0x80:
             count = length & 0x7F
@@ -90,8 +88,7 @@ class _Elements:
 
 
 def _time(tag: int, content: bytes) -> datetime:
-    """Returns a UTCTime or GeneralizedTime. UTCTime has two-digit years; those from 50 on mean 19xx (RFC 5280,
-    4.1.2.5.1)."""
+    """A UTCTime or GeneralizedTime. UTCTime has two-digit years; from 50 on they mean 19xx (RFC 5280, 4.1.2.5.1)."""
     text = content.decode("ascii")
     if tag == _UTC_TIME:
         text = ("19" if text[:2] >= "50" else "20") + text
@@ -278,8 +275,7 @@ class CertificateFiles:
         return pem
 
     def read_if_changed(self) -> Pem | None:
-        """Returns the files' contents if they have changed since the last time and can be used, else None; refusals go
-        to the log. Blocking."""
+        """The files' contents if they have changed and can be used, else None; refusals are logged. Blocking."""
         before = self._signature()
         if before == self._seen:
             return None
@@ -301,7 +297,6 @@ class CertificateFiles:
             logger.warning("%s: the certificate in use stays, the new files can't be used: %s", self._name, text)
 
     def _signature(self) -> list[tuple[int, int, int, int] | None]:
-        """Returns a signature that changes when a file is written or replaced."""
         paths = (self._tls.certificate_file, self._tls.key_file, self._tls.client_ca_file)
         return [_signature(path) for path in paths if path is not None]
 
@@ -328,8 +323,7 @@ def _signature(path: str) -> tuple[int, int, int, int] | None:
 
 
 def certificate_files(config: ServerConfig) -> Tls | None:
-    """Returns the certificate files of TLS addresses, None if there are no such addresses. Both files are set then
-    (`config/checks.py`)."""
+    """The files of TLS addresses, None without such addresses. Both files are set then (`config/checks.py`)."""
     if not any(secured(config)):
         return None
     client_ca = None if config.client_ca_file is None else str(config.client_ca_file)

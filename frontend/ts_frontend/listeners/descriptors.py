@@ -57,8 +57,7 @@ def few_open_files(open_files: int | None = None) -> str:
 
 
 def shared_out(listeners: Sequence[Listener], open_files: int | None = None) -> list[Listener]:
-    """The listeners, each with its share of the connections that `open_files` allow (None: the present limit). Those
-    that have a limit keep it."""
+    """The listeners, each with a limit: its own, or its share of what `open_files` allow (None: the present limit)."""
     if open_files is None:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         open_files = open_files_max(soft, soft)

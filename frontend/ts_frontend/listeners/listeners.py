@@ -27,7 +27,7 @@ from ts_frontend.grpc.management import ManagementService
 from ts_frontend.grpc.open_inference import OpenInferenceService, StreamDialect
 from ts_frontend.grpc.repository import RepositoryService
 from ts_frontend.grpc.telemetry import CallMetrics, logged
-from ts_frontend.grpc.triton import SettingsService, SharedMemoryService, StatisticsService
+from ts_frontend.grpc.triton import SettingsService, TritonService
 from ts_frontend.http.app import Cors, HttpApp, request_line
 from ts_frontend.http.auth import HttpKeys
 from ts_frontend.http.azureml import HttpAzureML
@@ -149,7 +149,6 @@ class Listeners:
         self.serving = Serving(self.served)
 
     def _gather(self) -> None:
-        """Adds the listeners' metrics."""
         metrics, unread = self._metrics, self._unread
         if self._calls is not None:
             metrics.gather(self._calls.families, always=bool(self._config.grpc_metrics))
@@ -164,7 +163,6 @@ class Listeners:
         check_free(self.served)
 
     def addresses(self) -> dict[str, str]:
-        """Returns each listener's address, by the name of the API."""
         config = self._config
         hosts = dict.fromkeys((INFERENCE, *self._extra_ports), config.grpc_inference_address)
         hosts[MANAGEMENT] = config.grpc_management_address
@@ -178,7 +176,6 @@ class Listeners:
         return found
 
     def _grpc_address(self, name: str, host: str) -> str:
-        """Returns a listener's address as a gRPC target."""
         if unix_path(host):
             return host
         return f"{bracketed(host)}:{self.serving.port(name)}{' (TLS)' if self._config.enable_grpc_ssl else ''}"
@@ -194,8 +191,7 @@ class Listeners:
         keys, about = sequence_headers(config), About(config.server_id, ts.version.__version__)
         shared = (
             *repository.methods(),
-            *StatisticsService(registry).methods(),
-            *SharedMemoryService(self._regions).methods(),
+            *TritonService(registry, self._regions).methods(),
             *InferenceService(registry, self._health, keys).methods(),
         )
         managing = (*repository.managing(), *SettingsService(self._log_settings, self._traces).methods())
@@ -227,7 +223,6 @@ class Listeners:
         return {f"{INFERENCE}_{number}": port for number, port in enumerate(extra, 2)}
 
     def _grpc_listener(self, name: str, host: str, port: int, methods: Mapping[KeyKind, Sequence[Method]]) -> Listener:
-        """A listener with these methods, given by their kind of key, and with health and reflection."""
         config = self._config
         asked = (
             self._traced(logged(self._guarded(method, kind), self._logs, times_all=config.times_requests))
@@ -297,7 +292,6 @@ class Listeners:
     # --- HTTP
 
     def _http_addresses(self) -> dict[tuple[str, ...], Address]:
-        """Each HTTP listener by the APIs it serves."""
         config = self._config
         addresses = {HTTP_INFERENCE: config.inference_address} if config.enable_http else {}
         addresses[HTTP_MANAGEMENT] = config.management_address
@@ -307,12 +301,10 @@ class Listeners:
 
     @property
     def _extra_http(self) -> Mapping[str, Address]:
-        """Returns further listeners of HTTP inference by their names."""
         extra = self._config.http_extra_addresses
         return {f"{HTTP_INFERENCE}_{number}": address for number, address in enumerate(extra, 2)}
 
     def _http_services(self) -> list[object]:
-        """Makes the services that have the routes' functions."""
         config, registry = self._config, self._manager.registry
 
         def loaded_at_startup() -> list[str]:
@@ -371,7 +363,6 @@ class Listeners:
         )
 
     def _switches(self) -> list[Switch]:
-        """The settings that routes depend on and that are on."""
         config = self._config
         wanted = {
             Switch.KEYS: self._keys is not None,
@@ -386,7 +377,6 @@ class Listeners:
         return [switch for switch, is_on in wanted.items() if is_on]
 
     def _route_table(self, apis: Sequence[str]) -> RouteTable:
-        """The routes of a listener that serves these APIs."""
         config, version, switches = self._config, ts.version.__version__, self._switches()
         rows = served_rows(self._routes, apis, switches)
         described = HttpDescription(rows, self._manager.registry, version), HttpDocs(rows, version)
@@ -398,7 +388,6 @@ class Listeners:
         return table
 
     def _about(self) -> dict[str, object]:
-        """The facts about the server for the console."""
         config = self._config
         return {
             "name": "torchrelay",

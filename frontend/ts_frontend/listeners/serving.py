@@ -65,7 +65,6 @@ class Serving:
         self._drained.set()
 
     async def wait(self) -> None:
-        """Returns after a drain."""
         await self._drained.wait()
 
 
@@ -133,7 +132,6 @@ class ServedListener:
     # --- requests
 
     async def serve(self, stream: Stream) -> None:
-        """Answers one request."""
         task = stream.task
         assert isinstance(task, asyncio.Task)
         self._running.add(task)
@@ -164,7 +162,6 @@ class ServedListener:
                 stream.abort()  # an answer that has begun ends where it is
 
     def _is_call(self, stream: Http2Stream) -> bool:
-        """Whether it is a gRPC call that can be performed."""
         head = stream.head
         if head.refusal is not None or head.method != "POST":
             return False
@@ -190,7 +187,6 @@ class ServedListener:
             await self._http(stream)
 
     def _refuse(self, stream: Stream, status: int, message: str) -> None:
-        """Answers what the connection could not read."""
         if isinstance(stream, Http2Stream) and is_grpc(stream.head.by_name.get(b"content-type")):
             stream.respond(200, (GRPC, *status_headers(Code.RESOURCE_EXHAUSTED, message)))
         else:

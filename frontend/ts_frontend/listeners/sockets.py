@@ -82,8 +82,7 @@ class Listening:
             one.close()
 
     def _remove_path(self) -> None:
-        """Deletes the Unix socket's file before the sockets are closed: while this process listens, no other server
-        takes its name."""
+        """Deletes the Unix socket's file while this process listens, so that no other server has taken its name."""
         if self._file is not None and self._file == _identity(self._path):
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
@@ -114,7 +113,6 @@ async def refuse(listening: Sequence[socket.socket]) -> None:
 
 
 def _waiting(one: socket.socket) -> int:
-    """Returns the number of connections that wait to be accepted from a listening socket."""
     at = 24  # tcp_info.tcpi_unacked, which is that of a listening socket
     return int.from_bytes(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[at : at + 4], sys.byteorder)
 
@@ -168,7 +166,6 @@ def _holder(port: int) -> str:
 
 
 def _elsewhere(name: str) -> str:
-    """Returns the advice for giving the listener of that name another port."""
     flag = _PORT_FLAGS.get(name)
     return f"{flag} sets another port" if flag else "Take another address, or end what listens there"
 
@@ -217,8 +214,7 @@ def path_claimed(listener: Listener) -> Iterator[None]:
 
 
 def _lock(directory: int) -> None:
-    """Locks the directory, or waits LOCK_S_MAX seconds: a process that holds the lock for longer isn't a starting
-    server, and is ignored."""
+    """Locks the directory, or waits LOCK_S_MAX seconds: no starting server holds the lock for longer."""
     end_s = time.monotonic() + LOCK_S_MAX
     while time.monotonic() < end_s:
         with contextlib.suppress(BlockingIOError):

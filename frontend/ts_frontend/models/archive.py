@@ -62,7 +62,6 @@ class PackedFiles:
 
     @property
     def whole(self) -> bool:
-        """Whether all files are there."""
         return self._whole
 
     def outline(self, stop: Stop | None = None) -> None:

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from ts_frontend.models.model import Model
 from ts_frontend.workers.demand import Resident
-from ts_frontend.workers.failures import Failure, Replacement
 from ts_frontend.workers.pool import Slot
 from ts_frontend.workers.scaling import PoolScaler
 
@@ -63,16 +62,17 @@ def describe(model: Model) -> dict[str, Any]:
         out["warnings"] = list(settings.warnings)
     if model.pool.load_failure is not None:
         out["loadFailure"] = model.pool.load_failure.cause
-    if model.pool.last_failure is not None:
-        out["lastWorkerFailure"] = _failure(model.pool.last_failure)
-    if model.pool.last_replacement is not None:
-        out["lastWorkerReplacement"] = _replacement(model.pool.last_replacement)
+    for name, last in (
+        ("lastWorkerFailure", model.pool.last_failure),
+        ("lastWorkerReplacement", model.pool.last_replacement),
+    ):
+        if last is not None:
+            out[name] = last.shown(time=_local_time(last.at))
     return out
 
 
 def _sharing(model: Model) -> dict[str, Any]:
-    """Whether the workers are forked from a process that holds the weights, and how often it has loaded the model; or
-    the reason why they aren't."""
+    """Whether workers are forked from a holder of the weights, and its number of loads; or why they aren't."""
     holder = model.pool.resources.holder
     refusal = holder.refusal if holder is not None else model.pool.plan.sharing.refusal
     if refusal or holder is None:
@@ -81,15 +81,13 @@ def _sharing(model: Model) -> dict[str, Any]:
 
 
 def _cluster(model: Model) -> dict[str, Any]:
-    """The cluster's state, and the resources of each worker."""
     state, request = model.pool.resources.cluster, model.pool.plan.spec.cluster
     assert state is not None
     return {**state.described(time.monotonic()), **(request.described() if request is not None else {})}
 
 
 def _scaling(scaler: PoolScaler) -> dict[str, Any]:
-    """The scaling rule, and the latest decision with its reason; nothing is scaled when minWorkers equals
-    maxWorkers."""
+    """The scaling rule, and the latest decision with its reason; nothing is scaled when minWorkers is maxWorkers."""
     rule, last = scaler.rule, scaler.last
     found: dict[str, Any] = {
         "active": scaler.active,
@@ -109,7 +107,6 @@ def _scaling(scaler: PoolScaler) -> dict[str, Any]:
 
 
 def _residence(resident: Resident) -> dict[str, Any]:
-    """The state of a model that is loaded on demand, its loading times and its memory."""
     rule = resident.rule
     return {
         "state": resident.status,
@@ -145,24 +142,6 @@ def _worker(slot: Slot) -> dict[str, Any]:
     }
 
 
-def _failure(failure: Failure) -> dict[str, Any]:
-    return {
-        "workerId": str(failure.worker_id),
-        "time": _local_time(failure.at),
-        "reason": failure.reason,
-        "failuresInARow": failure.failures,
-        "lastLines": failure.tail[-20:],
-    }
-
-
-def _replacement(replacement: Replacement) -> dict[str, Any]:
-    return {
-        "workerId": str(replacement.worker_id),
-        "time": _local_time(replacement.at),
-        "reason": replacement.reason,
-    }
-
-
 def _local_time(at: float) -> str:
     """Local time with a literal Z, as TorchServe prints it."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)) + f".{int(at * 1000) % 1000:03d}Z"
@@ -173,8 +152,7 @@ T = TypeVar("T")
 
 
 def page(found: Sequence[T], limit: int, token: int) -> tuple[Sequence[T], dict[str, str]]:
-    """Returns at most `limit` items from position `token` on, and a mapping with the `nextPageToken` of the next page,
-    {} without one."""
+    """At most `limit` items from `token` on, and a mapping with the next page's `nextPageToken`, {} without one."""
     limit = LIST_LIMIT_MAX if limit < 0 or limit > LIST_LIMIT_MAX else limit
     first = max(0, token)
     more = {"nextPageToken": str(first + limit)} if first + limit <= len(found) else {}

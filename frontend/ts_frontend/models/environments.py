@@ -58,8 +58,7 @@ class Held:
 
 
 class EnvironmentStore:
-    """The environments below `directory`. `kept_max`: how many of the last used ones are kept; an environment in use is
-    never deleted."""
+    """The environments below `directory`. `kept_max`: how many of the last used ones stay; those in use always do."""
 
     def __init__(self, directory: Path, kept_max: int) -> None:
         self._directory = directory
@@ -89,8 +88,7 @@ class EnvironmentStore:
             await asyncio.sleep(RETRY_S)
 
     def prune(self) -> None:
-        """Deletes the environments beyond `kept_max` and the remains of interrupted builds. Blocking; those that can't
-        be deleted stay."""
+        """Deletes environments beyond `kept_max` and remains of interrupted builds, if they can be. Blocking."""
         if not self._directory.is_dir():
             return
         whole = sorted(self._directory.glob("*.json"), key=_used_s, reverse=True)
@@ -147,8 +145,7 @@ class EnvironmentStore:
     # --- the directory and its locks
 
     def _prepare(self) -> None:
-        """Makes the directory. Raises OSError unless it belongs to this user and nobody else may write to it: its files
-        run as code in our workers."""
+        """Makes the directory. Raises OSError unless nobody else may write to it: workers run its files."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = os.stat(self._directory)
         if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -301,7 +298,6 @@ class Environments:
         self._timeout_s = timeout_s
 
     def wanted(self, archive: Archive, use_venv: bool) -> bool:
-        """Whether packages are installed for a model."""
         return use_venv or (self._install and archive.requirements_file is not None)
 
     async def of(self, name: str, archive: Archive, use_venv: bool) -> Environment:
@@ -326,7 +322,6 @@ class Environments:
         return Environment(str(held.path / "bin" / "python"), held)
 
     async def release(self, environment: Environment) -> None:
-        """Releases a removed model's environment and prunes the store."""
         if environment.held is not None:
             environment.held.release()
             await asyncio.to_thread(self._store.prune)
@@ -347,7 +342,6 @@ def _ground() -> tuple[str, ...]:
 
 
 def _torch() -> str:
-    """The version of the server's torch, "" without one."""
     try:
         return version("torch")
     except PackageNotFoundError:
@@ -365,7 +359,6 @@ class _Maker:
         log.info("Model %s waits: another process is making its virtual environment.", self._name)
 
     async def make(self, directory: Path, lock: int) -> None:
-        """Raises EnvironmentFailed, OSError."""
         self.made = True
         wanted = self._archive.requirements_file
         log.info("Making a virtual environment for model %s in %s.", self._name, directory)
@@ -381,7 +374,6 @@ class _Maker:
         await asyncio.to_thread(shutil.rmtree, temporary)
 
     async def _install(self, pip: list[str], wanted: str, lock: int, temporary: Path) -> None:
-        """Runs pip with the server's torch as a constraint. Raises EnvironmentFailed, OSError."""
         if not (torch := _torch()):
             await self._run(_INSTALL, pip, lock, temporary)
             return

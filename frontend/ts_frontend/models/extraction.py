@@ -116,8 +116,7 @@ _TAR_META_TYPES = (
 
 @dataclass(frozen=True, slots=True)
 class ExtractLimits:
-    """Limits on the unpacked files of one archive. `ratio_max` counts only above `ratio_floor_bytes` unpacked: text
-    packs well."""
+    """Limits of one archive's unpacked files. `ratio_max` counts above `ratio_floor_bytes`: text packs well."""
 
     bytes_max: int = 200 << 30
     files_max: int = 100_000
@@ -186,7 +185,6 @@ class Budget:
         self.check_entries(self.files)
 
     def check_entries(self, count: int) -> None:
-        """Refuses more entries than are allowed."""
         if count > self.limits.files_max:
             reason = f"more than {self.limits.files_max} entries; extract_files_max raises the limit"
             raise refusal(self.archive, reason)

@@ -158,7 +158,6 @@ class ModelFactory:
         return may_need_torch(archive.dir, self._handler(archive, settings))
 
     def _queue(self, name: str, settings: ModelSettings, priorities: Priorities | None) -> WorkQueue:
-        """The queue between the model's requests and its workers."""
         refusal = NO_WORKER.format(name=name)
         if settings.stateful:
             return SequenceQueue(self._limits(settings), sequence_headers(self._config), refusal)
@@ -168,7 +167,6 @@ class ModelFactory:
         return TicketQueue(policy, refusal) if settings.use_job_ticket else JobQueue(policy)
 
     def reschedule(self, model: Model, settings: ModelSettings) -> None:
-        """Applies the scheduling in `settings` to the model's queue from now on."""
         if isinstance(model.queue, SequenceQueue):
             model.queue.limits = self._limits(settings)
         elif isinstance(model.queue, JobQueue):
@@ -238,7 +236,6 @@ class ModelFactory:
         )
 
     def _sharing(self, name: str, archive: Archive, settings: ModelSettings) -> Sharing:
-        """Whether the workers share the weights; `shareWeights` without effect is logged with its reason."""
         if not settings.share_weights and self._config.dev_model is None:
             return Sharing()
         refusal = ""
@@ -366,7 +363,6 @@ def requirements_in(path: Path) -> tuple[str, ...]:
 
 
 def _debugging(config: ServerConfig) -> dict[str, Any]:
-    """The settings of a worker whose handler is being written."""
     terminal = os.ttyname(0) if os.isatty(0) else ""
     return {"renewable": True, "terminal": terminal, "debugpy_port": config.debugpy_port}
 

@@ -87,7 +87,6 @@ def _may_need_torch(name: str, folders: Collection[Path]) -> bool:
 
 
 def _source(file: Path) -> str | None:
-    """The text of a source file; None when it's too large, or no text."""
     try:
         return read_text(file, FILE_BYTES_MAX)
     except (OSError, UnicodeDecodeError):

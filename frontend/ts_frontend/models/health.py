@@ -40,7 +40,6 @@ class Health:
 
     @property
     def draining(self) -> bool:
-        """True once the server shuts down."""
         return self._draining
 
     @property
@@ -51,8 +50,7 @@ class Health:
 
     @property
     def ready(self) -> bool:
-        """Healthy, and every model of the start has begun to serve: ready in the sense of the Open Inference
-        Protocol."""
+        """Healthy, and every model of the start has begun to serve: ready in the Open Inference Protocol's sense."""
         return self.healthy and not (self._strict and self._starting())
 
     def serves(self, model: Model) -> bool:

@@ -29,8 +29,7 @@ Resolve = Callable[[Requested, Archive, str, str], ModelSettings]
 
 
 class ModelLoader:
-    """Makes models of archives, and removes them with their files and environments. `store`: the source of the
-    archives."""
+    """Makes models of archives, and removes them with their files and environments. `store`: their source."""
 
     def __init__(
         self,
@@ -76,8 +75,7 @@ class ModelLoader:
             return found[0]
 
     async def each_model(self, archive: Archive) -> list[Archive]:
-        """The archive under the name of each of its models, if it serves several and has no name; otherwise only
-        itself. Raises ServeError."""
+        """The archive under each of its models' names if it has several and no name; else itself. Raises ServeError."""
         return await self.formats.running(archive.adapter).named(archive)
 
     async def each_model_at(self, url: str) -> list[Archive]:
@@ -97,7 +95,6 @@ class ModelLoader:
             await in_thread(archive.packed.unpack, lambda nothing: None)
 
     async def discard(self, fetched: Fetched) -> None:
-        """Deletes the downloaded copy, if there is one."""
         await asyncio.to_thread(self.store.discard, fetched)
 
     # --- models
@@ -171,7 +168,6 @@ class ModelLoader:
         model.adopt(archive, settings)
 
     def fetched(self, model: Model) -> Fetched:
-        """The location of the model's archive."""
         return self._fetched[model]
 
     def set_fetched(self, model: Model, fetched: Fetched) -> None:

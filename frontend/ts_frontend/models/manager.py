@@ -199,8 +199,7 @@ class ModelManager:
             return model
 
     def replace(self, model: Model) -> None:
-        """Serves a started model in place of the one with its name and version, which still answers its accepted
-        requests."""
+        """Serves a started model in place of the one with its name and version, which answers its accepted requests."""
         old = self.registry.put(model)
         self._enter(model)
         self.choose_default(model)
@@ -292,7 +291,6 @@ class ModelManager:
             self._on_change()
 
     async def start_workers(self, model: Model) -> None:
-        """Starts the model's minimum number of workers; used at start-up."""
         await self._scale(model, model.minimum, None)
 
     async def set_default(self, name: str, version: str) -> Outcome:
@@ -309,7 +307,6 @@ class ModelManager:
         return {**more, "models": [_listed(model) for model in found]}
 
     async def describe(self, name: str, version: str | None = None, customized: bool = False) -> list[dict[str, Any]]:
-        """Descriptions of a version, or of all for version "all"."""
         if version == "all":
             return [self._described(model) for model in self.registry.versions(name)]
         model = self.registry.find(name, version)
@@ -357,7 +354,6 @@ def _listed(model: Model) -> dict[str, str]:
 
 
 async def _start_workers(model: Model, count: int, drain_s: float | None = None) -> None:
-    """Scales a model to `count` workers. Raises WorkerStartFailed."""
     try:
         await model.pool.scale(count, drain_s)
     except StartFailed as error:

@@ -149,29 +149,23 @@ class ServerState:
         with process.oneshot():
             spent, memory, started_s = process.cpu_times(), process.memory_info(), process.create_time()
             files = process.num_fds()
+        host: dict[str, str] = {"hostname": self._host}
         return [
-            self._one(
-                "ts_server_ready", GAUGE, "1 while the server is ready, as its readiness probe says", health.ready
+            _one(
+                GAUGE,
+                "ts_server_ready",
+                "1 while the server is ready, as its readiness probe says",
+                health.ready,
+                **host,
             ),
-            self._one("ts_server_draining", GAUGE, "1 while the server shuts down", health.draining),
-            _bare(
-                "process_cpu_seconds_total", COUNTER, "CPU time of the server's own process", spent.user + spent.system
+            _one(GAUGE, "ts_server_draining", "1 while the server shuts down", health.draining, **host),
+            _one(
+                COUNTER, "process_cpu_seconds_total", "CPU time of the server's own process", spent.user + spent.system
             ),
-            _bare("process_resident_memory_bytes", GAUGE, "Resident memory of the server's own process", memory.rss),
-            _bare("process_start_time_seconds", GAUGE, "When the server's process began, since 1970", started_s),
-            _bare("process_open_fds", GAUGE, "Files and connections that the server's process has open", files),
+            _one(GAUGE, "process_resident_memory_bytes", "Resident memory of the server's own process", memory.rss),
+            _one(GAUGE, "process_start_time_seconds", "When the server's process began, since 1970", started_s),
+            _one(GAUGE, "process_open_fds", "Files and connections that the server's process has open", files),
         ]
-
-    def _one(self, name: str, kind: MetricKind, sentence: str, value: float) -> Family:
-        family = _family_of(kind, name, sentence)
-        family.samples[(self._host,)] = Gauge(value)
-        return family
-
-
-def _bare(name: str, kind: MetricKind, sentence: str, value: float) -> Family:
-    family = Family(Definition(name, kind, "Count", ()), sentence)
-    family.samples[()] = Gauge(value)
-    return family
 
 
 class OnDemandMetrics:
@@ -188,76 +182,77 @@ class OnDemandMetrics:
         residents = [(model, model.resident) for model in models if model.resident is not None]
         if not residents and not self._seconds.sum:
             return []
-        cold = Family(
-            Definition("ts_cold_starts_total", COUNTER, "Count", MODEL_LABELS), "Loads that a first request has begun"
-        )
-        for model, resident in residents:
-            if resident.loads:
-                cold.samples[model.name, model.version, self._host] = Counter(resident.loads)
-        took = _family_of(
-            MetricKind.HISTOGRAM, "ts_cold_start_seconds", "Seconds from such a request to a ready worker"
+        loads = {(one.name, one.version, self._host): resident.loads for one, resident in residents if resident.loads}
+        took = _family(
+            MetricKind.HISTOGRAM,
+            "ts_cold_start_seconds",
+            "Seconds from such a request to a ready worker",
+            ("hostname",),
+            {},
         )
         took.samples[host] = self._seconds
-        ended = _family_of(MetricKind.COUNTER, "ts_on_demand_unloads_total", "Models that were unloaded", "reason")
-        for cause in UnloadCause:
-            ended.samples[(*host, cause.value)] = Counter(demand.unloads[cause])
-        states = _family_of(MetricKind.GAUGE, "ts_on_demand_models", "Models on demand by their state", "state")
         found = Tally(resident.status for _, resident in residents)
-        for state in (*(one.value for one in ResidentState), FAILING):
-            states.samples[(*host, state)] = Gauge(found[state])
-        memory = _family_of(MetricKind.GAUGE, "ts_on_demand_memory_bytes", "Memory of loaded models on demand")
-        memory.samples[host] = Gauge(demand.held.host)
-        return [cold, took, ended, states, memory]
+        states = {(*host, state): found[state] for state in (*(one.value for one in ResidentState), FAILING)}
+        unloads = {(*host, cause.value): demand.unloads[cause] for cause in UnloadCause}
+        by_reason, by_state = ("hostname", "reason"), ("hostname", "state")
+        return [
+            _family(COUNTER, "ts_cold_starts_total", "Loads that a first request has begun", MODEL_LABELS, loads),
+            took,
+            _family(COUNTER, "ts_on_demand_unloads_total", "Models that were unloaded", by_reason, unloads),
+            _family(GAUGE, "ts_on_demand_models", "Models on demand by their state", by_state, states),
+            _one(
+                GAUGE,
+                "ts_on_demand_memory_bytes",
+                "Memory of loaded models on demand",
+                demand.held.host,
+                hostname=host[0],
+            ),
+        ]
 
 
-def _family_of(kind: MetricKind, name: str, sentence: str, *more: str) -> Family:
-    return Family(Definition(name, kind, "Count", ("hostname", *more)), sentence)
-
-
-def refused_calls(counts: Mapping[str, int], host: str) -> Family:
-    """Calls without a good key, by the API that they were for."""
-    return _by_api("ts_refused_calls_total", "Calls refused because of their key", counts, host)
-
-
-def shared_snapshot_family(troubles: int, host: str) -> Family:
-    """The number of versions that differ from the shared snapshot."""
-    sentence = "Versions that aren't what the shared snapshot says, and 1 more while it can't be read or written"
-    family = _family_of(GAUGE, "ts_shared_snapshot_failures", sentence)
-    family.samples[(host,)] = Gauge(troubles)
+def _family(kind: MetricKind, name: str, sentence: str, labels: Sequence[str], values: Mapping[Any, float]) -> Family:
+    """A family with these values, by the values of its labels."""
+    family = Family(Definition(name, kind, "Count", tuple(labels)), sentence)
+    for key, value in values.items():
+        family.samples[key] = Gauge(value) if kind is GAUGE else Counter(value)
     return family
 
 
+def _one(kind: MetricKind, name: str, sentence: str, value: float, **labels: str) -> Family:
+    return _family(kind, name, sentence, tuple(labels), {tuple(labels.values()): value})
+
+
+def _by(label: str, kind: MetricKind, name: str, sentence: str, values: Mapping[str, float], host: str) -> Family:
+    return _family(kind, name, sentence, (label, "hostname"), {(one, host): value for one, value in values.items()})
+
+
+def refused_calls(counts: Mapping[str, int], host: str) -> Family:
+    return _by("api", COUNTER, "ts_refused_calls_total", "Calls refused because of their key", counts, host)
+
+
+def shared_snapshot_family(troubles: int, host: str) -> Family:
+    sentence = "Versions that aren't what the shared snapshot says, and 1 more while it can't be read or written"
+    return _one(GAUGE, "ts_shared_snapshot_failures", sentence, troubles, hostname=host)
+
+
 def flooded_connections(counts: Mapping[str, int], host: str) -> Family:
-    """Connections that take no more requests because their clients cancelled too many, by API."""
     sentence = "Connections that take no more requests because too many were cancelled"
-    return _by_api("ts_flooded_connections_total", sentence, counts, host)
+    return _by("api", COUNTER, "ts_flooded_connections_total", sentence, counts, host)
 
 
 def unread_answers(size: int, given_up: Mapping[str, int], host: str) -> list[Family]:
-    """The bytes of answers that wait for clients that don't read, and the answers that were given up, by reason."""
-    waiting = _family_of(GAUGE, "ts_unread_answer_bytes", "Bytes of answers that wait for clients that don't read")
-    waiting.samples[(host,)] = Gauge(size)
-    name = "ts_unread_answers_total"
-    ended = Family(Definition(name, COUNTER, "Count", ("reason", "hostname")), "Answers given up unread, by the reason")
-    for reason, count in given_up.items():
-        ended.samples[(reason, host)] = Counter(count)
-    return [waiting, ended]
+    waiting = "Bytes of answers that wait for clients that don't read"
+    ended = "Answers given up unread, by the reason"
+    return [
+        _one(GAUGE, "ts_unread_answer_bytes", waiting, size, hostname=host),
+        _by("reason", COUNTER, "ts_unread_answers_total", ended, given_up, host),
+    ]
 
 
 def certificate_ends(ends_s: Mapping[str, float], host: str) -> Family:
     """When certificates end, in seconds since 1970, by the setting that names their file."""
-    name = "ts_certificate_expiry_timestamp_seconds"
-    family = Family(Definition(name, GAUGE, "Seconds", ("setting", "hostname")), "When a file's first certificate ends")
-    for setting, seconds in ends_s.items():
-        family.samples[(setting, host)] = Gauge(seconds)
-    return family
-
-
-def _by_api(name: str, sentence: str, counts: Mapping[str, int], host: str) -> Family:
-    family = Family(Definition(name, MetricKind.COUNTER, "Count", ("api", "hostname")), sentence)
-    for api, count in counts.items():
-        family.samples[(api, host)] = Counter(count)
-    return family
+    sentence = "When a file's first certificate ends"
+    return _by("setting", GAUGE, "ts_certificate_expiry_timestamp_seconds", sentence, ends_s, host)
 
 
 LABELS = ("model", "version")
@@ -266,62 +261,49 @@ REASONS = {JobState.FAILED: "BACKEND", JobState.EXPIRED: "REJECTED", JobState.CA
 
 
 def compatible_families(models: Registry, sums: MetricsRegistry) -> list[Family]:
-    """The counts by the metric names that other servers' dashboards query."""
-    return [*_triton_families(models, sums), *_mlserver_families(models)]
+    """The counts by the names that dashboards of Triton and MLServer query, as far as they count the same."""
 
+    def each(name: str, sentence: str, value: Callable[[Model], float], kind: MetricKind = COUNTER) -> Family:
+        return _family(kind, name, sentence, LABELS, {(one.name, one.version): value(one) for one in models})
 
-def _triton_families(models: Iterable[Model], sums: MetricsRegistry) -> list[Family]:
-    """Triton's `nv_inference_…` metrics, as far as this server counts the same."""
-    success = _family("nv_inference_request_success", MetricKind.COUNTER, "Requests that were answered")
-    failure = _family("nv_inference_request_failure", MetricKind.COUNTER, "Requests that failed", "reason")
-    pending = _family("nv_inference_pending_request_count", MetricKind.GAUGE, "Requests that wait for a worker")
-    whole = _family("nv_inference_request_duration_us", MetricKind.COUNTER, "Microseconds of answered requests")
-    queue = _family(
-        "nv_inference_queue_duration_us", MetricKind.COUNTER, "Microseconds of answered requests in the queue"
-    )
-    count = _family("nv_inference_count", MetricKind.COUNTER, "Inferences, one for each answered request")
-    calls = _family("nv_inference_exec_count", MetricKind.COUNTER, "Calls of the handler, one for each batch")
-    infer = _family(
-        "nv_inference_compute_infer_duration_us", MetricKind.COUNTER, "Microseconds of answered requests in those"
-    )
-    read = _family(
-        "nv_inference_compute_input_duration_us",
-        MetricKind.COUNTER,
-        "Microseconds of reading their tensors, outside the handler",
-    )
-    written = _family(
-        "nv_inference_compute_output_duration_us",
-        MetricKind.COUNTER,
-        "Microseconds of writing their tensors, outside the handler",
-    )
-    for model in models:
-        labels, counts = (model.name, model.version), model.ledger.counts
-        statistics = model.statistics
-        count.samples[labels], calls.samples[labels] = Counter(statistics.answered), Counter(statistics.calls)
-        infer.samples[labels] = Counter(int(statistics.handler_s * 1e6))
-        read.samples[labels] = Counter(int(statistics.read_s * 1e6))
-        written.samples[labels] = Counter(int(statistics.written_s * 1e6))
-        whole_s, queue_s = sums.sums_s(model.name, model.version)
-        success.samples[labels] = Counter(counts[JobState.ANSWERED])
-        pending.samples[labels] = Gauge(model.ledger.queued)
-        whole.samples[labels], queue.samples[labels] = Counter(whole_s * 1e6), Counter(queue_s * 1e6)
-        for state, reason in REASONS.items():
-            failure.samples[(*labels, reason)] = Counter(counts[state])
-    return [success, failure, pending, count, calls, whole, queue, infer, read, written]
+    def microseconds(what: str, sentence: str, seconds: Callable[[Model], float]) -> Family:
+        return each(f"nv_inference_{what}_duration_us", sentence, lambda one: int(seconds(one) * 1e6))
 
-
-def _mlserver_families(models: Iterable[Model]) -> list[Family]:
-    success = _family("model_infer_request_success_total", MetricKind.COUNTER, "Requests that were answered")
-    failure = _family("model_infer_request_failure_total", MetricKind.COUNTER, "Requests that failed")
-    for model in models:
-        labels, counts = (model.name, model.version), model.ledger.counts
-        success.samples[labels] = Counter(counts[JobState.ANSWERED])
-        failure.samples[labels] = Counter(sum(counts[state] for state in REASONS))
-    return [success, failure]
-
-
-def _family(name: str, kind: MetricKind, sentence: str, *more: str) -> Family:
-    return Family(Definition(name, kind, "Count", (*LABELS, *more)), sentence)
+    answered, outside = "Requests that were answered", "their tensors, outside the handler"
+    reasons = {
+        (one.name, one.version, why): one.ledger.counts[state] for one in models for state, why in REASONS.items()
+    }
+    return [
+        each("nv_inference_request_success", answered, lambda one: one.ledger.counts[JobState.ANSWERED]),
+        _family(COUNTER, "nv_inference_request_failure", "Requests that failed", (*LABELS, "reason"), reasons),
+        each(
+            "nv_inference_pending_request_count",
+            "Requests that wait for a worker",
+            lambda one: one.ledger.queued,
+            GAUGE,
+        ),
+        each(
+            "nv_inference_count",
+            "Inferences, one for each answered request",
+            lambda one: one.statistics.answered,
+        ),
+        each("nv_inference_exec_count", "Calls of the handler, one for each batch", lambda one: one.statistics.calls),
+        microseconds("request", "Microseconds of answered requests", lambda one: sums.sums_s(one.name, one.version)[0]),
+        microseconds(
+            "queue", "Microseconds of answered requests in the queue", lambda one: sums.sums_s(one.name, one.version)[1]
+        ),
+        microseconds(
+            "compute_infer", "Microseconds of answered requests in those", lambda one: one.statistics.handler_s
+        ),
+        microseconds("compute_input", f"Microseconds of reading {outside}", lambda one: one.statistics.read_s),
+        microseconds("compute_output", f"Microseconds of writing {outside}", lambda one: one.statistics.written_s),
+        each("model_infer_request_success_total", answered, lambda one: one.ledger.counts[JobState.ANSWERED]),
+        each(
+            "model_infer_request_failure_total",
+            "Requests that failed",
+            lambda one: sum(one.ledger.counts[state] for state in REASONS),
+        ),
+    ]
 
 
 def gpus_of(inventory: Inventory) -> Gpus:
@@ -360,19 +342,16 @@ def measure_of(gpus: Gpus) -> Callable[[Sequence[Pool]], list[Memory]]:
 
 
 def gpu_families(loads: Iterable[GpuLoad], host: str) -> list[Family]:
-    """The load of each GPU."""
     rows = (
         ("ts_gpu_utilization_percent", "Share of time in which something ran on a GPU", "busy_percent"),
         ("ts_gpu_memory_used_bytes", "Memory of a GPU that is in use, by any process", "used_bytes"),
         ("ts_gpu_memory_total_bytes", "Memory of a GPU", "total_bytes"),
     )
-    found = []
-    for name, sentence, field in rows:
-        family = Family(Definition(name, GAUGE, "Count", ("device", "hostname")), sentence)
-        for load in loads:
-            family.samples[(f"cuda:{load.index}", host)] = Gauge(getattr(load, field))
-        found.append(family)
-    return found
+    loads = list(loads)
+    return [
+        _by("device", GAUGE, name, sentence, {f"cuda:{load.index}": getattr(load, field) for load in loads}, host)
+        for name, sentence, field in rows
+    ]
 
 
 def system_metrics(

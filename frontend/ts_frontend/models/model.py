@@ -122,8 +122,7 @@ class Model:
         self.created_s = time.time()
 
     def scale_between(self, minimum: int, maximum: int) -> int:
-        """Sets the worker counts. Returns the number of workers to run now: `minimum`, or the present number if
-        autoscaling may keep it."""
+        """Sets the worker counts. Returns those to run now: `minimum`, or the present number under autoscaling."""
         self.minimum, self.maximum = minimum, maximum
         return minimum if self.scaler is None else self.scaler.between(minimum, maximum)
 
@@ -134,7 +133,6 @@ class Model:
             self._signature = archive.signature
 
     def forget_metrics(self) -> None:
-        """Removes the model's metrics."""
         self._metrics.close()
 
     def observe(self, latencies: LatencyCounts | None) -> None:
@@ -209,7 +207,6 @@ class Model:
 
     @property
     def _fills_batches(self) -> bool:
-        """Whether requests wait in the queue to fill a batch."""
         settings = self.settings
         return settings.batch_size > 1 and settings.max_batch_delay_set and settings.max_batch_delay_ms > 0
 
@@ -259,7 +256,6 @@ class Model:
         return self._routes or ()
 
     def _routes_of(self, info: Mapping[str, Any]) -> Iterator[Route]:
-        """The routes in a worker's `info`; a route with an invalid path is logged and left out."""
         for one in info.get("routes") or ():
             try:
                 yield Route(one["method"], PathTemplate(one["path"]))
@@ -283,8 +279,7 @@ class Model:
 
     @property
     def takes_tensors(self) -> bool:
-        """Whether its handler is made for tensor requests: it declares its tensors, or is written for another
-        server."""
+        """Whether its handler is made for tensor requests: it declares tensors, or is written for another server."""
         return bool(self.archive.adapter) or self.signature.declared
 
     @property
@@ -299,8 +294,7 @@ class Model:
 
     @property
     def streams(self) -> bool:
-        """True when answers to successive requests may interleave: the model is decoupled, or its handler is a
-        generator or async."""
+        """Whether answers to successive requests may interleave: decoupled, or of a generator or async handler."""
         return self.signature.decoupled or any(
             info.get("handler_kind") in ("generator", "async") for info in self._infos()
         )
@@ -312,17 +306,14 @@ class Model:
 
     @property
     def has_priorities(self) -> bool:
-        """Whether its requests have priorities or queue timeouts."""
         return self.archive.priorities is not None
 
     @property
     def stateful(self) -> bool:
-        """Whether its requests belong to sequences."""
         return self.settings.stateful
 
     @property
     def statistics(self) -> Statistics:
-        """Its statistics so far."""
         return self._counted.read(self.ledger, (slot.worker.spent for slot in self.pool.slots if slot.worker))
 
     @property
@@ -339,8 +330,7 @@ class Model:
 
     @property
     def failing(self) -> bool:
-        """True when it should have workers but none is ready or loading for the first time, or when one of them was
-        given up."""
+        """Whether it should have workers but none is ready or in its first load, or one of them was given up."""
         slots = self.pool.slots
         if any(slot.gave_up for slot in slots):
             return True
@@ -362,6 +352,5 @@ class Model:
         return bool(done)
 
     def fail_rest(self, reason: str) -> None:
-        """Fails all jobs that are still alive."""
         for job in list(self.ledger.live.values()):
             job.fail(Draining(reason))

@@ -56,7 +56,6 @@ class Registry:
         return list(versions.all.values())
 
     def defaults(self) -> list[Model]:
-        """The default version of every name, names sorted."""
         return [self._names[name].default for name in sorted(self._names)]
 
     def is_default(self, model: Model) -> bool:
@@ -77,7 +76,6 @@ class Registry:
         self.changes.notify()
 
     def put(self, model: Model) -> Model | None:
-        """Adds a version, or replaces the one with its name and version, which is returned."""
         versions = self._names.get(model.name)
         old = None if versions is None else versions.all.get(model.version)
         if versions is None or old is None:
@@ -101,8 +99,6 @@ class Registry:
         return model
 
     def remove(self, name: str, version: str | None = None) -> Model:
-        """Removes a version, so that no new request finds it; the default must be removed last
-        (DefaultVersionInUse)."""
         model = self.find(name, version)
         versions = self._names[name]
         if len(versions.all) == 1:
@@ -115,7 +111,6 @@ class Registry:
         return model
 
     def discard(self, model: Model) -> None:
-        """Removes a version that failed to start, default or not."""
         versions = self._names.get(model.name)
         if versions is None or versions.all.get(model.version) is not model:
             return

@@ -60,13 +60,11 @@ def _known(paths: Iterable[str]) -> Iterable[tuple[str, tuple[int, int]]]:
 
 
 def changes(before: Seen, now: Seen) -> list[str]:
-    """The files that differ."""
     return sorted(path for path in {*before, *now} if before.get(path) != now.get(path))
 
 
 class Reloading:
-    """Watches the files of the model at `path` and reloads it after a save. `addresses`: the server's, by name;
-    `console`: whether it has one."""
+    """Reloads the model at `path` after a save. `addresses`: the server's, by name; `console`: it has one."""
 
     def __init__(
         self, manager: ModelManager, path: Path, addresses: Callable[[], Mapping[str, str]], *, console: bool
@@ -74,12 +72,10 @@ class Reloading:
         self._manager, self._path, self._addresses, self._console = manager, path, addresses, console
 
     def _place(self) -> Path:
-        """The watched file or folder: an archive, or the folder of a handler."""
         path = self._path
         return path.parent if path.is_file() and path.suffix == ".py" else path
 
     async def watch(self) -> None:
-        """Watches until it is cancelled."""
         place = self._place()
         seen = await asyncio.to_thread(look, place)
         self._tell_where()
@@ -101,7 +97,6 @@ class Reloading:
         return ", ".join(f"{model.name} {model.version}" for model in self._manager.registry)
 
     def _tell_where(self) -> None:
-        """Logs where the model is served."""
         addresses, model = self._addresses(), next(iter(self._manager.registry), None)
         if self._console and "http_management" in addresses:
             log.info("console and playground: %s/", addresses["http_management"])
@@ -128,7 +123,6 @@ class Reloading:
         return names + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
 
     async def _served_anew(self, changed: list[str]) -> str:
-        """Reloads the model; returns for the log whether the weights were loaded again, and why."""
         models = [model for model in self._manager.registry if not model.workflow]
         if not models:
             return await self._served_first()
@@ -143,7 +137,6 @@ class Reloading:
         return f"and loaded again: {reason}" if reason else "with the weights that were loaded"
 
     async def _served_first(self) -> str:
-        """Serves a model that could not be opened when the server started."""
         model = await self._manager.add(await load_written(self._path, self._manager, Requested()))
         await self._manager.start_workers(model)
         return f"and served as {self._names()}"

@@ -52,7 +52,6 @@ class _RepositoryLoader:
         self._leave_only(started)
 
     async def files(self, name: str, config_text: str | None, files: Mapping[str, bytes]) -> None:
-        """Loads a directory with these files, by their paths in it."""
         try:
             fetched = await self._store.made_apart(name, partial(write_files, files))
         except OSError as error:
@@ -178,8 +177,7 @@ _NEVER = _Known()
 
 
 class IndexEntry(NamedTuple):
-    """A line of the index. `state`: READY, UNAVAILABLE, or "" for a model that was never loaded. `version`: "" when
-    none was found."""
+    """A line of the index. `state`: READY, UNAVAILABLE, or "" if never loaded. `version`: "" when none was found."""
 
     name: str
     version: str
@@ -215,14 +213,12 @@ class Repository:
         self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def start(self, wanted: Sequence[str]) -> list[str]:
-        """Loads the models of the start (`wanted`: those of explicit mode); returns a sentence for each that couldn't
-        be loaded."""
+        """Loads the models of the start (`wanted`: in explicit mode); returns a sentence for each that failed."""
         names = list(wanted) if self._mode == "explicit" and ALL not in wanted else await self._names()
         said = await side_by_side([self._start(name) for name in names], self._loads_at_once_max)
         return [failure for failure in said if failure]
 
     async def _start(self, name: str) -> str:
-        """Loads a model; returns the failure, or ""."""
         try:
             url = None if self._is_here(name) else await self._url_of(name)
             work = self._load(name) if url is None else self._load_remote(name, url, None)
@@ -239,8 +235,7 @@ class Repository:
         return failure
 
     async def watch(self) -> None:
-        """In poll mode: reloads models when their files change, until cancelled. An unreadable repository is read again
-        at the next poll."""
+        """In poll mode: reloads models whose files change, until cancelled; read errors wait for the next poll."""
         while self._mode == "poll":
             await asyncio.sleep(self._poll_s)
             try:
@@ -268,7 +263,6 @@ class Repository:
             log.exception("Model %s could not be loaded", name)
 
     async def _stamp(self, name: str) -> object:
-        """A value that changes with the model's files; None when they can't be read."""
         try:
             return await asyncio.to_thread(stamp_of, find(self._directories, name))
         except (ServeError, OSError):
@@ -338,7 +332,6 @@ class Repository:
             return False
 
     async def _url_of(self, name: str) -> str | None:
-        """The model's URL in S3, or None. Raises InvalidArgument when several repositories have it."""
         names = [(url, await self._manager.loader.store.folders(url)) for url in self._urls]
         found = [f"{url}/{name}" for url, there in names if name in there]
         if len(found) > 1:
@@ -346,7 +339,6 @@ class Repository:
         return found[0] if found else None
 
     def _archive_of(self, name: str) -> str:
-        """The archive of the model store with the model's name. Raises ModelNotFound."""
         for archive in self._manager.loader.store.names():
             if name in (archive, archive.removesuffix(".mar"), archive.removesuffix(".tar.gz")):
                 return archive
@@ -435,8 +427,7 @@ class Repository:
         return lock
 
     async def _unload(self, name: str, remembered: bool = False) -> None:
-        """Removes a model. Raises ModelNotFound when none of its versions is served. `remembered`: the index goes on
-        listing it."""
+        """Removes a model. Raises ModelNotFound when no version is served. `remembered`: the index still lists it."""
         async with self._alone(name):
             self._known.pop(name, None)
             models = self._manager.registry.versions(name)
@@ -489,7 +480,6 @@ def write_files(files: Mapping[str, bytes], directory: Path) -> None:
 
 
 def stamp_of(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """Names, sizes and times of all files."""
     found = []
     for one in sorted(path.rglob("*")):
         if one.is_file() and "__pycache__" not in one.parts:

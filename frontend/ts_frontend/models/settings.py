@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ts_frontend.config.kinds import bytes_of
 from ts_frontend.config.parameters import SETTINGS, WORKERS_MAX
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
@@ -39,7 +40,6 @@ class Source:
     asked: set[str] = field(default_factory=set)
 
     def whole(self, key: str, least: int = 1) -> int | None:
-        """A whole number from `least` on."""
         found: int | None = self._checked(
             key,
             lambda value: _is_whole(value, least),
@@ -48,7 +48,6 @@ class Source:
         return found
 
     def decimal(self, key: str, least: float) -> float | None:
-        """A number from `least` on."""
         found: float | None = self._checked(
             key, lambda value: _is_number(value, least), f"a number, at least {least:g}"
         )
@@ -59,7 +58,6 @@ class Source:
         return found
 
     def text(self, key: str) -> str | None:
-        """Text that isn't empty."""
         found: str | None = self._checked(key, lambda value: isinstance(value, str) and value != "", "text")
         return found
 
@@ -71,14 +69,13 @@ class Source:
         return found
 
     def indices(self, key: str) -> tuple[int, ...] | None:
-        """A list of whole numbers from 0 on."""
         found: list[int] | None = self._checked(key, _is_indices, "a list of whole numbers, at least 0 each")
         return None if found is None else tuple(found)
 
     def size_bytes(self, key: str) -> int | None:
         """A number of bytes, or a number with a unit: 512MiB, 1.5 GB."""
-        value = self._checked(key, lambda value: _bytes_of(value) is not None, "bytes, or a size such as 512MiB")
-        return None if value is None else _bytes_of(value)
+        value = self._checked(key, lambda value: bytes_of(value) is not None, "bytes, or a size such as 512MiB")
+        return None if value is None else bytes_of(value)
 
     def section(self, key: str) -> Source:
         found: dict[str, Any] | None = self._checked(key, lambda value: isinstance(value, dict), "keys with values")
@@ -88,8 +85,7 @@ class Source:
         self.warnings.append(f"{self.name}: {key} is {reprlib.repr(self.values.get(key))}: {problem}")
 
     def warn_misspelt(self) -> None:
-        """Warns of keys that nothing has looked up and that are almost a setting's: `batch_size`. Other unknown keys
-        may be the handler's own."""
+        """Warns of unread keys that are almost a setting's: `batch_size`. Others may be the handler's own."""
         plain = {_plainly(key): key for key in sorted(self.asked)}
         for key in self.values:
             if isinstance(key, str) and key not in self.asked:
@@ -117,24 +113,6 @@ def _is_whole(value: object, least: int) -> bool:
 
 def _is_number(value: object, least: float) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= INT_MAX
-
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)", re.IGNORECASE)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
-def _bytes_of(value: object) -> int | None:
-    """The size in bytes, None for a value that is no size of at least 1 byte."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value if value > 0 else None
-    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) and len(value) < 40 else None
-    if match is None:
-        return None
-    unit = match[2].lower().removesuffix("b")
-    if unit == "i":
-        return None
-    base = 1024 if unit.endswith("i") else 1000
-    return int(float(match[1]) * base ** _POWERS[unit.removesuffix("i")]) or None
 
 
 def _is_indices(value: object) -> bool:
@@ -189,8 +167,7 @@ class Torchrun:
         return {"OMP_NUM_THREADS": str(self.omp_threads), "LOGLEVEL": "INFO"}
 
     def words(self, log_dir: Path) -> tuple[str, ...]:
-        """torchrun's command line, without the program. torchrun restarts no process: the server restarts the whole
-        worker."""
+        """torchrun's command line, without the program. torchrun restarts nothing: the server restarts the worker."""
         return tuple(self._words(log_dir))
 
     def _words(self, log_dir: Path) -> Iterator[str]:
@@ -222,8 +199,7 @@ _PARALLEL_TYPES = ("", "pp", "tp", "pptp", "custom")
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """A register call's settings, in the fields that `config/parameters.py` names; None is unset. Raises
-    InvalidArgument for invalid values."""
+    """A register call's settings, named as in `config/parameters.py`; None is unset. Raises InvalidArgument."""
 
     model_name: str | None = None
     handler: str | None = None
@@ -394,8 +370,7 @@ def _workers(requested: Requested, yaml: Source, server: Source, defaults: Serve
 
 
 def _worker_range(source: Source) -> tuple[int, int] | None:
-    """The source's (least, most) workers, None without a usable value. Without maxWorkers, minWorkers is both; a
-    minWorkers below 1 is 1."""
+    """The source's (least, most) workers, None without. Without maxWorkers, minWorkers is both; below 1 it is 1."""
     least = source.whole("minWorkers", -INT_MAX)
     most = source.whole("maxWorkers")
     if least is None:

@@ -41,7 +41,6 @@ class Signature:
 
     @property
     def declared(self) -> bool:
-        """Whether the model declares any tensors."""
         return bool(self.inputs or self.outputs)
 
     def for_worker(self) -> dict[str, Any]:
@@ -149,8 +148,7 @@ def made_config(name: str, signature: Signature, settings: ModelSettings, worker
 
 
 def as_json(message: Message) -> dict[str, Any]:
-    """A message as JSON with its proto's names: enums by name (unknown ones by number), numbers as numbers, unset
-    scalars too."""
+    """A message as JSON with its proto's names: enums by name (or number), numbers as numbers, unset scalars too."""
     found: dict[str, Any] = {}
     for member in message.DESCRIPTOR.fields:
         value = getattr(message, member.name)

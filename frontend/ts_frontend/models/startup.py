@@ -52,7 +52,6 @@ class Unrestored:
 
     @staticmethod
     def of(snapshot: Snapshot, models: States, workflows: Mapping[str, WorkflowState]) -> Unrestored:
-        """The models and workflows of `snapshot` that aren't served."""
         missing = {
             name: {version: state for version, state in versions.items() if version not in models.get(name, {})}
             for name, versions in snapshot.models.items()
@@ -133,8 +132,7 @@ class SnapshotRecorder:
                 self._pending = not self._closing
 
     async def write(self, kind: SnapshotKind) -> None:
-        """Writes a snapshot, after the one that is being written. Failures don't raise; the first of a series is
-        logged."""
+        """Writes a snapshot, after the one being written. Failures don't raise; the first of a series is logged."""
         if self._files is None:
             return
         async with self._writing:
@@ -170,8 +168,6 @@ class SnapshotRecorder:
 
 
 def states_of(manager: ModelManager) -> States:
-    """The states of all models for a snapshot, without those of workflows and of model repositories, which restore
-    their own."""
     states: dict[str, dict[str, VersionState]] = {}
     for model in manager.registry:
         if not model.workflow and model.archive.remembered:
@@ -180,7 +176,6 @@ def states_of(manager: ModelManager) -> States:
 
 
 def state_of(model: Model, manager: ModelManager) -> VersionState:
-    """The state of one model for a snapshot."""
     registry: Registry = manager.registry
     settings = model.settings
     fetched = manager.loader.fetched(model)
@@ -226,7 +221,6 @@ async def restore(snapshot: Snapshot, manager: ModelManager, store: ModelStore, 
 
 
 async def _made(name: str, version: str, state: VersionState, manager: ModelManager, store: ModelStore) -> Model | str:
-    """The loaded model, or the sentence about its failure."""
     try:
         fetched = await store.recall(state.url or state.archive, state.archive, named=state.named)
         model = await manager.build(kept_in_store(fetched), requested_of(name, state), loaded_at_startup=True)
@@ -248,7 +242,6 @@ async def _enter(state: VersionState, made: Model | str, manager: ModelManager) 
 
 
 def restored(snapshot: Snapshot | None, manager: ModelManager) -> list[str]:
-    """A sentence that names the served models and workflows of the snapshot; [] when there are none."""
     if snapshot is None:
         return []
     kept = [
@@ -325,8 +318,6 @@ def _message(error: Exception) -> str:
 
 
 class _StartupLoader:
-    """Loads the named models: the lines of `program` and the entries of `load_models`."""
-
     def __init__(
         self,
         config: ServerConfig,
@@ -343,7 +334,6 @@ class _StartupLoader:
         self._alone = False
 
     async def load(self) -> list[str]:
-        """Registers them; returns a sentence for each failure."""
         self._alone = await asyncio.to_thread(lambda: self._store.alone)
         if self._alone or self._config.model_dir is not None or not all(map(_whole, self._config.load_models)):
             self._names = await asyncio.to_thread(self._store.names)
@@ -395,7 +385,6 @@ class _StartupLoader:
         return ""
 
     async def _entry(self, entry: str, models: list[Model]) -> None:
-        """Loads the models of an entry, each with a copy of its own."""
         name, separator, url = entry.partition("=")
         if not separator or "/" in name or ":" in name:
             name, url = "", entry

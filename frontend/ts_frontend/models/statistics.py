@@ -150,7 +150,6 @@ class CountedBatches:
         self._handler_s += worked_s * answered / calls
 
     def _sum_up(self) -> None:
-        """Adds the kept times of single requests."""
         lone, self._lone = self._lone, []
         if lone:
             self._add(1, len(lone), len(lone), 0.0, sum(lone))

@@ -155,8 +155,7 @@ def texts_of_member(data: bytes, member: str) -> dict[str, Any]:
 
 
 def _long_text(value: bytes) -> Any:
-    """Returns a long text, None for another long value. Only slashes are unescaped: some encoders escape them in
-    base64."""
+    """A long text, None for another long value. Only slashes are unescaped: some encoders escape base64's."""
     if len(value) <= MEMBER_BYTES_MAX:
         return json.loads(value)
     if value[:1] != b'"':
@@ -176,7 +175,6 @@ def _after_blanks(data: bytes, at: int) -> int:
 
 
 def _token(data: bytes, at: int, expected: bytes) -> int:
-    """Returns the position after the token `expected` and the blanks around it."""
     at = _after_blanks(data, at)
     if data[at : at + 1] != expected:
         raise NotRead(f"its byte {at} is not {expected.decode()}")
@@ -191,8 +189,7 @@ def _matched(expression: re.Pattern[bytes], data: bytes, at: int) -> int:
 
 
 def _string_end(data: bytes, at: int) -> int:
-    """Returns the end of the text that begins at `at`: after the first quote that isn't preceded by an odd number of
-    backslashes."""
+    """The end of the text that begins at `at`: after a quote with an even number of backslashes before it."""
     if data[at : at + 1] != b'"':
         raise NotRead(f"its byte {at} is not JSON")
     quote = at
@@ -213,7 +210,6 @@ def _value_end(data: bytes, at: int) -> int:
 
 
 def _nested_end(data: bytes, at: int) -> int:
-    """Returns the end of the list or object that begins at `at`."""
     depth = 0
     while at < len(data):
         first = data[at : at + 1]
@@ -234,7 +230,6 @@ def _nested_end(data: bytes, at: int) -> int:
 
 
 def mention(data: bytes, words: Collection[bytes]) -> bool:
-    """Returns whether one of the words occurs anywhere in the text."""
     more = max(map(len, words)) - 1
     steps = range(0, len(data), _STEP_BYTES)
     return any(data.find(word, at, at + _STEP_BYTES + more) >= 0 for at in steps for word in words)

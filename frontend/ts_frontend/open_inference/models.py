@@ -41,7 +41,6 @@ _CODES = {409: Code.ALREADY_EXISTS, 520: Code.UNKNOWN}
 
 
 def coded(error: HandlerFailed) -> HandlerFailed:
-    """Returns the error with this protocol's code."""
     error.code = _CODES.get(error.http_status, error.code)
     return error
 
@@ -54,7 +53,6 @@ class About(NamedTuple):
 
 
 def extensions(regions: Regions) -> list[str]:
-    """Returns the protocol's extensions that the server's metadata lists."""
     return [*EXTENSIONS, *(("system_shared_memory",) if regions.allowed else ())]
 
 
@@ -125,7 +123,6 @@ def load_parameters(given: Mapping[str, Any]) -> LoadParameters:
 
 
 def _content(name: str, value: Any) -> bytes:
-    """Returns a file's content: given as bytes, or as base64 in JSON."""
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
@@ -153,7 +150,6 @@ def check_unload_parameters(names: set[str]) -> None:
 
 
 def _as_text(config: str) -> str:
-    """Converts a configuration from JSON to protobuf's text format."""
     try:
         found = json_format.Parse(config, ModelConfig(), descriptor_pool=POOL)
     except json_format.ParseError as error:
@@ -171,8 +167,7 @@ def config_of(models: Registry, name: str, version: str) -> ModelConfig:
 
 
 def statistics_of(models: Registry, name: str = "", version: str = "") -> pb.ModelStatisticsResponse:
-    """Returns the statistics of one version, of all versions of a model, or of all models. Raises ModelNotFound,
-    ModelVersionNotFound."""
+    """The statistics of one version, of a model's, or of all models. Raises ModelNotFound, ModelVersionNotFound."""
     return pb.ModelStatisticsResponse(model_stats=map(_of_model, _meant(models, name, version)))
 
 

@@ -28,7 +28,6 @@ LENGTH_DIGITS_MAX = 18
 
 
 def of_parameters(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of a ModelInferRequest's parameters that are applied here."""
     return {name: _value(found[name]) for name in _NAMES if name in found}
 
 
@@ -48,8 +47,7 @@ async def of_large_json(head: bytes) -> dict[str, Any]:
 
 
 def of_json(head: bytes) -> dict[str, Any]:
-    """Returns the parameters of a V2 request in JSON; {} if none is among those applied here. The worker reports errors
-    in the body."""
+    """The parameters of a V2 request in JSON that are applied here. The worker reports errors in the body."""
     for word in _WORDS:
         if head.find(word) >= 0:  # `in` costs a dozen times as much: it makes and drops an exception
             break
@@ -65,8 +63,7 @@ def of_json(head: bytes) -> dict[str, Any]:
 def scheduled(
     model: Model, parameters: Mapping[str, Any], headers: Pairs, until_s: float, keys: SequenceHeaders
 ) -> tuple[Pairs, float]:
-    """Returns the headers for the handler and the request's deadline (`until_s` without parameters). Raises
-    InvalidArgument."""
+    """The headers for the handler and the deadline (`until_s` without parameters). Raises InvalidArgument."""
     if model.stateful:
         headers = [*headers, *sequence_headers(parameters, keys)]
     if model.has_priorities:  # its queue policy applies the timeout
@@ -84,8 +81,7 @@ def _rank_headers(parameters: Mapping[str, Any]) -> Pairs:
 
 
 def deadline_s(parameters: Mapping[str, Any], deadline_s: float) -> float:
-    """Returns the earlier of the call's deadline and `timeout`, which is in microseconds from now. Raises
-    InvalidArgument."""
+    """The earlier of the call's deadline and `timeout`, microseconds from now. Raises InvalidArgument."""
     timeout = parameters.get(TIMEOUT)
     if timeout is None or timeout == 0:
         return deadline_s
@@ -155,7 +151,6 @@ def _is_bare(response: pb.ModelInferResponse) -> bool:
 
 
 def joined_json(pieces: Sequence[Buffer]) -> bytes:
-    """Joins answers in JSON as `joined_messages` does."""
     found = _read(pieces)
     if not found or any([one.get("datatype") for one in answer["outputs"]] != ["BYTES"] for answer in found):
         raise refused(len(found))

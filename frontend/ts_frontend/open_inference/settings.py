@@ -83,8 +83,7 @@ class TraceSettings:
         return self._sampling.read(model)
 
     def change(self, given: Mapping[str, Sequence[str]], model: str = "") -> dict[str, list[str]]:
-        """Changes trace settings and returns all of them; an empty list resets a setting to the server's, or to the
-        default."""
+        """Changes trace settings and returns all; an empty list resets one to the server's, or to the default."""
         found = self.read(model)
         if not given:
             return found

@@ -58,12 +58,10 @@ class Regions:
 
     @property
     def allowed(self) -> bool:
-        """Returns whether any region can be registered."""
         return self._allowed is not None
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Registers a region. Raises Forbidden, RegionExists, and InvalidArgument for shared memory that doesn't exist
-        or is smaller."""
+        """Registers a region. Raises Forbidden, RegionExists, InvalidArgument for missing or smaller shared memory."""
         if self._allowed is None:
             raise Forbidden("shared memory is not allowed: shared_memory_keys says which keys are")
         if not self._allowed.fullmatch(key):

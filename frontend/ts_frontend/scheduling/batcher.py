@@ -20,8 +20,7 @@ from ts_frontend.job import Job
 
 @dataclass(slots=True)
 class Repeats:
-    """The numbers of a model version's requests that were repeated and that were given up. The plan of an idempotent
-    model's workers has one."""
+    """The numbers of a version's repeated and given-up requests. An idempotent model's plan has one."""
 
     after_deaths: int = 0
     after_failures: int = 0
@@ -48,8 +47,7 @@ def one_by_one(jobs: Sequence[Job]) -> list[Group]:
 
 
 class RepeatLane:
-    """The groups of one queue that wait for repetition, in order and before all other jobs. They were accepted
-    before, so limits don't apply."""
+    """The groups of a queue that wait for repetition, before all other jobs. They were accepted: no limit applies."""
 
     def __init__(self) -> None:
         self._groups: deque[Group] = deque()
@@ -62,7 +60,6 @@ class RepeatLane:
 
     @property
     def has_alone(self) -> bool:
-        """Returns whether a group waits for an idle worker."""
         return any(group.alone for group in self._groups)
 
     def add(self, groups: Sequence[Group]) -> None:
@@ -189,7 +186,6 @@ class Batcher(Generic[JobT]):
         return batch
 
     def waiting(self) -> list[JobT]:
-        """Returns all waiting jobs, in order."""
         return list(self.jobs.values())
 
 
@@ -205,8 +201,7 @@ class WaitPolicy:
     jobs_max: int = 0
 
     def patience_s(self, wish_s: float) -> float:
-        """Returns the seconds that a request with this wish may wait; a wish has no effect on a level without a
-        limit."""
+        """Seconds that a request with this wish may wait; a wish has no effect on a level without a limit."""
         if self.overridable and wish_s and self.timeout_s != math.inf:
             return min(wish_s, self.timeout_s)
         return self.timeout_s
@@ -310,8 +305,7 @@ class PriorityBatcher(Batcher[PriorityJob]):
         return batch
 
     def settle(self, now_s: float) -> list[PriorityJob]:
-        """Removes and returns the jobs whose time is over. On a level with `delays` they keep waiting, behind all
-        others."""
+        """Removes and returns the jobs whose time is over; on a level with `delays` they wait behind all others."""
         if not self._timed or now_s < self._settles_s:
             return []
         timed = [job for (_, late), lane in self._lanes.items() if not late for job in lane.values()]

@@ -163,7 +163,6 @@ class WorkQueue:
 
 
 def expired(job: Job, now_s: float) -> None:
-    """Ends a job that has waited for too long."""
     waited_ms = (now_s - job.queued_at_s) * 1000
     last = "the request waited for another worker" if job.sent_at_s else "the request never ran"
     job.expire(DeadlineExceeded(f"Deadline passed after {waited_ms:.0f} ms in the queue; {last}"))
@@ -272,8 +271,7 @@ class JobQueue(WorkQueue):
             worker.flush()
 
     def _dispatch_again(self, touched: list[QueueWorker], now_s: float) -> None:
-        """Dispatches repeated jobs, which go first. For a job that runs alone, one worker is kept free as soon as it is
-        idle."""
+        """Dispatches repeated jobs, which go first. For one that runs alone, a worker is kept free once it is idle."""
         while self._again:
             worker = self._pick()
             group = None if worker is None else self._again.take(idle=worker.room() == IDLE)
@@ -312,8 +310,7 @@ class JobQueue(WorkQueue):
 
 
 class TicketQueue(JobQueue):
-    """A queue that accepts a job only if a worker is idle for it (useJobTicket). `refusal`: the message of QueueFull
-    otherwise."""
+    """A queue that takes a job only if a worker is idle for it (useJobTicket), else QueueFull with `refusal`."""
 
     def __init__(self, policy: Policy, refusal: str) -> None:
         super().__init__(policy)

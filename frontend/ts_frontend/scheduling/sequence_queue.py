@@ -203,8 +203,7 @@ class SequenceQueue(WorkQueue):
         self._keep_time()
 
     def _free(self) -> list[QueueWorker]:
-        """Returns the workers with room that have work waiting: the most room first, then the fewest
-        sequences."""
+        """The workers with room that have work waiting: the most room first, then the fewest sequences."""
         batcher = self._batcher
         rooms = [(worker.room(), worker) for worker in self._workers if batcher.has_work(worker)]
         free = [(-room, batcher.sequences_of(worker), worker) for room, worker in rooms if room > FULL]

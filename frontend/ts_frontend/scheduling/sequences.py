@@ -14,8 +14,7 @@ from ts_frontend.scheduling.batcher import Full
 
 
 class SequencedJob(Job):
-    """A job of a sequence. `sequence_id`: "" without a sequence. `starts`, `ends`: the caller marked it as the first
-    or the last request."""
+    """A job of a sequence. `sequence_id`: "" for none. `starts`, `ends`: marked as its first or last request."""
 
     __slots__ = ("ends", "sequence_id", "starts")
     ends: bool
@@ -94,7 +93,6 @@ class SequenceBatcher(Generic[SequencedT]):
         self._company = False
 
     def __len__(self) -> int:
-        """Returns the number of waiting jobs."""
         return self._count
 
     @property
@@ -105,7 +103,6 @@ class SequenceBatcher(Generic[SequencedT]):
         return len(self._bound.get(worker, ()))
 
     def waiting(self) -> list[SequencedT]:
-        """Returns all waiting jobs."""
         out: list[SequencedT] = list(self._alone.values())
         for sequence in self._sequences.values():
             out += sequence.waiting.values()
@@ -142,8 +139,7 @@ class SequenceBatcher(Generic[SequencedT]):
         self._refresh(sequence)
 
     def _check_over(self, job: SequencedT) -> None:
-        """Raises SequenceLost for a request of a sequence that is over: a new sequence without the state would give
-        wrong answers."""
+        """Raises SequenceLost for a request of a sequence that is over: without its state, answers would be wrong."""
         if job.starts:
             self._over.pop(job.sequence_id, None)
         elif job.sequence_id in self._over:
@@ -178,8 +174,7 @@ class SequenceBatcher(Generic[SequencedT]):
         return True
 
     def restore(self, jobs: list[SequencedT]) -> list[SequencedT]:
-        """Puts back the jobs that a worker had received but not started. Returns those whose state was lost with the
-        worker."""
+        """Puts back the jobs that a worker received but didn't start. Returns those whose state it took with it."""
         gone = []
         for job in reversed(jobs):
             sequence = self._sequences.get(job.sequence_id)
@@ -211,8 +206,7 @@ class SequenceBatcher(Generic[SequencedT]):
     # --- giving them to workers
 
     def due_s(self, now_s: float, idle: bool = False) -> float:
-        """Returns the seconds until a free worker should look for work: 0 for now, inf when nothing is ready. As
-        `Batcher.due_s`."""
+        """Seconds until a free worker should look for work: 0 for now, inf for nothing. As `Batcher.due_s`."""
         if self._alone:
             return 0.0
         ready = [next(iter(lane)) for lane in self._ready.values() if lane]
@@ -230,7 +224,6 @@ class SequenceBatcher(Generic[SequencedT]):
         return bool(self._alone or self._ready.get(worker) or (self._ready.get(None) and self._has_place(worker)))
 
     def _has_place(self, worker: Hashable) -> bool:
-        """Returns whether the worker may hold one more sequence."""
         return not self.limits.worker_max or self.sequences_of(worker) < self.limits.worker_max
 
     def take(self, worker: Hashable, workers_free: int = 1) -> list[SequencedT]:
@@ -286,7 +279,6 @@ class SequenceBatcher(Generic[SequencedT]):
             self._refresh(sequence)
 
     def settled(self, job: SequencedT, now_s: float) -> None:
-        """Notes that the worker has finished with the job."""
         sequence = self._sequences.get(job.sequence_id)
         if sequence is None or sequence.out.pop(job.id, None) is None:
             return

@@ -87,8 +87,7 @@ class StreamRequest(ABC):
 
     @abstractmethod
     def failure(self, error: ServeError, started: bool) -> bytes | ServeError:
-        """Returns a message, after which the stream continues, or the error that ends it. `started`: the request had
-        a job."""
+        """A message, after which the stream continues, or the error that ends it. `started`: there was a job."""
 
     def following(self, data: bytes) -> Sequence[Input]:
         """Returns a later message of the stream as inputs of this request's FedJob."""
@@ -135,7 +134,6 @@ class Multiplexer:
                 del reader  # the exception that it ended with may be on its way through this frame
 
     async def _read(self, messages: AsyncIterator[bytes]) -> None:
-        """Starts every request and waits for the ends of all."""
         try:
             async for data in messages:
                 if self._fed is not None:
@@ -189,7 +187,6 @@ class Multiplexer:
         return ServeError(f"{self._name}: {type(error).__name__} in the server, see its log")
 
     async def _run(self, key: Hashable | None, lane: deque[_Entry]) -> None:
-        """Answers the requests of a lane, until there are none."""
         try:
             while lane:
                 await self._answer(lane[0])
@@ -281,7 +278,6 @@ class ReadAhead:
         self._bytes += size_bytes
 
     def leave(self, size_bytes: int) -> None:
-        """Releases the bytes of an answered request."""
         self._requests -= 1
         self._bytes -= size_bytes
         if self._changed is not None and not self._changed.done():

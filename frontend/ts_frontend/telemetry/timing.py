@@ -69,7 +69,6 @@ class JobTimes:
         return JobParts(queue_s, filling_s, cold_s, travelled_s, handler_s, encode_s)
 
     def entries(self) -> list[str]:
-        """Returns the entries of a Server-Timing header."""
         parts, place = self.parts(), self._place
         if parts is None or place is None:
             return []
@@ -97,7 +96,6 @@ class RequestTimes:
         self._jobs: deque[JobTimes] = deque(maxlen=JOBS_TOLD_MAX)
 
     def add(self, model: str, batches: bool) -> JobTimes:
-        """Begins a job of a model."""
         job = JobTimes(model, batches)
         self._jobs.append(job)
         return job

@@ -252,7 +252,6 @@ class Connection:
                 self.transport.pause_reading()
 
     def _close(self) -> None:
-        """Ends the connection once everything is sent."""
         if self.transport is None or self._closing:
             return
         self._closing = True
@@ -280,7 +279,6 @@ class Connection:
                 self._socket.shutdown(socket.SHUT_WR)
 
     def abort(self) -> None:
-        """Ends the connection at once."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -300,7 +298,6 @@ class Connection:
         return [] if http is None or http.stream is None else [http.stream]
 
     def waiting_bytes(self) -> int:
-        """The bytes of answers that wait for the client."""
         if self.transport is None or self.http is None:
             return 0
         return self.http.queued + self.transport.get_write_buffer_size()

@@ -223,7 +223,6 @@ class Http1:
         return self.stream is None and bool(self._rest)
 
     def receive(self, data: bytes) -> None:
-        """Reads bytes of the client."""
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -243,7 +242,6 @@ class Http1:
     # --- heads
 
     def _read_head(self, data: bytes, at: int) -> int:
-        """Reads a request's head, and returns the position after it, or `at` if it isn't complete."""
         if data[at] in b"\r\n":  # empty lines before the request (2.2)
             blank = _BLANK.match(data, at)
             return at if blank is None else blank.end()
@@ -275,7 +273,6 @@ class Http1:
         return end
 
     def _feed(self, data: bytes) -> bool:
-        """Passes bytes to the parser. Returns False if they ended the connection."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:  # answered as any other request, after which the connection ends
@@ -308,7 +305,6 @@ class Http1:
         self._receiving, stream.ended = True, False
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answers what can't be read, after which the connection ends."""
         former = self.stream
         begun = former is not None and former.begun
         if former is not None:
@@ -433,7 +429,6 @@ class Http1:
         return status < 400 and not stream.expects and 0 <= self._left <= UNREAD_BYTES_MAX
 
     def forget(self, stream: Http1Stream) -> None:
-        """Ends the present stream, and the connection with it."""
         stream.done = self.ended = True
         self.queued -= stream.queued
         stream.queued = 0
@@ -448,7 +443,6 @@ class Http1:
             self.ended = True
 
     def lose(self) -> None:
-        """The connection has ended: its stream, too."""
         self.ended = True
         self._parser = None  # which refers to this object
         stream = self.stream

@@ -389,7 +389,6 @@ class Http2:
         self.events.opened(stream)
 
     def _forget(self, stream: Http2Stream) -> None:
-        """Ends a stream here: nothing more is sent or read."""
         stream.done = True
         self._drop_queue(stream)
         self.streams.pop(stream.number, None)
@@ -458,7 +457,6 @@ class Http2:
     # --- 5.2 Flow control: our data
 
     def _send(self, stream: Http2Stream, data: Data, size: int) -> None:
-        """Sends data for which there is room in the windows."""
         self._window -= size
         stream.window -= size
         self._strikes = self.pings = 0
@@ -733,14 +731,12 @@ class Http2:
         self.events.wrote()
 
     def close(self, code: int, text: str) -> None:
-        """Ends the connection and all of its streams at once."""
         payload = self._last_number.to_bytes(4, "big") + code.to_bytes(4, "big") + text.encode()
         self.out.append(frame(GOAWAY, 0, 0, payload))
         self.lose()
         self.events.wrote()
 
     def lose(self) -> None:
-        """The connection has ended: its streams, too."""
         self.ended = True
         for stream in [*self.streams.values()]:
             self._forget(stream)
@@ -847,7 +843,6 @@ class Http2:
         self.events.wrote()
 
     def finish(self, stream: Http2Stream, trailers: bytes) -> None:
-        """Ends an answer, after what is queued."""
         if stream.done:
             return
         stream.given = True

@@ -182,7 +182,6 @@ class Server:
                 self._check(one, now_s)
 
     def _check(self, one: Connection, now_s: float) -> None:
-        """Keeps a connection's time limits."""
         http, limits = one.http, self.limits
         silent_s = now_s - one.heard_s
         if now_s >= one.ends_s or (http is None and now_s - one.begun_s > limits.head_s_max):

@@ -123,7 +123,6 @@ class Stream:
         self.head = _FORGOTTEN
 
     def add(self, piece: bytes) -> None:
-        """A piece of the body has arrived."""
         size = len(piece)
         if size:
             pieces = self.pieces
@@ -172,7 +171,6 @@ class Stream:
     # --- the answer
 
     def respond(self, status: int, fields: Fields, body: Data = b"") -> None:
-        """Gives a whole answer."""
         raise NotImplementedError
 
     def begin(self, status: int, fields: Fields) -> None:
@@ -184,7 +182,6 @@ class Stream:
         raise NotImplementedError
 
     def finish(self, trailers: Fields = ()) -> None:
-        """Ends the answer."""
         raise NotImplementedError
 
     def abort(self, *, overloaded: bool = False) -> None:

@@ -30,8 +30,7 @@ class Reader(Protocol):
         """Gives up an answer; returns its bytes."""
 
     def give_up_stalled(self, latest_s: float) -> int:
-        """Gives up the answers of which nothing was taken since `latest_s`, by the loop's clock; returns their
-        number."""
+        """Gives up answers of which nothing was taken since `latest_s`, the loop's clock; returns their number."""
 
 
 class Unread:
@@ -48,7 +47,6 @@ class Unread:
         self._look_timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """The number of connections with answers that wait."""
         return len(self._readers)
 
     def count(self, reader: Reader, size: int) -> None:

@@ -65,50 +65,40 @@ class Durations:
         return sum(number * statistics.mean(durations) for number, durations in parts if durations)
 
 
-@dataclass(slots=True)
-class _Taken:
-    latencies_ms: list[float] = field(default_factory=list)
-    failed: int = 0
-    error: str = ""
-    started_s: float = 0.0
-
-
 async def measure(send: Send, concurrency: int, length: Length, best_per_s: float = 0.0) -> Measurement:
     """Measures with `concurrency` requests in flight; a failed request ends the measurement. Memory isn't measured.
     `best_per_s`: the answers a second of the best measurement so far."""
-    taken, numbers = _Taken(), itertools.count()
-    begun_s = time.perf_counter()
-    done = 0
+    latencies_ms: list[float] = []
+    numbers, errors = itertools.count(), list[str]()
+    begun_s, started_s, done = time.perf_counter(), 0.0, 0
 
     def enough(now_s: float) -> bool:
-        if not taken.started_s:
+        if not started_s:
             return now_s - begun_s > length.seconds_max
-        return length.reached(now_s - taken.started_s, len(taken.latencies_ms), best_per_s)
+        return length.reached(now_s - started_s, len(latencies_ms), best_per_s)
 
     async def client() -> None:
-        nonlocal done
-        while not taken.error and not enough(time.perf_counter()):
+        nonlocal done, started_s
+        while not errors and not enough(time.perf_counter()):
             sent_s = time.perf_counter()
             try:
                 await send(next(numbers))
             except Exception as error:  # every way in which a request can fail makes the configuration unusable
-                taken.failed += 1
-                taken.error = taken.error or str(error)
+                errors.append(str(error))
                 return
             now_s = time.perf_counter()
             done += 1
-            if taken.started_s:
-                taken.latencies_ms.append((now_s - sent_s) * 1000)
+            if started_s:
+                latencies_ms.append((now_s - sent_s) * 1000)
             elif done >= concurrency and now_s - begun_s >= length.seconds * WARM_UP_PART:
-                taken.started_s = now_s
+                started_s = now_s
 
     await asyncio.gather(*(client() for _ in range(concurrency)))
-    spent_s = time.perf_counter() - (taken.started_s or begun_s)
-    return summary(taken.latencies_ms, spent_s, taken.failed, taken.error)
+    error = next(filter(None, errors), "")
+    return summary(latencies_ms, time.perf_counter() - (started_s or begun_s), len(errors), error)
 
 
 def summary(latencies_ms: Sequence[float], spent_s: float, failed: int = 0, error: str = "") -> Measurement:
-    """The measurement of these latencies, taken in `spent_s`."""
     if not latencies_ms:
         return Measurement(0.0, failed=failed, error=error or "no request was answered in time")
     ordered = sorted(latencies_ms)

@@ -15,7 +15,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 #: Gains below this share don't count: measurements of one configuration differ by as much.
 GAIN_MIN = 0.02
@@ -43,14 +43,12 @@ class Trial:
 
     @property
     def settings(self) -> tuple[int, int, int]:
-        """The trial's settings, without the load."""
         return self.batch_size, self.delay_ms, self.workers
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The measurement of a trial. `failed`: requests without an answer; `error`: the reason of the first failure, or of
-    the trial's."""
+    """A trial's measurement. `failed`: requests without an answer; `error`: why the first, or the trial, failed."""
 
     answers_per_s: float
     p50_ms: float = 0.0
@@ -89,8 +87,13 @@ class Space:
     concurrencies: Sequence[int]
 
     @property
+    def axes(self) -> tuple[Sequence[int], ...]:
+        """The values of each member of a trial."""
+        return self.batch_sizes, self.delays_ms, self.workers, self.concurrencies
+
+    @property
     def size(self) -> int:
-        return len(self.batch_sizes) * len(self.delays_ms) * len(self.workers) * len(self.concurrencies)
+        return math.prod(map(len, self.axes))
 
 
 def rank(found: Measurement, bounds: Bounds) -> tuple[float, float, float]:
@@ -154,8 +157,6 @@ def middle_of(found: Sequence[Measurement]) -> Measurement:
 
 
 class _Climb:
-    """The state of one search: the measurements, and the best load of each setting."""
-
     def __init__(self, space: Space, bounds: Bounds, passed: Callable[[], float]) -> None:
         self._space = space
         self._bounds = bounds
@@ -167,14 +168,19 @@ class _Climb:
         self._until = CLIMB_PART
 
     def run(self, start: Trial | None) -> Search:
-        first = self._nearest(start) if start else self._least()
+        space = self._space
+        least = first = Trial(*(axis[0] for axis in space.axes))
+        if start:
+            first = Trial(*(axis[_index(axis, at)] for axis, at in zip(space.axes, astuple(start), strict=True)))
         current = yield from self._load(first)
-        corner = yield from self._load(self._middle(first.concurrency))
+        batch_size, workers = (axis[len(axis) // 2] for axis in (space.batch_sizes, space.workers))
+        middle = Trial(batch_size, least.delay_ms, workers, first.concurrency)  # a likely good start
+        corner = yield from self._load(middle)
         if better(self._seen[corner], self._seen[current], self._bounds):
             current = corner
         yield from self._settle(current)
         if not self._found().within and not self._spent:  # a local best beyond the bounds
-            yield from self._settle((yield from self._load(self._least())))
+            yield from self._settle((yield from self._load(least)))
         for self._until, sure_until in STAGES:
             yield from self._make_sure(sure_until)
             if (best := self._found().best) is None:
@@ -183,7 +189,6 @@ class _Climb:
         return self._found(sure=True)
 
     def _make_sure(self, until: float) -> Generator[Trial, Measurement, None]:
-        """Measures the best and its rivals again."""
         while self._passed() < until and self._measured < len(self._seen) + AGAIN_MAX:
             unsure = self._unsure()
             if unsure is None:
@@ -207,7 +212,6 @@ class _Climb:
         return any(max(several) > min(several) * (1 + GAIN_MIN) for several in rates)
 
     def _settle(self, current: Trial) -> Generator[Trial, Measurement, None]:
-        """Climbs and shrinks until neither has another candidate to measure."""
         before = -1
         while self._measured > before and not self._spent:
             before = self._measured
@@ -215,7 +219,6 @@ class _Climb:
             current = yield from self._shrink(current)
 
     def _climb(self, current: Trial) -> Generator[Trial, Measurement, Trial]:
-        """The candidate that has no better neighbour."""
         moved, last = True, _STEPS[0]
         while moved and not self._spent:
             moved = False
@@ -282,31 +285,12 @@ class _Climb:
 
     def _beside(self, current: Trial, step: Sequence[int]) -> Trial | None:
         """The candidate one step away in some settings; None beyond the grid."""
-        axes = (self._space.batch_sizes, self._space.delays_ms, self._space.workers)
+        axes = self._space.axes[:3]
         at = [axis.index(value) + by for axis, value, by in zip(axes, current.settings, step, strict=True)]
         if not all(0 <= place < len(axis) for place, axis in zip(at, axes, strict=True)):
             return None
         batch_size, delay_ms, workers = (axis[place] for place, axis in zip(at, axes, strict=True))
         return Trial(batch_size, delay_ms, workers, current.concurrency)
-
-    def _least(self) -> Trial:
-        space = self._space
-        return Trial(space.batch_sizes[0], space.delays_ms[0], space.workers[0], space.concurrencies[0])
-
-    def _middle(self, concurrency: int) -> Trial:
-        """A likely good start."""
-        space = self._space
-        batch_size, workers = (axis[len(axis) // 2] for axis in (space.batch_sizes, space.workers))
-        return Trial(batch_size, space.delays_ms[0], workers, concurrency)
-
-    def _nearest(self, start: Trial) -> Trial:
-        space = self._space
-        return Trial(
-            space.batch_sizes[_index(space.batch_sizes, start.batch_size)],
-            space.delays_ms[_index(space.delays_ms, start.delay_ms)],
-            space.workers[_index(space.workers, start.workers)],
-            space.concurrencies[_index(space.concurrencies, start.concurrency)],
-        )
 
     def _found(self, sure: bool = False) -> Found:
         """The best trial; among equals, the one with the fewest resources. `sure`: where measurements differ, none that

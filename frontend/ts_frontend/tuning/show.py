@@ -15,7 +15,7 @@ HEAD = (
     f"{'batch':>5} {'delay':>6} {'workers':>7} {'in flight':>9} {'answers/s':>10} {'p50':>8} {'p99':>8} {'memory':>8}"
 )
 BAR_CHARS = 20
-_BLOCKS = "▁▂▃▄▅▆▇█"
+BARS = "▁▂▃▄▅▆▇█"
 Trials = Sequence[tuple[Trial, Measurement]]
 
 
@@ -36,8 +36,8 @@ def row(trial: Trial, found: Measurement, bounds: Bounds, best_per_s: float) -> 
 
 def sparkline(values: Sequence[float]) -> str:
     """One character for each value, from 0 to the greatest."""
-    most = max(values, default=0) or 1
-    return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(value / most * len(_BLOCKS)))] for value in values)
+    most = max(values, default=0.0) or 1.0
+    return "".join(BARS[min(len(BARS) - 1, int(value / most * len(BARS)))] for value in values)
 
 
 def conclusion(found: Found, trials: Trials, bounds: Bounds) -> str:
@@ -66,8 +66,6 @@ def _bounds_text(bounds: Bounds) -> str:
 
 
 def as_json(found: Found, trials: Trials) -> dict[str, Any]:
-    """The whole search, for programs."""
-
     def one(trial: Trial, it: Measurement) -> dict[str, Any]:
         return {**settings_of(trial), "inFlight": trial.concurrency, **asdict(it)}
 
@@ -89,8 +87,7 @@ def settings_of(trial: Trial) -> dict[str, int]:
 
 
 def with_settings(text: str, settings: Mapping[str, int]) -> str:
-    """The text of a model-config.yaml with these keys: changed in their lines, or appended. All other lines and
-    comments stay."""
+    """The text of a model-config.yaml with these keys, changed in their lines or appended; all else stays."""
     left = dict(settings)
     lines = []
     for line in text.splitlines():

@@ -84,8 +84,7 @@ class HandlerCalls:
         self._early: dict[int, None] = {}
 
     def begin(self, call: Call, batch: Batch | None) -> None:
-        """Begins a call. `batch`: the batch that the model is computing, if known; the call ends when no client
-        waits for the batch."""
+        """Begins a call. `batch`: the one that the model computes, if known; without waiting clients the call ends."""
         if call.call_id in self._early:
             del self._early[call.call_id]
             self._push(Failed(call.call_id, 499, CANCELLED))
@@ -121,7 +120,6 @@ class HandlerCalls:
                     entry.cancel(CALLER_LEFT)
 
     def close(self) -> None:
-        """Cancels all calls: the worker has ended."""
         for entry in self._open.values():
             entry.cancel(CANCELLED)
 

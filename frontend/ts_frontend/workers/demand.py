@@ -1,5 +1,4 @@
-"""Models on demand: their workers are started by a first request, and end when idle or when other models need the
-memory."""
+"""Models on demand: a first request starts their workers, which end when idle or when others need the memory."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ class Resident:
         return FAILING if self.pool.load_failure is not None else self.state.value
 
     def asked(self) -> None:
-        """Notes that a request is about to be accepted, and loads the model if necessary. Raises NoWorker if it can
-        never be loaded."""
+        """Notes that a request is about to be accepted, and loads the model. Raises NoWorker if it never can be."""
         self.used_s = self._demand.clock.now_s()
         if self.state is not ResidentState.WARM:
             self.pool.on_busy()  # it may have no worker yet, and its requests wait
@@ -117,8 +115,7 @@ def _sum(models: Iterable[Resident]) -> Memory:
 
 
 def _expected(limit: int, pinned: int, seen: int) -> int:
-    """The expected memory of a model that was never measured, in bytes: that of the largest one, or all that isn't
-    pinned."""
+    """The expected bytes of a model that was never measured: the largest one's, or all that isn't pinned."""
     free = max(1, limit - pinned)
     return min(seen or free, free) if limit else 0
 
@@ -144,7 +141,6 @@ class Demand:
         self._changes = Notifier()
 
     def enter(self, pool: Pool, ledger: Ledger, rule: DemandRule, workers: Callable[[], int]) -> Resident:
-        """Makes a model one on demand; it has no workers yet."""
         resident = Resident(self, pool, ledger, rule, workers)
         self.residents.add(resident)
         return resident
@@ -259,7 +255,6 @@ class Demand:
         return None, min((one.warm_s + STAY_S - now_s for one in warm), default=LOOK_S)
 
     async def _change(self, limit_s: float) -> None:
-        """Waits for a change of any model, up to `limit_s`."""
         try:
             await asyncio.wait_for(self._changes.wait(), max(limit_s, 0.001))
         except TimeoutError:
@@ -291,8 +286,7 @@ class Demand:
         self._ended(one)
 
     def _ended(self, one: Resident) -> None:
-        """Notes a model's end. If a fault of the server has left workers, the model stays warm and is unloaded again
-        later."""
+        """Notes a model's end. If a fault has left workers, the model stays warm and is unloaded again later."""
         if one.pool.slots:
             one.state = ResidentState.WARM
         else:
@@ -310,8 +304,7 @@ class Demand:
             await self.look()
 
     async def look(self) -> None:
-        """Measures the warm models, and unloads those that have been idle for their time, keep failing, or exceed
-        the limit of memory."""
+        """Measures warm models; unloads those that were idle for their time, keep failing, or exceed the limit."""
         now_s = self.clock.now_s()
         seen = []
         for one in list(self.residents):
@@ -332,8 +325,7 @@ class Demand:
         await self._stay_below()
 
     async def _look_at_memory(self, models: Sequence[Resident], *, loaded: bool = False) -> None:
-        """Measures all these models at once. A model that is still loading, unless it is `loaded`, counts with at
-        least its expected need."""
+        """Measures these models at once. One still loading, unless `loaded`, counts with at least its expected need."""
         if self.limit == NOTHING or not models:
             return
         readings = await asyncio.to_thread(self._measure, [one.pool for one in models])

@@ -86,5 +86,4 @@ class Placement:
         return turn
 
     def forget(self, model: object) -> None:
-        """Forgets the turn of an unregistered model."""
         self._turns.pop(model, None)

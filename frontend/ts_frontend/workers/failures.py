@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 #: A worker's states, in TorchServe's log.
 WORKER_STARTED, MODEL_LOADED = "WORKER_STARTED", "WORKER_MODEL_LOADED"
 DELAY_S_FIRST = 0.5
+#: The most last lines that are shown of a worker that ended.
+SHOWN_LINES_MAX = 20
 #: The kinds of failures in the metrics: the worker did not load its model, died later, or did not answer in time.
 NOT_LOADED, DIED, HUNG = "not_loaded", "died", "hung"
 
@@ -56,14 +58,18 @@ def unattended_future() -> asyncio.Future[None]:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The reason why a worker ended or didn't start, as describe shows it. `failures`: the number of failures in a
-    row of this worker."""
+    """Why a worker ended or didn't start, as describe shows it. `failures`: its number of failures in a row."""
 
     at: float
     worker_id: int
     reason: str
     failures: int
     tail: list[str]
+
+    def shown(self, **when: object) -> dict[str, object]:
+        """For describe and the console; `when`: its time, as they tell it."""
+        told = {"reason": self.reason, "failuresInARow": self.failures, "lastLines": self.tail[-SHOWN_LINES_MAX:]}
+        return {"workerId": str(self.worker_id), **when, **told}
 
 
 @dataclass(slots=True)
@@ -77,8 +83,7 @@ class Backoff:
     first_failure_s: float = 0.0
 
     def worked(self) -> None:
-        """Resets the failures after an answer of the worker or a long time ready: the next failure counts as the
-        first."""
+        """Resets the failures after an answer or a long time ready: the next failure counts as the first."""
         self.failures = 0
 
     def failed(self, now_s: float) -> None:
@@ -106,10 +111,13 @@ class Replacement:
     worker_id: int
     reason: str
 
+    def shown(self, **when: object) -> dict[str, object]:
+        """As `Failure.shown`."""
+        return {"workerId": str(self.worker_id), **when, "reason": self.reason}
+
 
 class Recovery:
-    """Logs how a worker ends and comes back, in TorchServe's words, which alerts look for; the thread in its lines is
-    the worker's."""
+    """Logs a worker's ends and returns in TorchServe's words, which alerts look for, with the worker's thread."""
 
     def __init__(self, worker_id: int, plan: WorkerPlan) -> None:
         self._id, self._plan = worker_id, plan
@@ -138,8 +146,7 @@ class Recovery:
             self._log.info("Auto recovery start timestamp: %s", round(time.time() * 1000))
 
     def retries(self, delay_s: float, known: str = "") -> None:
-        """Logs that the next worker is started after so many seconds; `known`: a failure that was logged before;
-        only this line is logged."""
+        """Logs that the next worker starts after so many seconds; `known`: a failure that was logged before."""
         if not known:
             self._log.info("Retry worker: %s in %g seconds.", self._id, round(delay_s, 1))
             return

@@ -137,8 +137,7 @@ class Forkserver:
         return await self._asked(number, request_bytes(op, number, **more), list(fds))
 
     async def with_torch(self) -> Forkserver:
-        """Forks a forkserver that imports torch: the one that was asked for already, if there is one. Raises as `fork`
-        does."""
+        """Forks a forkserver that imports torch, or returns the one already asked for. Raises as `fork`."""
         control, self._torch_control = self._torch_control, None
         theirs: socket.socket | None = None
         try:
@@ -166,7 +165,6 @@ class Forkserver:
         self._answers[number] = answer
 
     async def _asked(self, number: int, request: bytes, fds: list[int]) -> dict[str, Any]:
-        """Sends a request; returns its reply."""
         self._expect(number)
         try:
             await self._send(request, fds)
@@ -184,8 +182,7 @@ class Forkserver:
     async def worker(
         self, spec: ProcessSpec, sink: LineSink, env: Mapping[str, str] | None, limit_s: float
     ) -> WorkerProcess:
-        """Forks a worker, or a holder, in at most `limit_s` seconds; a forkserver without an answer is set aside.
-        Raises as `fork` does."""
+        """Forks a worker or a holder in `limit_s`; a forkserver without an answer is set aside. Raises as `fork`."""
         channels = Channels()
         try:
             pid = await asyncio.wait_for(self.fork(spec, channels, env=env), limit_s)
@@ -266,7 +263,6 @@ class Forkserver:
         self._lost(f"{self._child.what} has ended ({how.describe()}): {reason}")
 
     def _take(self, data: bytes) -> bytes:
-        """Handles the whole replies in `data` and returns the rest."""
         while len(data) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(data)
             if length > REPLY_BYTES_MAX:

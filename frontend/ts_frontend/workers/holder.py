@@ -156,8 +156,7 @@ class HolderLauncher:
     # --- its end
 
     def rest(self) -> None:
-        """Releases the model's memory: the holder ends with the last of its workers. The next worker starts a new
-        holder."""
+        """Releases the model's memory: the holder ends with its last worker. The next worker starts a new one."""
         task, self._loading = self._loading, None
         if task is not None:
             task.cancel()
@@ -165,7 +164,6 @@ class HolderLauncher:
             holder.set_aside()
 
     async def close(self) -> None:
-        """Ends the holders, and with them their workers."""
         task = self._loading
         self.rest()
         if task is not None:

@@ -61,8 +61,7 @@ class Connection:
             self._loop.call_soon(self.flush)
 
     def push_request(self, batch_id: int, job: Job) -> None:
-        """`push` for a batch of one job. Its sender has to call `flush` afterwards, which saves another turn of the
-        loop."""
+        """`push` for a batch of one job. Its sender calls `flush` afterwards, which saves a turn of the loop."""
         frame = request_frame(batch_id, job.id, job.request_id, job.deadline_s, job.request_headers, job.inputs)
         if frame is None:
             self.push(Predict(batch_id, [job.item()]))
@@ -140,7 +139,6 @@ class Connection:
         return self._decode(bytes(beyond[:more]) if more > 0 else b"", min(size, len(room))) and more >= 0
 
     def _decode(self, data: bytes, filled: int = 0) -> bool:
-        """Decodes the bytes read: `filled` bytes in the decoder's buffer, and `data` after them."""
         try:
             messages = self._decoder.filled(filled) if filled else []
             if data:
@@ -164,7 +162,6 @@ class Connection:
         self._end(reason)
 
     def close(self) -> None:
-        """Closes the socket; nothing is called afterwards."""
         sock, self._sock = self._sock, None
         if sock is None:
             return
@@ -200,8 +197,7 @@ class Batch:
         return [job for job in self.jobs if job.id not in ended and not job.done]
 
     def unread(self, now_s: float) -> bool:
-        """Returns True if the batch waits for a client that reads or sends slowly, so that it doesn't count as
-        hanging."""
+        """Whether the batch waits for a client that reads or sends slowly, so that it doesn't count as hanging."""
         return any(job.client_wait_s(now_s) > 0 for job in self.open_jobs())
 
 
@@ -234,8 +230,7 @@ class Pipelined:
 
 @dataclass(frozen=True, slots=True)
 class Concurrent:
-    """For a generator or async handler: several batches at a time, and up to STALLED_FACTOR_MAX times as many if
-    their readers are stalled."""
+    """For a generator or async handler: several batches, STALLED_FACTOR_MAX times more while readers stall."""
 
     limit: int
 
@@ -277,8 +272,7 @@ class BatchRecorder(Protocol):
     """Measures the batches and the loads of a model version's workers."""
 
     def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
-        """Measures a complete batch: `waited_s` seconds on its way or behind another batch, then `worked_s` on the
-        worker."""
+        """Measures a complete batch: `waited_s` on its way or behind another batch, then `worked_s` on the worker."""
 
     def loaded(self, worker_id: int, seconds: float) -> None:
         """Measures a load: the seconds from the worker's creation until it had its model."""
@@ -331,7 +325,6 @@ class InFlight:
     # --- its course
 
     def begin(self, jobs: list[Job], owner: Owner | None, now_s: float) -> Batch:
-        """Makes a batch of these jobs, which belong to `owner` from now on."""
         batch = Batch(_batch_ids(), jobs, len(jobs), now_s, now_s)
         if not self.batches:
             self.turn_s = now_s
@@ -342,7 +335,6 @@ class InFlight:
         return batch
 
     def withdraw(self, batch: Batch) -> None:
-        """Forgets a batch that couldn't be sent."""
         del self.batches[batch.id]
         for job in batch.jobs:
             del self.jobs[job.id]
@@ -368,8 +360,7 @@ class InFlight:
         return True
 
     def measure(self, batch: Batch, now_s: float) -> tuple[float, float]:
-        """Measures a batch that has ended; returns the seconds it waited behind others on the worker, and the seconds
-        it ran."""
+        """Measures an ended batch; returns the seconds it waited behind others on the worker, and those it ran."""
         turn_s = now_s - self.turn_s
         self.mean_s += 0.2 * ((turn_s if turn_s < 1.0 else 1.0) - self.mean_s)
         self.turn_s = now_s

@@ -1,5 +1,4 @@
-"""The requests and memory after which a worker is replaced. Pure decisions, except for reading the machine's
-available memory."""
+"""The requests and memory after which a worker is replaced. Pure decisions, but for the available memory."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 class Excess(NamedTuple):
-    """An exceeded limit of a worker. `kind` is one of REQUESTS, MEMORY and MEMORY_MAX; `text` is a sentence for
-    people."""
+    """An exceeded limit of a worker. `kind`: REQUESTS, MEMORY or MEMORY_MAX; `text`: a sentence for people."""
 
     kind: str
     text: str

@@ -41,7 +41,6 @@ class Memory:
         return Memory(self.host + other.host, self.gpus + other.gpus)
 
     def most(self, other: Memory) -> Memory:
-        """Returns the larger one of each kind."""
         return Memory(max(self.host, other.host), max(self.gpus, other.gpus))
 
     def excess(self, limit: Memory) -> str:
@@ -69,7 +68,6 @@ def processes_memory(pools: Sequence[Pool]) -> list[Memory]:
 
 
 def megabytes(count: int) -> str:
-    """A number of bytes, for people."""
     return f"{count / (1 << 20):.0f} MiB"
 
 

@@ -77,18 +77,15 @@ class Clock:
     """The clock of slots."""
 
     def now_s(self) -> float:
-        """`time.monotonic()` seconds."""
         return time.monotonic()
 
     async def pause(self, seconds: float, hurry: asyncio.Event) -> None:
-        """Waits for `seconds`, or until `hurry` is set."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(hurry.wait(), seconds)
 
 
 class Slot:
-    """One worker's place in the pool: restarts the worker until it is retired or given up. `after`: done when the
-    first start may begin."""
+    """A worker's place in the pool, restarted until retired or given up. `after`: done when a start may begin."""
 
     def __init__(
         self, pool: Pool, worker_id: int, device: Device, backoff: Backoff, after: asyncio.Future[None] | None = None
@@ -153,8 +150,7 @@ class Slot:
             self._told_off = False
 
     async def stays(self, limit_s: float) -> None:
-        """Watches a worker that is ready after several failures in a row for `limit_s` seconds. Raises StartFailed when
-        it ends again."""
+        """Watches a worker that is ready after failures in a row for `limit_s`. Raises StartFailed when it ends."""
         worker = self.worker
         if self.failures < 2 or worker is None:
             return
@@ -178,7 +174,6 @@ class Slot:
                 delay_s = self._after_mistake(error)
 
     async def _one_life(self) -> StartFailed | str:
-        """Runs a worker from start to end; returns the reason of its failed start or of its end."""
         pool = self._pool
         self._hurry.clear()
         worker = self.worker = pool.new_worker(self)
@@ -260,8 +255,7 @@ class Slot:
         return self._delay_s(now_s)
 
     def _delay_s(self, now_s: float, known: str = "") -> float | None:
-        """Returns the seconds until the next start, None when there is no other; logs it. `known`: the failure, if it
-        has been logged before."""
+        """Seconds until the next start, None without one; logs it. `known`: the failure, if logged before."""
         pool, backoff = self._pool, self._backoff
         if not backoff.exhausted(now_s):
             delay_s = backoff.delay_s(random.random())
@@ -379,8 +373,7 @@ class Pool:
         return bool(self.plan.load.get("debug_errors", True))
 
     def not_loaded(self) -> ModelNotLoaded:
-        """Returns the error of requests while there is a `load_failure`, with the cause and the seconds until the next
-        try."""
+        """The error of requests while there is a `load_failure`: the cause, and the seconds until the next try."""
         cause = self.load_failure.cause if self.load_failure is not None else ""
         cause = cause if len(cause) <= CAUSE_CHARS_MAX else f"{cause[:CAUSE_CHARS_MAX]} ..."
         due_s = min((slot.next_start_s for slot in self.slots if not slot.gave_up), default=0.0)
@@ -500,7 +493,6 @@ class Pool:
             log.exception("A change of the workers of %s could not be reported", self.name)
 
     def _fail_what_waits(self) -> None:
-        """Fails the waiting jobs of a pool that was scaled to zero."""
         if self.unavailable and not self.slots and not self.on_demand and len(self.queue):
             self.queue.fail_all(NoWorker(f"Model {self.name} was scaled to zero workers while the request waited"))
 
@@ -528,7 +520,6 @@ class Pool:
             self._tracebacks.clear()
 
     def failed(self, failure: Failure, reason: str) -> None:
-        """Counts a worker's failure."""
         self.last_failure = failure
         self.failures[reason] += 1
         self._changed()
@@ -568,7 +559,6 @@ class Pool:
         self._due, self._due_s = None, math.inf
 
     def _end_late(self) -> None:
-        """Ends the requests whose deadline has passed, and sets the timer to the earliest deadline of the others."""
         self._forget_due()
         now_s = time.monotonic()
         if len(self.queue):
@@ -607,8 +597,7 @@ class Pool:
                 self._replacing.add_done_callback(self._replacement_over)
 
     def _check_memory_limit(self, worker: Worker) -> None:
-        """Ignores the memory limit if loading the model alone reaches it, because the worker would be replaced
-        forever."""
+        """Ignores the memory limit if loading alone reaches it: the worker would be replaced forever."""
         limit = self.plan.limits.memory_bytes
         used = worker.memory_bytes if limit and self._memory_limit_works else 0
         if limit and used >= limit:
@@ -635,8 +624,7 @@ class Pool:
             await self._hand_over(slot, heir)
 
     async def _started_heir(self, slot: Slot) -> Slot | None:
-        """Starts a worker on the same device and returns it when it is ready; None if it didn't start or isn't
-        needed any more."""
+        """Starts a worker on the same device; returns it ready, or None if it didn't start or isn't needed."""
         heir = self._new_slot(slot.device)
         try:
             await asyncio.shield(heir.attempt)

@@ -119,8 +119,7 @@ class LineReader:
         self._on_line(self._stream, line.rstrip(b"\r").decode("utf-8", "backslashreplace"))
 
     def finish(self) -> None:
-        """Reads the rest of the pipe after the writer's end, and closes it, even if a child of the writer still
-        writes."""
+        """Reads the rest of the pipe after its writer's end, and closes it, even if a child still writes."""
         for _ in range(PIPE_READS_MAX):
             if not self._readable():
                 break
@@ -232,8 +231,7 @@ def _shared_file() -> IO[bytes]:
 
 
 class Channels:
-    """Both ends of the socket, the progress file and the pipes between a worker and the frontend. The worker's ends
-    are passed to its process."""
+    """The socket, the progress file and the pipes between worker and frontend; the worker's ends are passed to it."""
 
     def __init__(self) -> None:
         self.sock, self.worker_sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -254,7 +252,6 @@ class Channels:
         os.close(self.worker_stderr)
 
     def close(self) -> None:
-        """Closes both sides, when nothing was started."""
         self.close_worker_side()
         self.sock.close()
         self.progress.close()
@@ -274,7 +271,6 @@ class ForkedProcess:
     pidfd: int | None = field(default=None, kw_only=True)
 
     def open_pidfd(self) -> None:
-        """Opens the pidfd, if the system has them."""
         if hasattr(os, "pidfd_open"):
             try:
                 self.pidfd = os.pidfd_open(self.pid)
@@ -353,13 +349,11 @@ class WorkerProcess(ForkedProcess):
         return {batch_id for batch_id in batch_ids if not has_begun(table, batch_id)}
 
     def spent(self) -> dict[int, tuple[float, float]]:
-        """Returns the seconds spent reading and writing tensors, by the size of the batch; empty for a released
-        process."""
+        """Seconds spent reading and writing tensors, by the size of the batch; empty for a released process."""
         return {} if self.progress.closed else spent(os.pread(self.progress.fileno(), PROGRESS_BYTES, 0))
 
     def release(self) -> None:
-        """Cleans up after the process has ended: ends the processes it started, reads its last lines, and closes its
-        files."""
+        """Cleans up after the process: ends those it started, reads its last lines, and closes its files."""
         for leader in (self.pid, *(self.rendezvous.pids if self.rendezvous is not None else ())):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(leader, signal.SIGKILL)  # it led a session of its own

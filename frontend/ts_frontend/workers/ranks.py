@@ -111,7 +111,6 @@ class Rendezvous:
         return rank
 
     def close(self) -> None:
-        """Closes the listening socket and deletes its directory."""
         self.listener.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 

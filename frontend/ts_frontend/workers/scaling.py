@@ -74,8 +74,7 @@ class Scaling:
         self._begun_s: float | None = None
 
     def decide(self, now_s: float, sample: LoadSample, least: int, most: int) -> tuple[int, str] | None:
-        """Takes a sample; returns the wanted number of workers and the reason, None for no change. `now_s` never
-        decreases."""
+        """Takes a sample; returns the wanted workers and the reason, None for no change. `now_s` never decreases."""
         rule = self.rule
         self._remember(now_s, sample)
         if sample.workers < least or sample.workers > most:
@@ -147,13 +146,11 @@ class PoolScaler:
         return 0 < self.least < self.most
 
     def between(self, least: int, most: int) -> int:
-        """Scales between these numbers from now on; returns the number of workers to begin with: the present one, if
-        it is within them."""
+        """Scales between these numbers; returns those to begin with: the present one, if it is within them."""
         self.least, self.most = least, most
         return min(max(len(self.pool.slots), least), most) if self.active else least
 
     def sample(self, now_s: float) -> LoadSample:
-        """The pool's present load; `now_s` is `time.monotonic()`."""
         waiting = self.pool.queue.waiting()
         workers = [slot.worker for slot in self.pool.slots if slot.worker is not None]
         running = [job for worker in workers if worker.state is WorkerState.READY for job in worker.jobs()]

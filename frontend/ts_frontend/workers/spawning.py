@@ -46,7 +46,6 @@ def worker_env(config: ServerConfig) -> dict[str, str]:
 
 
 def request_bytes(op: str, number: int, **more: Any) -> bytes:
-    """A request to a forkserver (`ts.runtime.forkserver`)."""
     body = json.dumps({"op": op, "id": number, **more}).encode()
     return LENGTH.pack(len(body)) + body
 
@@ -61,7 +60,6 @@ class StartedForkserver:
     torch_control: socket.socket | None
 
     def close(self) -> None:
-        """The forkserver ends with its sockets."""
         self.control.close()
         if self.torch_control is not None:
             self.torch_control.close()

@@ -107,8 +107,6 @@ class Supervisor:
         restart_delay_s_max: float,
         on_change: Callable[[], None],
     ) -> Pool:
-        """Makes a pool without workers."""
-
         def next_device() -> Device:
             if plan.spec.cluster is not None:
                 return device_of(plan.spec.cluster)
@@ -132,7 +130,6 @@ class Supervisor:
         return pool
 
     def scaler(self, pool: Pool, rule: ScalingRule, batch_size: int) -> PoolScaler:
-        """Makes the scaler of a pool, which scales it once its limits are set."""
         scaler = self._scalers[pool] = PoolScaler(pool, rule, batch_size)
         return scaler
 
@@ -146,7 +143,6 @@ class Supervisor:
         return self._exec if spec.python else self._launcher
 
     async def dismiss(self, pool: Pool, drain_s: float | None) -> None:
-        """Ends a pool and forgets it."""
         scaler = self._scalers.pop(pool, None)
         if scaler is not None:
             await scaler.close()

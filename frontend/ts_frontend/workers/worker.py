@@ -1,5 +1,4 @@
-"""One worker of a model from its start to its end: its process, its batches, and the end of its batches when it
-dies."""
+"""One worker of a model from start to end: its process, its batches, and the batches' end when it dies."""
 
 from __future__ import annotations
 
@@ -214,7 +213,6 @@ class Worker:
         raise StartFailed(reason, 500, self.tail())
 
     def jobs(self) -> list[Job]:
-        """Returns its unanswered requests."""
         return list(self._running.open_jobs())
 
     def tail(self) -> list[str]:
@@ -318,7 +316,6 @@ class Worker:
             self._refuse(jobs, error)
 
     def dispatch_alone(self, job: Job, now_s: float) -> None:
-        """Sends a job that runs alone."""
         self.dispatch([job], now_s)
         self._running.isolate(job)
 
@@ -429,7 +426,6 @@ class Worker:
         return True
 
     def _halve(self) -> None:
-        """Repeats failed batches in halves."""
         repeats = self._plan.repeats
         assert repeats is not None
         raised, self._raised = self._raised, {}
@@ -479,7 +475,6 @@ class Worker:
             self.kill(self._death_note)
 
     def _count_responses(self, info: Mapping[str, Any]) -> None:
-        """Starts to count the responses of a decoupled model."""
         connection, on_response = self._connection, self._plan.on_response
         decoupled = self._plan.decoupled or (info.get("signature") or {}).get("decoupled")
         if not decoupled or on_response is None or not isinstance(connection, Connection):
@@ -493,7 +488,6 @@ class Worker:
         connection.on_messages = received
 
     def _called(self, message: Call | Credit | Cancel) -> None:
-        """Handles a message about a call that the handler makes."""
         calls, answer = self._calls, self._plan.answer
         if calls is None:
             if answer is None or self._connection is None:
@@ -534,8 +528,7 @@ class Worker:
             self._work.put_back(back)
 
     async def _settle(self, reason: str) -> None:
-        """Finds the cause of the process's end and fails its started requests. Sets `ended` even after an exception,
-        since others wait for it."""
+        """Finds the cause of the process's end and fails its started requests. Sets `ended` in any case."""
         process = self.process
         assert process is not None
         how = ExitStatus(None)
@@ -577,8 +570,7 @@ class Worker:
             self.ended.set_result(note if self._death_note or how.code else f"{note} ({reason})")
 
     def _run_again(self, batch: Batch, note: str) -> Sequence[Job]:
-        """Returns the jobs of a begun batch to repeat. A job whose second worker died is refused for good; one that
-        hung isn't repeated."""
+        """The jobs of a begun batch to repeat: none whose second worker died, which are refused, or that hung."""
         running, repeats = self._running, self._plan.repeats
         assert repeats is not None
         silent_s = time.monotonic() - batch.active_s
@@ -599,8 +591,7 @@ class Worker:
         return jobs
 
     async def _exit_of(self, process: WorkerProcess) -> ExitStatus:
-        """Waits for the process's end, after which no batch begins. A process that lives on without its socket is
-        killed."""
+        """Waits for the process's end, after which no batch begins. One that lives on without its socket is killed."""
         for _ in range(2):
             try:
                 return await asyncio.wait_for(asyncio.shield(process.exited), EXIT_STATUS_S_MAX)
@@ -651,8 +642,7 @@ class Worker:
             self._work.wake()
 
     def _ready_to_kill(self, now_s: float) -> bool:
-        """Returns whether a hanging worker may be killed now: concurrent requests that don't hang get a moment to
-        end first."""
+        """Whether a hanging worker may be killed now: concurrent requests get a moment to end first."""
         if self._hung_at_s is None:
             self._hung_at_s = now_s
         alone = not self._running.concurrent or len(self._running.batches) == 1

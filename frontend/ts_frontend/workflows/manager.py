@@ -51,7 +51,6 @@ class WorkflowManager:
         self._arriving: set[str] = set()
 
     def __iter__(self) -> Iterator[Workflow]:
-        """The workflows, sorted by name."""
         return iter([self._workflows[name] for name in sorted(self._workflows)])
 
     def find(self, name: str) -> Workflow:
@@ -163,7 +162,6 @@ class WorkflowManager:
     # --- list, describe
 
     def list_workflows(self, limit: int = LIST_LIMIT_MAX, next_page_token: int = 0) -> dict[str, Any]:
-        """One page of workflows, as TorchServe lists them."""
         found, more = page(list(self), limit, next_page_token)
         return {
             **more,
@@ -171,7 +169,6 @@ class WorkflowManager:
         }
 
     def describe(self, name: str) -> list[Mapping[str, Any]]:
-        """The description of a workflow; its numbers are the defaults of its models."""
         workflow = self.find(name)
         spec = workflow.archive.spec
         return [
@@ -188,7 +185,6 @@ class WorkflowManager:
 
 
 def states_of(workflows: WorkflowManager) -> Mapping[str, WorkflowState]:
-    """The states of all workflows for a snapshot."""
     return {
         workflow.name: WorkflowState(
             archive=workflow.fetched.path.name,

@@ -55,8 +55,7 @@ def make_graph(edges: Mapping[str, Sequence[str]]) -> Graph:
 
 
 def _check_cycles(children: Mapping[str, Sequence[str]], parents: Mapping[str, Sequence[str]]) -> None:
-    """Raises InvalidGraph if there is a cycle: removes nodes without parents repeatedly; any rest is on a cycle or
-    below one."""
+    """Raises InvalidGraph for a cycle: removes nodes without parents, until all others are on or below one."""
     missing = {name: len(before) for name, before in parents.items()}
     free = [name for name, count in missing.items() if not count]
     while free:
@@ -151,7 +150,6 @@ def _model(name: str, value: object) -> dict[str, Any]:
 
 
 def _children(name: str, value: object) -> list[str]:
-    """The children of a node; empty entries are ignored."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -176,7 +174,6 @@ def _node(name: str, own: Mapping[str, Any] | None, shared: Mapping[str, Any], h
 
 
 def _settled(name: str, url: str | None, own: Mapping[str, Any], shared: Mapping[str, Any]) -> Node:
-    """A node's settings: its own, else those of `models`, else the defaults."""
     where = f"model {name}" if own else "models"
     given = {key: own[key] if own.get(key) is not None else shared.get(key) for key in SETTINGS}
     numbers = {key: _whole(where, key, value) for key, value in given.items()}

@@ -124,7 +124,6 @@ class Run:
             self._running.clear()  # breaks the cycle of a cancelled task, its exception and this frame
 
     def _inputs(self, name: str) -> list[Input]:
-        """The parents' answers: that of one as `body`, those of several by their names."""
         parents = self._graph.parents[name]
         names = parents if len(parents) > 1 else ("body",)
         return [Input(key, "", self._replies[parent].body) for key, parent in zip(names, parents, strict=True)]
@@ -139,7 +138,6 @@ class Run:
             return error.ending()
 
     async def _answer(self, node: Node, inputs: Sequence[Input]) -> Reply:
-        """A node's answer, with up to `retry_attempts` retries. Raises NodeFailed."""
         attempt = 0
         while True:
             attempt += 1
@@ -222,15 +220,13 @@ class Workflow:
         self._leaving = False
 
     def model_name(self, node: str) -> str:
-        """The name of a node's model in the registry."""
         return f"{self.name}__{node}"
 
     def node_model(self, node: str) -> Model:
         return self._find(self.model_name(node))
 
     async def predict(self, inputs: Sequence[Input], *, headers: Pairs, request_id: str | None) -> dict[str, Reply]:
-        """The answers of the last nodes. Raises NodeFailed, Draining; a cancelled caller cancels all nodes'
-        requests."""
+        """The answers of the last nodes. Raises NodeFailed, Draining; a cancelled caller cancels all requests."""
         if self._leaving:
             raise Draining(f'Workflow "{self.name}" is being unregistered')
         spec = self.archive.spec
@@ -285,7 +281,6 @@ async def remove_nodes(workflow: Workflow, models: ModelManager, drain_s: float,
 
 
 def models_of(workflow: Workflow, models: ModelManager) -> list[Model]:
-    """All model versions under the names of the nodes."""
     names = {workflow.model_name(node) for node in workflow.archive.spec.nodes}
     return [model for model in models.registry if model.name in names]
 
@@ -348,8 +343,7 @@ async def _add_function(workflow: Workflow, node: Node, models: ModelManager) ->
 
 
 def _requested(workflow: Workflow, node: Node) -> Requested:
-    """The node's settings as those of a register call; max-workers is the number of workers started, as in
-    TorchServe."""
+    """The node's settings as a register call's; max-workers is the number of workers, as in TorchServe."""
     return Requested(
         model_name=workflow.model_name(node.name),
         batch_size=node.batch_size,

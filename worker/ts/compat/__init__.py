@@ -13,7 +13,6 @@ SHIMS = str(Path(__file__).with_name("shims"))
 
 
 def add_shims() -> None:
-    """Makes the shims importable."""
     if SHIMS not in sys.path:
         sys.path.append(SHIMS)
 

@@ -40,8 +40,7 @@ class AissembleOIPKServe:
         return self.ready
 
     def start_server(self) -> NoReturn:
-        """Turns this process into the server, with the options of its command line, the environment and
-        oip.properties."""
+        """Turns this process into the server, with the options of its arguments, environment and oip.properties."""
         serve("aissemble", {self.name: self}, {})
 
 
@@ -58,7 +57,6 @@ def serving(service: Any, settings: Settings) -> Loaded:
 
 
 def signature_of(service: Any) -> dict[str, Any] | None:
-    """The metadata of the model, from its handler; None when the handler has none."""
     try:
         found = service.dataplane_handler.model_metadata(service.name)
     except NotImplementedError:
@@ -163,7 +161,6 @@ def _response(response: Any) -> types.InferenceResponse:
 
 
 def _given(parameters: Any) -> dict[str, Any]:
-    """The set parameters of an object, by name."""
     if parameters is None:
         return {}
     return {name: value for name, value in parameters.model_dump().items() if value is not None}

@@ -37,8 +37,7 @@ def joined(requests: Sequence[InferenceRequest]) -> InferenceRequest | None:
 
 
 def _rows(request: InferenceRequest) -> int:
-    """The first dimension of all inputs; 0 if they differ, or if an input's number of elements doesn't match its
-    shape."""
+    """The first dimension of all inputs; 0 if they differ, or if an input's elements don't fill its shape."""
     if any(tensor.stated is not None for tensor in request.inputs):
         return 0
     sizes = {tensor.shape[0] if tensor.shape else 0 for tensor in request.inputs}
@@ -51,8 +50,7 @@ def _form(request: InferenceRequest) -> tuple[Any, ...]:
 
 
 def _common(parameters: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Parameters for a batch, as MLServer merges them: a value that all requests share, otherwise the list of all
-    values."""
+    """Parameters for a batch, merged as by MLServer: the value that all requests share, or the list of all."""
     names = dict.fromkeys(name for one in parameters for name in one)
     found = {}
     for name in names:
@@ -81,8 +79,7 @@ def split(response: InferenceResponse, requests: Sequence[InferenceRequest]) -> 
 
 
 def _shares(parameters: dict[str, Any], index: int, count: int) -> dict[str, Any]:
-    """One request's share of a batch's parameters: its own element of a list with one element for each, otherwise
-    the value."""
+    """One request's share of a batch's parameters: its element of a list with one for each, or the value."""
     return {name: _share(value, index, count) for name, value in parameters.items()}
 
 
@@ -159,7 +156,6 @@ class Messages:
 
 
 def _plain(parameters: Any) -> dict[str, Any]:
-    """Parameters as a mapping, without codecs' private entries."""
     if parameters is None:
         return {}
     return {name: value for name, value in parameters.model_dump().items() if name[:1] != "_" and value is not None}
@@ -186,8 +182,7 @@ def _numbers(data: Any, datatype: str, shape: tuple[int, ...]) -> Array:
 
 
 def _bytes(data: Any, shape: tuple[int, ...], is_base64: bool) -> list[bytes]:
-    """The elements as bytes. `is_base64`: they are base64 and are decoded, because the answer's form encodes them
-    again."""
+    """The elements as bytes. `is_base64`: they are decoded, because the answer's form encodes them again."""
     count, bare = math.prod(shape), isinstance(data.root, bytes)
     values = [data.root] if bare else _flat(data.root if isinstance(data.root, (list, tuple)) else [data.root])
     if bare and count > 1:

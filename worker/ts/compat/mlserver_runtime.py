@@ -87,7 +87,6 @@ def _values(adapted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepare_package(model: Any, context: Context) -> None:
-    """Sets up logging and metrics of the package mlserver."""
     metrics = importlib.import_module("mlserver.metrics")
     if hasattr(metrics, "send_to"):
         importlib.import_module("mlserver.logging").configure()

@@ -87,8 +87,7 @@ def _chosen(models: Mapping[str, Any], name: str, program: str) -> Any:
 
 
 def _reached(adapted: Mapping[str, Any]) -> Reached:
-    """Runs the program and returns the models that it would serve. Raises HandlerNotUsable if it ends without
-    starting a server."""
+    """Runs the program and returns the models it would serve. Raises HandlerNotUsable if it starts no server."""
     os.chdir(adapted["directory"])
     sys.path[:] = list(dict.fromkeys((*adapted["path"], *sys.path)))
     if adapted.get("stand_in"):

@@ -123,7 +123,6 @@ def max_words(argv: Sequence[str]) -> list[str]:
 
 
 def _given(argv: Sequence[str]) -> set[str]:
-    """The options' names, with `-` for `_`."""
     return {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
 
 

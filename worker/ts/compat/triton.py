@@ -77,7 +77,6 @@ def _warm_up(entry: Any, loop: asyncio.AbstractEventLoop | None, config: dict[st
 
 
 async def _all(answering: Any) -> list[Any]:
-    """All answers of a coroutine or an async generator."""
     if inspect.isawaitable(answering):
         return list(await answering)
     found = [value async for together in answering for _, value in together.pieces]
@@ -103,7 +102,6 @@ def _import(file: Path) -> Any:
 
 
 def _completed(model_class: Any, adapted: dict[str, Any]) -> dict[str, Any]:
-    """The configuration, completed by the model."""
     config: dict[str, Any] = adapted["config"]
     complete = getattr(model_class, "auto_complete_config", None)
     if complete is None or not adapted.get("auto_complete", True):
@@ -152,7 +150,6 @@ class TritonAdapter:
     def _requests(
         self, data: Sequence[types.InferenceRequest], context: Context
     ) -> tuple[dict[int, InferenceRequest], dict[int, Exception]]:
-        """The requests for the model, and the failures of the others, by position in the batch."""
         found: dict[int, InferenceRequest] = {}
         refused: dict[int, Exception] = {}
         for index, one in enumerate(data):
@@ -191,7 +188,6 @@ class TritonAdapter:
             calls.here().sweep()
 
     def _answers(self, found: Any, requests: Collection[int], refused: dict[int, Exception]) -> list[Any]:
-        """An answer or a failure for each position in the batch."""
         if not isinstance(found, (list, tuple)) or len(found) != len(requests):
             size = len(found) if isinstance(found, (list, tuple)) else type(found).__name__
             raise TritonModelException(
@@ -203,8 +199,7 @@ class TritonAdapter:
         return [given[index] for index in range(len(given))]
 
     def _answer(self, response: Any) -> Any:
-        """A response for the runtime; an error, or a response that doesn't fit its declaration, fails only its
-        request."""
+        """A response for the runtime; an error, or one that doesn't fit its declaration, fails only its request."""
         if not isinstance(response, InferenceResponse):
             return as_failure(f"execute gave {type(response).__name__} instead of an InferenceResponse")
         if response._error is not None:
@@ -269,14 +264,12 @@ class TritonAdapter:
 
 
 def _raised(error: Exception, context: Context) -> BaseException:
-    """An exception as the result for the runtime. A request without a waiting client counts as cancelled by the
-    model."""
+    """An exception as the runtime's result. A request without a client counts as cancelled by the model."""
     return RequestCancelled() if context.cancelled else as_failure(error)
 
 
 class _Sent:
-    """The responses that a decoupled model has sent, from any thread. The loop is woken once for all responses that
-    arrive before it takes them."""
+    """The responses of a decoupled model, from any thread. The loop is woken once for all it has not taken."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

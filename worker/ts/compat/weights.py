@@ -55,7 +55,6 @@ def _class(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> Te
 
 
 def _state(files: list[Path]) -> dict[str, Any]:
-    """The tensors of all files."""
     try:
         from safetensors import SafetensorError
         from safetensors.torch import load_file

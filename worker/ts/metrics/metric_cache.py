@@ -15,11 +15,68 @@ from ts.metrics.unit import SIZE_UNITS, TIME_UNITS
 _Cache = TypeVar("_Cache", bound="MetricCache")
 
 
-class MetricCache:
-    """Metrics by type and name. `request_ids`: index in the batch to request id, of the batch being handled.
+class Adding:
+    """The calls that record a value of a known unit. `idx` is the request it counts for; None: all of the batch."""
 
-    `idx` of a call is the request it counts for; None: all of the batch.
-    """
+    def add_metric(
+        self,
+        name: str,
+        value: float,
+        unit: str | None,
+        idx: int | None = None,
+        dimensions: Sequence[Dimension] = (),
+        metric_type: MetricTypes = MetricTypes.COUNTER,
+    ) -> None:
+        raise NotImplementedError
+
+    def add_counter(
+        self, name: str, value: float, idx: int | None = None, dimensions: Sequence[Dimension] = ()
+    ) -> None:
+        """Count `value` more."""
+        self.add_metric(name, value, "count", idx, dimensions, MetricTypes.COUNTER)
+
+    def add_time(
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        unit: str = "ms",
+        dimensions: Sequence[Dimension] = (),
+        metric_type: MetricTypes = MetricTypes.GAUGE,
+    ) -> None:
+        """Record a time in ms or s. Raises MetricUnitError."""
+        if unit not in TIME_UNITS:
+            raise MetricUnitError(f"unit of the time {name} must be one of {', '.join(TIME_UNITS)}, not {unit!r}")
+        self.add_metric(name, value, unit, idx, dimensions, metric_type)
+
+    def add_size(
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        unit: str = "MB",
+        dimensions: Sequence[Dimension] = (),
+        metric_type: MetricTypes = MetricTypes.GAUGE,
+    ) -> None:
+        """Record a size in MB, kB, GB or B. Raises MetricUnitError."""
+        if unit not in SIZE_UNITS:
+            raise MetricUnitError(f"unit of the size {name} must be one of {', '.join(SIZE_UNITS)}, not {unit!r}")
+        self.add_metric(name, value, unit, idx, dimensions, metric_type)
+
+    def add_percent(
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        dimensions: Sequence[Dimension] = (),
+        metric_type: MetricTypes = MetricTypes.GAUGE,
+    ) -> None:
+        """Record a share in percent."""
+        self.add_metric(name, value, "percent", idx, dimensions, metric_type)
+
+
+class MetricCache(Adding):
+    """Metrics by type and name. `request_ids`: index in the batch to request id, of the batch being handled."""
 
     def __init__(self, model_name: str | None = None) -> None:
         self.cache: dict[MetricTypes, dict[str, CachingMetric]] = {kind: {} for kind in MetricTypes}
@@ -66,51 +123,6 @@ class MetricCache:
     def cache_keys(self) -> list[str]:
         """The declared metrics, each as TYPE:NAME."""
         return [f"{kind.value}:{name}" for kind, metrics in self.cache.items() for name in metrics]
-
-    def add_counter(
-        self, name: str, value: float, idx: int | None = None, dimensions: Sequence[Dimension] = ()
-    ) -> None:
-        """Count `value` more."""
-        self.add_metric(name, value, "count", idx, dimensions, MetricTypes.COUNTER)
-
-    def add_time(
-        self,
-        name: str,
-        value: float,
-        idx: int | None = None,
-        unit: str = "ms",
-        dimensions: Sequence[Dimension] = (),
-        metric_type: MetricTypes = MetricTypes.GAUGE,
-    ) -> None:
-        """Record a time in ms or s. Raises MetricUnitError."""
-        if unit not in TIME_UNITS:
-            raise MetricUnitError(f"unit of the time {name} must be one of {', '.join(TIME_UNITS)}, not {unit!r}")
-        self.add_metric(name, value, unit, idx, dimensions, metric_type)
-
-    def add_size(
-        self,
-        name: str,
-        value: float,
-        idx: int | None = None,
-        unit: str = "MB",
-        dimensions: Sequence[Dimension] = (),
-        metric_type: MetricTypes = MetricTypes.GAUGE,
-    ) -> None:
-        """Record a size in MB, kB, GB or B. Raises MetricUnitError."""
-        if unit not in SIZE_UNITS:
-            raise MetricUnitError(f"unit of the size {name} must be one of {', '.join(SIZE_UNITS)}, not {unit!r}")
-        self.add_metric(name, value, unit, idx, dimensions, metric_type)
-
-    def add_percent(
-        self,
-        name: str,
-        value: float,
-        idx: int | None = None,
-        dimensions: Sequence[Dimension] = (),
-        metric_type: MetricTypes = MetricTypes.GAUGE,
-    ) -> None:
-        """Record a share in percent."""
-        self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
     def add_error(self, name: str, value: float, dimensions: Sequence[Dimension] = ()) -> None:
         """Count `value` more errors, with the dimension Level:Error added."""

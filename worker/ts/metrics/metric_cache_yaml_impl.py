@@ -54,7 +54,6 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
             self._declare_all(kind, entries or [])
 
     def _parse_metrics_section(self, key: str = "model_metrics") -> dict[str, Any]:
-        """A section of the file. Raises MetricsCacheKeyError if it is missing."""
         if key not in self._content:
             raise MetricsCacheKeyError(f"metrics file {self.config_file_path} has no `{key}` section")
         section: dict[str, Any] = self._content[key]

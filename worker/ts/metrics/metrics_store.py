@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from ts.metrics import records
 from ts.metrics.dimension import ERROR_LABELS, Dimension, completed, model_labels
 from ts.metrics.metric import Metric
-from ts.metrics.metric_cache_errors import MetricUnitError
-from ts.metrics.unit import SIZE_UNITS, TIME_UNITS
+from ts.metrics.metric_cache import Adding
+from ts.metrics.metric_type_enum import MetricTypes
 
 
-class MetricsStore:
+class MetricsStore(Adding):
     """Values in `store`, one Metric for each combination of name, unit, request and labels; `emit` writes them out."""
 
     def __init__(self, request_ids: Mapping[int, str] | None, model_name: str) -> None:
@@ -19,44 +19,6 @@ class MetricsStore:
         self.request_ids = request_ids
         self.model_name = model_name
         self.cache: dict[str, Metric] = {}
-
-    def add_counter(
-        self, name: str, value: float, idx: int | None = None, dimensions: Sequence[Dimension] = ()
-    ) -> None:
-        """Count `value` more."""
-        self._add(name, value, "count", idx, dimensions, "counter")
-
-    def add_time(
-        self,
-        name: str,
-        value: float,
-        idx: int | None = None,
-        unit: str = "ms",
-        dimensions: Sequence[Dimension] = (),
-    ) -> None:
-        """Record a time in ms or s. Raises MetricUnitError."""
-        if unit not in TIME_UNITS:
-            raise MetricUnitError(f"unit of the time {name} must be one of {', '.join(TIME_UNITS)}, not {unit!r}")
-        self._add(name, value, unit, idx, dimensions)
-
-    def add_size(
-        self,
-        name: str,
-        value: float,
-        idx: int | None = None,
-        unit: str = "MB",
-        dimensions: Sequence[Dimension] = (),
-    ) -> None:
-        """Record a size in MB, kB, GB or B. Raises MetricUnitError."""
-        if unit not in SIZE_UNITS:
-            raise MetricUnitError(f"unit of the size {name} must be one of {', '.join(SIZE_UNITS)}, not {unit!r}")
-        self._add(name, value, unit, idx, dimensions)
-
-    def add_percent(
-        self, name: str, value: float, idx: int | None = None, dimensions: Sequence[Dimension] = ()
-    ) -> None:
-        """Record a share in percent."""
-        self._add(name, value, "percent", idx, dimensions)
 
     def add_error(self, name: str, value: float, dimensions: Sequence[Dimension] = ()) -> None:
         """Record an error with the dimension Level:Error added."""
@@ -69,9 +31,11 @@ class MetricsStore:
         unit: str | None = None,
         idx: int | None = None,
         dimensions: Sequence[Dimension] = (),
+        metric_type: MetricTypes = MetricTypes.GAUGE,
     ) -> None:
         """Record a value of any unit."""
-        self._add(name, value, unit, idx, dimensions)
+        method = "counter" if metric_type is MetricTypes.COUNTER else None
+        self._keep(name, value, unit, idx, completed(dimensions, model_labels(self.model_name)), method)
 
     def emit(self) -> None:
         """Write every value as a record and forget them."""
@@ -79,17 +43,6 @@ class MetricsStore:
             records.emit(str(metric))
         self.store.clear()
         self.cache.clear()
-
-    def _add(
-        self,
-        name: str,
-        value: float,
-        unit: str | None,
-        idx: int | None,
-        dimensions: Sequence[Dimension],
-        method: str | None = None,
-    ) -> None:
-        self._keep(name, value, unit, idx, completed(dimensions, model_labels(self.model_name)), method)
 
     def _keep(
         self,

@@ -60,8 +60,7 @@ class ModelService(ABC):
 
 
 class SingleNodeService(ModelService):
-    """A service of three steps: subclasses implement `_inference` and, if necessary, `_preprocess` and
-    `_postprocess`."""
+    """A service of three steps: subclasses implement `_inference`, and if need be `_preprocess`, `_postprocess`."""
 
     def inference(self, data: list[Any]) -> Any:
         return self._postprocess(self._inference(self._preprocess(data)))

@@ -187,8 +187,7 @@ def _shown(value: Any) -> str:
 
 
 class Choice:
-    """One answer in progress: the text that may be sent so far, and its metadata. The text ends before the first of
-    `stops`."""
+    """One answer in progress: the text that may be sent, up to the first of `stops`, and its metadata."""
 
     def __init__(self, stops: Sequence[str] = (), max_tokens: int | None = None) -> None:
         self._stops, self._max_tokens = stops, max_tokens
@@ -199,8 +198,7 @@ class Choice:
         self.begun = False
 
     def add(self, text: str, said: Mapping[str, Any]) -> str:
-        """Takes a piece and its metadata (SAID); returns the text to send. A possible beginning of a stop is held
-        back."""
+        """Takes a piece and its metadata (SAID); returns the text to send, without a stop's possible beginning."""
         if self.cut:
             return ""
         self._said |= {name: said[name] for name in SAID if said.get(name) is not None}
@@ -220,8 +218,7 @@ class Choice:
 
     @property
     def finish_reason(self) -> str:
-        """`stop` after one of the stops; otherwise the model's own reason; otherwise `length` at the limit of
-        tokens."""
+        """`stop` after one of the stops; else the model's own reason; else `length` at the limit of tokens."""
         if self.cut:
             return "stop"
         if self._said.get("finish_reason"):

@@ -366,13 +366,11 @@ class _Open:
         self.kind, self.key, self.flags, self.whole, self.room = kind, key, flags, whole, room
 
     def take(self, data: Body) -> None:
-        """Puts bytes into the room."""
         self.room[: len(data)] = data
         self.advance(len(data))
 
     def advance(self, size: int) -> None:
-        """`size` bytes of the room have been filled. The caller must not keep a reference to it: it becomes the
-        message's buffer."""
+        """`size` bytes of the room have been filled. No reference to it may be kept: the message takes it."""
         room, self.room = self.room, self.room[size:]
         room.release()
 
@@ -408,7 +406,6 @@ class Decoder:
         return [] if len(frame.room) else self._closed(frame)
 
     def _closed(self, frame: _Open) -> list[Message]:
-        """Ends the open frame; the message that it ends."""
         self._open = None
         frame.room.release()
         if not frame.flags:
@@ -500,7 +497,6 @@ class Decoder:
         return whole, filled
 
     def _added(self, kind: int, key: int, flags: int) -> bytearray | None:
-        """The whole body, if the added frame was its last."""
         if flags & MORE:
             return None
         whole, filled = self._partial.pop((kind, key))

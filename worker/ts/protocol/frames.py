@@ -154,8 +154,7 @@ class Chunk(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Pieces of one answer that were ready together; `chunks_of` gives them one by one. `last`: the last of them
-    ends the answer."""
+    """Pieces of one answer that were ready together; `chunks_of` gives each. `last`: the last ends the answer."""
 
     job_id: int
     data: Sequence[Buffer]
@@ -163,7 +162,6 @@ class Pieces(NamedTuple):
 
 
 def chunks_of(pieces: Pieces) -> Iterator[Chunk]:
-    """The pieces of a message one by one."""
     end = len(pieces.data) - 1
     for index, data in enumerate(pieces.data):
         yield Chunk(pieces.job_id, data, pieces.last and index == end)

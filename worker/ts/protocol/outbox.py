@@ -73,8 +73,7 @@ class Outbox:
             self._queue.append(frame)
 
     def push_frame(self, frame: bytes) -> None:
-        """Queues an encoded small frame. No other message with its key may be waiting, and its kind must keep its
-        order."""
+        """Queues an encoded small frame of a kind that keeps its order; none with its key may be waiting."""
         self._queue.append(frame)
 
     def push_piece(self, key: int, data: bytes) -> None:
@@ -103,7 +102,6 @@ class Outbox:
         return large
 
     def _follows_large(self, kind: int, key: int, body: list[Buffer]) -> bool:
-        """Puts a message behind the large one of its key, if that is still in progress."""
         before = self._large.get((CHUNK if kind in _ANSWERS else kind, key))
         if before is None:
             return False
@@ -139,7 +137,6 @@ class Outbox:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _closed(self, group: _Group) -> bytes:
-        """The frame of a closed group."""
         if self._groups.get(group.key) is group:
             del self._groups[group.key]
         return group.frame()

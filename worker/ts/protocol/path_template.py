@@ -48,8 +48,7 @@ class PathTemplate:
         return bool(self._reached(path))
 
     def match(self, path: str) -> dict[str, str] | None:
-        """The texts of the parameters, None for another path. If several splits fit, earlier parameters are as long
-        as possible."""
+        """The texts of the parameters, None for another path. Of several splits, earlier parameters are longest."""
         stages = self._reached(path)
         if not stages:
             return None

@@ -36,8 +36,7 @@ def server_context(own: PeerCertificate) -> ssl.SSLContext:
 
 
 def client_context(own: PeerCertificate) -> ssl.SSLContext:
-    """The context of a connecting side. Host names aren't checked, because the authority belongs to a single start
-    of a server."""
+    """The context of a connecting side. Host names aren't checked: the authority belongs to one server's start."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
@@ -121,8 +120,7 @@ class SecureSocket:
         return len(data), [], 0, None
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
-        """The number of bytes written. After BlockingIOError the next call has to begin with the same bytes, which
-        are already in a record."""
+        """The number of bytes written. After BlockingIOError the next call begins with the same, recorded bytes."""
         with self._using:
             chunk = self._owed or _joined(buffers)
             try:

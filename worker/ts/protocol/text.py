@@ -70,7 +70,6 @@ _NAME: Any = type.__dict__["__name__"].__get__
 
 
 def said(error: object) -> str:
-    """The name and the text of an exception."""
     return f"{name_of(error)}: {text_of(error)}"
 
 

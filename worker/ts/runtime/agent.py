@@ -184,7 +184,6 @@ class Agent:
 
 
 def _resident_bytes(pid: int) -> int:
-    """The resident memory of a process; 0 when it has ended, or where there is no /proc."""
     try:
         with open(f"/proc/{pid}/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -169,7 +169,6 @@ class AsyncRunner:
 
 
 def _end(batch: Batch, running: Running) -> None:
-    """Fails the requests that the handler has left unanswered, and ends their wait for further inputs."""
     unanswered = False
     for job in batch.jobs:
         unanswered |= not job.over

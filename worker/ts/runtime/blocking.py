@@ -145,7 +145,6 @@ class BlockingRunner:
             self._link.receive(wait=True)
 
     def _step(self, running: Running, generator: _Generator) -> bool:
-        """False when the generator has ended."""
         if self._link.on_turn is not None:
             self._link.on_turn(running.batch)
         begins = 0

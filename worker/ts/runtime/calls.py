@@ -52,7 +52,6 @@ class ServerCall:
         return self._take()
 
     async def anext(self) -> Buffer | None:
-        """`next` for coroutines."""
         with self._calls.link.ledger.lock:
             waiter = None
             if not self._ready():
@@ -108,8 +107,7 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 class Calls:
-    """All calls of one worker, of at most `bytes_max` each. `batch_id` is the batch that is being handled, for handlers
-    with one at a time."""
+    """All calls of one worker, of at most `bytes_max` each. `batch_id`: the batch being handled, if only one is."""
 
     #: The calls of the process, for threads that aren't bound to one themselves.
     latest: ClassVar[Calls | None] = None
@@ -192,13 +190,11 @@ def batch_of(context: Context) -> int | None:
 
 
 def current_batch() -> int | None:
-    """The id of the batch that this task belongs to."""
     return _PLACE.get().batch_id
 
 
 def belong_to(batch_id: int | None, *, coroutines: bool = True) -> None:
-    """Assigns further calls of this thread or task, and of tasks that it starts, to that batch. `coroutines`: it is a
-    task of a loop."""
+    """Assigns further calls of this thread or task, and of its tasks, to that batch. `coroutines`: a loop's task."""
     _PLACE.set(_Place(batch_id, asyncio.Semaphore(SIDE_BY_SIDE_MAX) if coroutines else None))
 
 

@@ -52,7 +52,6 @@ def take(terminal: str) -> None:
 
 
 def _listen(port: int) -> None:
-    """Listens for debuggers on that port of this machine."""
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # it would complain of Python's own modules
     try:
         debugpy = importlib.import_module("debugpy")

@@ -48,7 +48,6 @@ class Forking:
             os.set_blocking(fd, False)
 
     def serve(self) -> None:
-        """Serves until the control socket ends."""
         process.outlive_stops()
         self._watch_children()
         self._answer({"op": "ready", "pid": os.getpid()})
@@ -88,7 +87,6 @@ class Forking:
             self._answer({"op": "exit", "pid": pid, "status": status})
 
     def _read(self) -> bool:
-        """False at the end of the control socket."""
         try:
             data, fds, _, _ = socket.recv_fds(self._control, READ_BYTES, 64)
         except ConnectionError:
@@ -172,7 +170,6 @@ class Forking:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Closes the parent's descriptors in a child."""
         self._control.close()
         for fd in (self._wake_read, self._wake_write, *self._fds):
             os.close(fd)
@@ -229,8 +226,7 @@ class Footprint(NamedTuple):
 
 
 def refusal_since(before: Footprint) -> str:
-    """The reason why this process can't be forked since that footprint, "" if it can. Threads that are just ending may
-    end first."""
+    """Why this process can't be forked since that footprint, "" if it can. Ending threads may end first."""
     until_s = time.monotonic() + LEAVES_S_MAX
     while (now := Footprint.now()).refusal(before) and time.monotonic() < until_s:
         if now.tasks.keys() <= before.tasks.keys():
@@ -297,8 +293,7 @@ def _device() -> str:
 
 
 def owned_files(but: Collection[int]) -> None:
-    """Reopens the regular files of a forked process at the same offset: with inherited descriptors, the processes
-    would share the offset."""
+    """Reopens a forked process's regular files at their offsets, which inherited descriptors would share."""
     for fd in _files():
         if fd <= 2 or fd in but:
             continue

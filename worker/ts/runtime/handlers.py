@@ -115,7 +115,6 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def declared(settings: Settings) -> dict[str, Any]:
-    """`name`, `version`, and `inputs`, `outputs` and `parameters` by name, as the model's files declare them."""
     tensors = settings.get("tensors") or {}
     return {
         "name": settings.get("model_name", ""),
@@ -265,7 +264,6 @@ NETWORK_HINT = """{file} has a torch.nn.Module, {name}, and no handler that load
 
 
 def _entry_point(module: ModuleType, name: str) -> tuple[Entry, Callable[[Context], Any]]:
-    """The callable for batches, and the call that initialises it."""
     found = getattr(module, name, None)
     if found is None:
         found = _only_class(module, name)
@@ -371,7 +369,6 @@ def _file_of(module: ModuleType) -> str:
 
 
 def kind_of(entry: Entry) -> str:
-    """The kind of a handler: `blocking`, `generator` or `async`."""
     function = inspect.unwrap(entry.target.handle if isinstance(entry, _Handle) else entry)
     if not inspect.isroutine(function):
         function = getattr(function, "__call__", function)  # noqa: B004 - the method itself, to look at
@@ -393,7 +390,6 @@ def waits_for_a_step(entry: Entry) -> bool:
 
 
 def _finish(result: Any, loop: asyncio.AbstractEventLoop | None) -> None:
-    """Awaits the result of an initialising call, if it is awaitable."""
     if inspect.isawaitable(result):
         (loop or asyncio.new_event_loop()).run_until_complete(_await(result))
 

@@ -82,7 +82,6 @@ class Job:
 
     @property
     def stalled(self) -> bool:
-        """True if its reader has no credit left."""
         return self.credit_bytes <= 0 and not self.cancelled and not self.over
 
 

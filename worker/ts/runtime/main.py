@@ -116,7 +116,6 @@ def answer(
 
 
 def _with_tensors(link: Link, loaded: Loaded, progress: Progress) -> Opened:
-    """Returns the function that opens batches with tensor requests."""
     from ts.runtime.tensor_running import TensorRunning
     from ts.tensors.forms import ModelSpec
 
@@ -212,8 +211,7 @@ if __name__ == "__main__":
 
 
 def live_in_process(socket_fd: int, progress_fd: int) -> int:
-    """Loads and answers until Stop or the socket's end, then closes both descriptors. The status that a process would
-    end with."""
+    """Loads and answers until Stop or the socket's end, and closes both; returns a process's status."""
     progress = _progress(progress_fd)
     link = Link(socket_fd, leave=sys.exit)
     try:
@@ -225,7 +223,6 @@ def live_in_process(socket_fd: int, progress_fd: int) -> int:
 
 
 def _close_loop(loaded: Loaded) -> None:
-    """Ends an async handler's tasks, and its loop."""
     loop = loaded.loop
     if loop is None:
         return

@@ -37,8 +37,7 @@ def die_with(parent_pid: int) -> None:
 
 
 def keep_only(socket_fd: int, progress_fd: int, stdout_fd: int, stderr_fd: int) -> tuple[int, int]:
-    """Connects stdout and stderr to the pipes and closes all other descriptors but two; returns the new numbers of
-    these."""
+    """Connects stdout and stderr to the pipes, closes all descriptors but two; returns their new numbers."""
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (stdout_fd, 1), (stderr_fd, 2)):
         os.dup2(source, target)
@@ -47,7 +46,6 @@ def keep_only(socket_fd: int, progress_fd: int, stdout_fd: int, stderr_fd: int) 
 
 
 def keep_open(fds: set[int]) -> None:
-    """Closes all descriptors but these."""
     low = 0
     for fd in sorted(fds):
         if low < fd:  # an empty range before 0 closes everything (seen in 3.11)
@@ -105,7 +103,6 @@ _masks = _Masks()
 
 
 def _block() -> None:
-    """Blocks signals in a child until it has its own signal handlers."""
     _masks.before.append(signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP)))
 
 
@@ -148,8 +145,7 @@ def one_thread() -> Iterator[None]:
 
 
 def set_threads(threads: int | None, workers: int = 1) -> None:
-    """Sets the number of threads per operation: the model's setting, otherwise the environment's, otherwise the
-    cores divided by `workers`."""
+    """Sets the threads per operation: the model's setting, the environment's, or the cores divided by `workers`."""
     given = _given_threads()
     wanted = threads or given or max(1, physical_cores() // workers)
     if threads is not None or (workers > 1 and not given):

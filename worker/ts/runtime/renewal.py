@@ -212,7 +212,6 @@ class Loading:
         self._codes.clear()
 
     def _times(self) -> dict[str, tuple[int, int]]:
-        """Times and sizes of the Python files of the model's folder, if it is a folder."""
         found: dict[str, tuple[int, int]] = {}
         for folder, folders, files in os.walk(self._root):
             deep = folder.count(os.sep) - self._root.count(os.sep) >= DEPTH_MAX
@@ -226,7 +225,6 @@ class Loading:
         return found
 
     def modules(self) -> dict[str, ModuleType]:
-        """The imported modules of the model's folder, by file."""
         found = {}
         for module in list(sys.modules.values()):
             file = getattr(module, "__file__", None)
@@ -238,7 +236,6 @@ class Loading:
     # --- later
 
     def changed(self) -> dict[str, str]:
-        """The texts of the imported files that have changed since."""
         found = {path: read(path) for path in self.sources}
         return {path: text for path, text in found.items() if text != self.sources[path].text}
 
@@ -339,7 +336,6 @@ class _Comparison:
         return ""
 
     def _of_import(self, path: str, statement: ast.Import | ast.ImportFrom) -> str:
-        """Values of other files of the model's."""
         module = (statement.module or "") if isinstance(statement, ast.ImportFrom) else ""
         for one in statement.names:
             for other in self._old:
@@ -449,8 +445,7 @@ def _function_taken_over(was: FunctionType, now: FunctionType) -> bool:
 
 
 def _class_taken_over(was: type, now: type) -> None:
-    """Gives a class the code of a new one. `super()` in the new functions uses a cell, which is set to the old
-    class."""
+    """Gives a class a new one's code. `super()` in the new functions uses a cell, set to the old class."""
     for value in vars(now).values():
         inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
         function = inspect.unwrap(inner) if callable(inner) else inner

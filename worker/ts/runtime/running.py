@@ -144,7 +144,6 @@ def _own(data: Buffer) -> bytearray:
 
 
 def row_of(inputs: Sequence[Input], decode: bool) -> dict[str, Any]:
-    """The inputs of a request by name; the last one of equal names."""
     if not decode:
         return {name: _own(data) for name, _, data in inputs}
     return {name: _decoded(content_type, data) if content_type else _own(data) for name, content_type, data in inputs}
@@ -242,8 +241,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def _cause(error: BaseException) -> str:
-    """The last line of a traceback, with the file and line in the handler's own code, and the remedy for a common
-    mistake."""
+    """The last line of a traceback, the file and line in the handler's code, and a common mistake's remedy."""
     text = text_of(" ".join(last_lines(error).split()), CAUSE_CHARS_MAX)
     what_to_do = tracebacks.safely(lambda: tracebacks.of_exception(error, _inputs_of(without_runtime(error))))
     return f"{text}{place_of(error)}. {what_to_do}" if what_to_do else f"{text}{place_of(error)}"
@@ -404,8 +402,7 @@ class Running:
         return rows
 
     def row(self, index: int, fields: Sequence[Input], decode: bool) -> dict[str, Any]:
-        """The row of the request at that position, of whose inputs it is noted if they aren't the JSON that they should
-        be."""
+        """The row of the request at that position, noted if its inputs aren't the JSON that they should be."""
         row = row_of(fields, decode)
         if decode and (why := _not_json(fields, row)):
             self._not_json[index] = why
@@ -487,8 +484,7 @@ class Running:
         return PLAIN_HEAD if self.context.is_plain else head_of(self.context.request_processor[index])
 
     def _piece(self, index: int, value: Outcome, last: bool) -> bool:
-        """Gives a piece of one answer. If its head or bytes can't be sent, only that request fails, and it returns
-        False."""
+        """Gives a piece of one answer. False, with only that request failed, if it can't be sent."""
         try:
             self._put(index, value, last)
             return True
@@ -531,7 +527,6 @@ class Running:
         return jobs[0].over if len(jobs) == 1 else all(job.over for job in jobs)
 
     def finish(self, result: Any) -> None:
-        """Answers the requests with the handler's `result`."""
         if len(self.jobs) == 1 and type(result) is list and len(result) == 1 and self.verbatim:
             value = result[0]
             if type(value) is str:
@@ -552,7 +547,6 @@ class Running:
             self._piece(index, pieces[index], True)
 
     def _is_plain(self) -> bool:
-        """Whether no answer has a status or headers of its own."""
         return self.context.is_plain
 
     def finish_stream(self, result: Any) -> None:
@@ -570,8 +564,7 @@ class Running:
             self.ledger.give(job, failure, last=True)
 
     def failed(self, error: BaseException) -> None:
-        """Fails the requests with the handler's `error`; the caller handles SystemExit. Raises SystemExit if the GPU
-        is lost."""
+        """Fails the requests with the handler's `error`, or raises SystemExit, its own or if the GPU is lost."""
         if self.batch.cancelled and issubclass(type(error), (RequestCancelled, CancelledError)):
             self.fail(PREDICTION_FAILED)
             return

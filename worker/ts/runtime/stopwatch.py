@@ -52,7 +52,6 @@ class Stopwatch:
             del self._laps[next(iter(self._laps))]
 
     def _called(self, rows: Sequence[Any], context: Any) -> Any:
-        """Calls the handler, which a continuous batch does once for each step."""
         laps = self._laps
         mine = [laps[job.job_id] for job in context._batch.jobs if job.job_id in laps] if laps else []
         if not mine:

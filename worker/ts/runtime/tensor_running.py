@@ -1,5 +1,4 @@
-"""A batch with tensor requests in it: decoded before the handler is called, and answered in the form of each
-request."""
+"""A batch with tensor requests: decoded before the handler is called, and answered in each request's form."""
 
 from __future__ import annotations
 

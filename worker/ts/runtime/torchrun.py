@@ -44,7 +44,6 @@ def meet(directory: str, secret: str, rank: int) -> tuple[int, int]:
 
 
 def be_rank() -> None:
-    """The life of a rank."""
     die_with(os.getppid())
     rank = int(os.environ["LOCAL_RANK"])
     directory, secret = os.environ.pop("TORCHRELAY_RENDEZVOUS"), os.environ.pop("TORCHRELAY_RENDEZVOUS_SECRET")

@@ -45,8 +45,7 @@ def safely(advise: Callable[..., str], *arguments: Any) -> str:
 
 
 def of_exception(error: BaseException, inputs: Sequence[str] | None = None) -> str:
-    """A sentence, "" for an exception without a known remedy. `inputs`: the names in the request's row, if it has
-    one."""
+    """A sentence, "" without a known remedy. `inputs`: the names in the request's row, if it has one."""
     text = text_of(error)
     if isinstance(error, TypeError) and (found := _CALLED_WRONGLY.match(text)):
         return _of_signature(found[1], found[2])

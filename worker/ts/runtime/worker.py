@@ -56,8 +56,7 @@ def parted(fd: int) -> None:
 
 
 class _Poller:
-    """Waits for the socket; each thread has its own, since a poll object allows one call at a time. Bytes on
-    `alarm_fd` also end a wait."""
+    """Waits for the socket, one for each thread: poll objects allow one call. Bytes on `alarm_fd` end a wait, too."""
 
     def __init__(self, fd: int, alarm_fd: int | None = None) -> None:
         self._fd = fd
@@ -156,7 +155,6 @@ class Link:
     # --- before the model is loaded
 
     def wait_for_load(self) -> Load:
-        """Waits for the first message, which must be Load."""
         while True:
             self._poller.wait(False, None)
             messages = self._decode(self._recv() or b"")
@@ -192,8 +190,7 @@ class Link:
             self._wake.set()
 
     def leave(self) -> None:
-        """Marks the end of the call, and ends the other thread's wait for the socket: the next messages would otherwise
-        go to that thread."""
+        """Ends the call, and the other thread's wait for the socket, which would take the next messages."""
         if self._forked:
             self._end_fork()
         self._call = 0
@@ -203,8 +200,7 @@ class Link:
     # --- reading
 
     def receive(self, wait: bool) -> None:
-        """Delivers the received messages; with `wait`, returns only after some have arrived (or a write can
-        continue)."""
+        """Delivers the received messages; with `wait`, only after some have arrived, or a write can continue."""
         with self._reading:
             if self._news:
                 self._news = False

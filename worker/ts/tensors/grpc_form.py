@@ -176,8 +176,7 @@ class GrpcForm:
     def _without_datatype(
         self, tensor: ModelInferRequest.InferInputTensor, filled: Sequence[str], label: str
     ) -> Tensor:
-        """Takes the datatype from the field of the elements; whole numbers for an input not declared as such are a
-        text's characters."""
+        """Takes the datatype from the elements' field; whole numbers not declared as such are a text's characters."""
         if not filled:
             raise BadTensor(f"{label}: neither a datatype nor contents")
         values = getattr(tensor.contents, filled[0])
@@ -340,7 +339,6 @@ def _set(parameter: InferParameter, value: Any) -> None:
 
 
 def request_bytes(request: InferenceRequest) -> bytes:
-    """A serialised ModelInferRequest."""
     usual = usual_request_bytes(request)
     return _request_bytes(request) if usual is None else usual
 

@@ -79,8 +79,7 @@ def _fields(data: Buffer, at: int, end: int) -> list[_Field] | None:
 
 
 class _Declared(NamedTuple):
-    """A tensor as its head declares it; `size_bytes`: of its elements, `packed`: the tag of the field of contents that
-    has them, 0 for none."""
+    """A tensor as its head declares it; `size_bytes`: of its elements, `packed`: their field's tag, 0 for none."""
 
     name: str
     datatype: str
@@ -226,8 +225,7 @@ def _layout(data: Buffer, raw: int, of_head: Container[int], head_of: Callable[[
 
 
 def _typed_tensor(data: Buffer, at: int, end: int) -> tuple[bytes, int, int, int] | None:
-    """A tensor without its contents, and the one field in those: its tag, and where its content begins and ends. None
-    for any other tensor."""
+    """A tensor, its contents' one field: its tag, where its content begins and ends. None for any other tensor."""
     fields = _fields(data, at, end)
     if not fields or fields[-1][0] != _CONTENTS:
         return None

@@ -132,7 +132,6 @@ def to_json(tensor: Tensor, parameters: dict[str, Any]) -> list[Any]:
 
 
 def data_text(tensor: Tensor, parameters: dict[str, Any]) -> bytes:
-    """The elements of `to_json`, written."""
     if tensor.datatype == "BYTES":
         return list_text(to_json(tensor, parameters))
     flat = tensor.numbers().ravel()
@@ -156,8 +155,7 @@ BINARY_SIZE, BINARY, BINARY_ALL = "binary_data_size", "binary_data", "binary_dat
 
 
 class JsonForm:
-    """One V2 inference request over HTTP, and how its answers are written. Those of a stream are JSON alone: an event
-    has no room for more."""
+    """A V2 request over HTTP, and how its answers are written: in a stream as JSON, since events have no more room."""
 
     # The attributes of most requests.
     checked = False
@@ -319,19 +317,16 @@ opened = JsonForm
 
 @lru_cache(maxsize=HEADS_MAX)
 def _head(model: str, version: str) -> bytes:
-    """The beginning of an answer's JSON."""
     return dumped({"model_name": model, "model_version": version})[:-1]
 
 
 @lru_cache(maxsize=HEADS_MAX)
 def _only_output(model: str, version: str, name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    """An answer's JSON up to the elements of its only output."""
     return b"".join((_head(model, version), b',"outputs":[', _output_head(name, datatype, shape), b',"data":'))
 
 
 @lru_cache(maxsize=HEADS_MAX)
 def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    """The beginning of an output's JSON."""
     return dumped({"name": name, "datatype": datatype, "shape": list(shape)})[:-1]
 
 

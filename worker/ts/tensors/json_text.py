@@ -40,8 +40,7 @@ def loaded(data: bytes) -> Any:
 
 
 def dumped(message: Any) -> bytes:
-    """JSON in UTF-8; text that UTF-8 can't encode (lone surrogates) is escaped, and values unknown to JSON become their
-    text."""
+    """JSON in UTF-8; lone surrogates are escaped, and values unknown to JSON become their text."""
     try:
         if _encode is not None and _is_alike(message):
             return _encode(message)

@@ -93,7 +93,6 @@ def usual_request(data: Buffer, pairs: Headers, model: ModelSpec) -> tuple[Infer
 
 
 def _whole(data: Buffer, pairs: Headers, model: ModelSpec) -> InferenceRequest | None:
-    """The request, all of which is read."""
     assert _decode is not None
     try:
         str(data, "utf-8")  # msgspec passes over elements that are given twice without reading their text
@@ -108,7 +107,6 @@ def _whole(data: Buffer, pairs: Headers, model: ModelSpec) -> InferenceRequest |
 
 
 def _tensor(given: _Input) -> Tensor | None:
-    """The input; None for an unusual one."""
     read, parameters, shape = _LISTS.get(given.datatype), given.parameters, given.shape
     if read is None or not _is_usual(shape) or (parameters and not _SPECIAL.isdisjoint(parameters)):
         return None

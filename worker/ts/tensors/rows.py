@@ -41,7 +41,6 @@ class TensorRow(dict[str, Any]):
 
 
 def row_of(request: InferenceRequest) -> TensorRow:
-    """The row of a TorchServe handler for a tensor request."""
     row = TensorRow({tensor.name: _value(tensor) for tensor in request.inputs})
     row.request = request
     return row

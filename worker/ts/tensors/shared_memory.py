@@ -62,7 +62,6 @@ class Regions:
         return answer | ({OFFSET: parameters[OFFSET]} if parameters.get(OFFSET) else {})
 
     def _place(self, parameters: Mapping[str, Any], label: str) -> tuple[str, int, int]:
-        """The file, and which of its bytes. BadTensor."""
         name, size, start = parameters[REGION], parameters.get(SIZE), parameters.get(OFFSET, 0)
         if name not in self._places:
             raise NoSuchRegion(f"{label}: no shared memory region {name!r} is registered")

@@ -90,8 +90,7 @@ def decode_raw(kind: Datatype, shape: Sequence[int], data: Buffer, label: str) -
 
 
 def split_bytes(data: Buffer, count: int, label: str) -> list[bytes]:
-    """The elements of a BYTES tensor, each preceded by its length (u32, little-endian). BadTensor unless they are
-    exactly `count`."""
+    """The elements of BYTES, each after its length (u32, little-endian). BadTensor unless they are `count`."""
     view, found, at, end = memoryview(data), [], 0, len(data)
     if count * _LENGTH.size > end:
         raise BadTensor(f"{label}: {end} bytes of data can't hold {count} BYTES elements with their lengths")
@@ -113,14 +112,12 @@ def join_bytes(values: Iterable[bytes]) -> bytes:
 
 
 def bytes_array(values: Sequence[bytes], shape: Sequence[int]) -> Array:
-    """An object array of bytes."""
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array.reshape(tuple(shape))
 
 
 def encode_raw(name: str, array: Array) -> bytes:
-    """The elements of an array as `decode_raw` reads them."""
     if name == "BYTES":
         return join_bytes(as_bytes(value) for value in array.ravel())
     return np.ascontiguousarray(array, DATATYPES[name].dtype).tobytes()
@@ -249,7 +246,6 @@ class InferenceRequest:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The request's headers by name."""
         found = self.pairs
         if not isinstance(found, dict):
             found = self.pairs = dict(found)

@@ -12,8 +12,7 @@ from ts.testing.served import ServedModel
 
 @pytest.fixture
 def load_model() -> Iterator[Callable[..., ServedModel]]:
-    """`load_model(SOURCE, …)`: a model that is served for the time of the test; the arguments are those of
-    `ServedModel`."""
+    """`load_model(SOURCE, …)`: a model that is served for the time of the test; arguments as of `ServedModel`."""
     with contextlib.ExitStack() as served:
 
         def load(*source: object, **options: object) -> ServedModel:

@@ -49,8 +49,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer: `data` is its pieces, joined. The status, its phrase and the headers are 200, "" and {} unless the
-    handler set others."""
+    """An answer: `data` is its joined pieces. Status, phrase and headers: 200, "" and {}, or the handler's."""
 
     pieces: tuple[bytes, ...]
     status: int = 200

@@ -51,8 +51,7 @@ DIED_STATUS, NO_SERVER_STATUS = 500, 501
 
 
 class NotLoaded(Exception):
-    """The handler couldn't be loaded. `message`: the text of the register call's error; `traceback`: the traceback
-    of the log."""
+    """The handler couldn't be loaded. `message`: the register call's error; `traceback`: that of the log."""
 
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(message + (f"\n{traceback}" if traceback else ""))
@@ -178,8 +177,7 @@ class ServedModel:
 
     @property
     def module(self) -> ModuleType:
-        """The handler's module, so that a test can read or replace its attributes. Raises LookupError for a built-in
-        handler."""
+        """The handler's module, to read or replace its attributes. Raises LookupError for a built-in handler."""
         for module in modules_in(self._folder_of_model).values():
             if Path(str(module.__file__)).stem == self._handler:
                 return module
@@ -188,8 +186,7 @@ class ServedModel:
     # --- requests
 
     def predict(self, body: Any = None, **request: Any) -> Answer:
-        """One request and its answer, of one or several pieces. The arguments are those of `Request`. Raises
-        RequestFailed."""
+        """One request and its answer, of one or more pieces; arguments as of `Request`. Raises RequestFailed."""
         return self.stream(body, **request).answer()
 
     def stream(self, body: Any = None, **request: Any) -> Streamed:
@@ -279,8 +276,7 @@ class ServedModel:
         self.close()
 
     def close(self) -> None:
-        """Lets the worker finish, and restores the state of this process. Raises TimeoutError for a handler that
-        doesn't return."""
+        """Lets the worker finish, and restores this process. Raises TimeoutError if a handler doesn't return."""
         if self._sock.fileno() == -1:
             return
         for job_id in list(self._open):

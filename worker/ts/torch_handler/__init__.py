@@ -1,2 +1,1 @@
-"""Handlers to use as they are or to derive from, under TorchServe's names. Only here and in `handler_utils` is torch
-imported at module level."""
+"""Handlers to use or to derive from, under TorchServe's names. Only here and in `handler_utils` torch is imported."""

@@ -54,8 +54,7 @@ class InferenceScript:
         self._accept = os.environ.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT") or JSON
 
     def initialize(self, context: Context) -> None:
-        """Imports the script and loads its model. Raises ValueError for functions that don't fit together; what the
-        script raises passes through."""
+        """Imports the script and loads its model. Raises ValueError for unfit functions; its own exceptions pass."""
         properties = context.system_properties
         model_dir = properties["model_dir"]
         self._gpu_id = properties.get("gpu_id")

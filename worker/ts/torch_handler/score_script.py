@@ -44,8 +44,7 @@ class ScoreScript:
         self._root = Path()
 
     def initialize(self, context: Context) -> None:
-        """Imports the script and calls its init. Raises ValueError for functions that can't serve; what the script
-        raises passes through."""
+        """Imports the script and calls its init. Raises ValueError for unfit functions; its own exceptions pass."""
         folder = Path(context.system_properties["model_dir"])
         model = (context.manifest or {}).get("model", {})
         self._root = Path(os.environ.get("AML_APP_ROOT") or folder)

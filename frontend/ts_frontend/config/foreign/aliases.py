@@ -132,7 +132,6 @@ def canonical(name: str) -> str:
 
 
 def sets(*keys: str) -> Meaning:
-    """A meaning that sets each of these settings to the text."""
     return lambda text: Said(dict.fromkeys(keys, text))
 
 
@@ -168,8 +167,6 @@ def _refused(why: str) -> Meaning:
 
 
 def seconds(key: str) -> Meaning:
-    """A meaning that converts milliseconds to whole seconds, at least 1."""
-
     def meaning(text: str) -> Said:
         if not text.isdecimal():
             raise ValueError("allowed are whole numbers, milliseconds")
@@ -185,7 +182,6 @@ def _verbosity(text: str) -> Said:
 
 
 def _one_model(text: str) -> Said:
-    """The name of a model of the store, or the path of one."""
     path = PurePath(text)
     name = path.name.removesuffix(".mar")
     loaded = {"load_models": f"{name}={path.name}", "profile": "max"}

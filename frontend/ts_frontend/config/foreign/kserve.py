@@ -117,7 +117,7 @@ class FoundOptions:
     source: str
 
 
-class _Parser(argparse.ArgumentParser):
+class RaisingParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
 
@@ -127,7 +127,7 @@ def arguments(argv: Sequence[str]) -> dict[str, str]:
 
     Raises ConfigError for an option without a value.
     """
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = RaisingParser(add_help=False, allow_abbrev=False)
     for option in OPTIONS:
         flag: dict[str, Any] = {"nargs": "?", "const": "true"} if option.kind is truth else {}
         parser.add_argument(f"--{option.name}", **flag)

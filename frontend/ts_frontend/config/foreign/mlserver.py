@@ -153,7 +153,6 @@ def _number(key: str, value: Any) -> str:
 
 
 def _addresses(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The given hosts and ports. Without `host` it stays the loopback address."""
     found: dict[str, str] = {}
     host = str(settings.get("host") or _LOCAL)
     shown = f"[{host}]" if ":" in host else host

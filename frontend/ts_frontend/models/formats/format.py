@@ -86,6 +86,5 @@ class ModelFormat(ABC):
         return archive
 
     async def named(self, archive: Archive) -> list[Archive]:
-        """The archive under the name of each of its models, if its files serve several and it has no name; otherwise
-        only itself. Raises ServeError."""
+        """The archive under each of its models' names if it has several and no name; else itself. Raises ServeError."""
         return [archive]

@@ -96,8 +96,7 @@ class Formats:
         return path.suffix == ".py" and path.is_file() and not any(one.claims(path) for one in self._all)
 
     def running(self, adapter: str) -> ModelFormat:
-        """The format whose handlers that adapter runs, whatever format the archive has; TorchServe's for an unknown
-        adapter."""
+        """The format whose handlers that adapter runs, whatever format the archive has; else TorchServe's."""
         return next((one for one in self._all if one.adapter == adapter), self._torchserve)
 
     # --- opening
@@ -158,8 +157,7 @@ class Formats:
         return replace(archive, remembered=False)
 
     def open_unpacked(self, path: Path) -> Archive:
-        """Opens a handler's file or a model's folder, which need no manifest, where it lies. Raises ArchiveNotFound,
-        InvalidArchive."""
+        """Opens a handler's file or a model's folder where it lies. Raises ArchiveNotFound, InvalidArchive."""
         if not path.exists():
             raise ArchiveNotFound(f"Model not found at: {path}")
         if self.shown(path.resolve()) is None or self.is_handler(path):
@@ -213,8 +211,7 @@ class Formats:
         return not marked_only or self._torchserve.matches(path) or path.suffix == ".mar"
 
     def stored(self, root: Path, folders: Iterable[str]) -> list[StoredModel]:
-        """The models whose names are known without opening them, in these folders of a store and in the store
-        itself."""
+        """The models whose names are known without opening them, in these folders of a store and in itself."""
         nested = [one for one in self._all if one.nested]
         looked_at = _Folders(root)
         paths = sorted(path for name in folders for path in self._inside(root, name, nested, looked_at))

@@ -1,6 +1,4 @@
-"""Programs that start an aiSSEMBLE or KServe server (docs/aissemble.md). A program is run up to the start of its server
-to learn its models.
-"""
+"""Programs that start an aiSSEMBLE or KServe server (docs/aissemble.md), run up to that start to learn their models."""
 
 from __future__ import annotations
 

@@ -19,8 +19,6 @@ _OF_SAGEMAKER = frozenset({"model_fn", "input_fn", "predict_fn", "output_fn", "t
 
 
 class _Script(NamedTuple):
-    """The built-in handler of a model, and its requirements file."""
-
     handler: str
     requirements: Path
 
@@ -79,7 +77,6 @@ def _is_azures(file: Path) -> bool:
 
 
 def _functions(file: Path) -> set[str]:
-    """The names of the functions that a file defines at its top level."""
     try:
         return set(_FUNCTION.findall(read_text(file, _SCRIPT_BYTES_MAX)))
     except (OSError, UnicodeDecodeError):

@@ -132,8 +132,7 @@ def from_json(found: dict[str, Any], source: str) -> ModelConfig:
 
 
 def checked(config: ModelConfig, name: str, source: str) -> ModelConfig:
-    """Returns the configuration of the model in the directory `name`, after checks. Raises InvalidArgument for one that
-    can't be served."""
+    """The configuration of the model in the directory `name`, checked. Raises InvalidArgument if it can't be served."""
     if config.name and config.name != name:
         raise InvalidArgument(f"{source}: name is {config.name!r}, but the model's directory is {name!r}")
     if config.max_batch_size < 0:
@@ -212,7 +211,6 @@ def completed(config: ModelConfig, name: str, backend: str) -> ModelConfig:
 
 
 def placed(config: ModelConfig, gpus: int) -> ModelConfig:
-    """The configuration with its instance groups named, and each on the GPUs or the CPU."""
     full = ModelConfig()
     full.CopyFrom(config)
     for index, group in enumerate(full.instance_group):
@@ -271,8 +269,7 @@ def worker_settings(config: ModelConfig, gpus: int) -> dict[str, Any]:
 
 
 def priorities(config: ModelConfig) -> Priorities | None:
-    """The priority levels and queue timeouts of requests, None when requests wait in order of arrival and without a
-    timeout."""
+    """The priority levels and queue timeouts of requests, None when they wait in order and without a timeout."""
     dynamic = config.dynamic_batching
     policy = _wait_policy(dynamic.default_queue_policy)
     if not dynamic.priority_levels and policy.timeout_s == math.inf:
@@ -454,7 +451,6 @@ def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDir
 
 
 def _text(file: Path) -> str:
-    """The file's text, "" when there is no such file."""
     try:
         return read_text(file, CONFIG_BYTES_MAX)
     except FileNotFoundError:

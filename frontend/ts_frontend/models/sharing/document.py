@@ -40,14 +40,12 @@ class SharedVersion:
 
 
 def _wishes(state: VersionState) -> dict[str, Any]:
-    """The register call's parameters, without the number of workers."""
     return {name: value for name, value in state.requested.items() if name != "initial_workers" and value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class SharedModels:
-    """The document. `defaults`: the default version by name; `removed`: stamps of unregistered versions, the oldest
-    first."""
+    """The document. `defaults`: default versions by name; `removed`: stamps of unregistered versions, oldest first."""
 
     versions: Mapping[Key, SharedVersion] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)

@@ -61,8 +61,7 @@ class SharedFile:
         return None if tag and found.tag == tag else found
 
     def write(self, data: bytes, tag: str, stop: Stop) -> str | None:
-        """Replaces the content with the tag `tag` and returns the new tag; None when the content has another tag.
-        Raises SharedSnapshotFailed."""
+        """Replaces the content with that tag; returns the new tag, None for another's. Raises SharedSnapshotFailed."""
         with self._explained():
             return stop.waited(partial(self._write, data, tag))
 
@@ -176,7 +175,6 @@ def _tag(data: bytes) -> str:
 
 
 def shared_place(setting: Path) -> SharedPlace:
-    """The place that the setting names: a directory, or s3://BUCKET/PREFIX."""
     url = bucket_of(setting)
     if url is not None and not url.startswith("s3:"):
         raise InvalidArgument(f"shared_snapshot = {url}: a directory and s3://BUCKET/PREFIX are possible")

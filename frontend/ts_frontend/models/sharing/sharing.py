@@ -118,7 +118,6 @@ class SharedSnapshot:
         return self.failures
 
     async def watch(self) -> None:
-        """Synchronizes until it is cancelled."""
         pause_s = self._poll_s
         while True:
             await self._clock.pause(pause_s, self._changed)
@@ -155,7 +154,6 @@ class SharedSnapshot:
     # --- its own changes
 
     async def _push(self) -> None:
-        """Reads the document, and merges this server's changes into it."""
         await self._read()
         for _ in range(OVERTAKEN_MAX):
             edits, local = self._edits(), self._shareable()
@@ -210,8 +208,7 @@ class SharedSnapshot:
                 self._seen[key] = _InStep(model, stamp, model.minimum, model.maximum)
 
     def _shareable(self) -> dict[Key, Model]:
-        """The models that are shared: not those of workflows and model repositories, nor those whose registration may
-        still fail."""
+        """The models that are shared: not those of workflows and repositories, nor those that may still fail."""
         manager = self._manager
         return {
             (model.name, model.version): model

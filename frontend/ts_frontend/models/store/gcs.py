@@ -7,77 +7,23 @@ account; STORAGE_EMULATOR_HOST names another server, without credentials. google
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from ts_frontend.errors import ArchiveNotFound, ServeError
 from ts_frontend.models.store import objects
-from ts_frontend.models.store.http import DownloadLimits, Stop, failure
-from ts_frontend.models.store.objects import Body, Object, Place
+from ts_frontend.models.store.http import DownloadLimits, failure
+from ts_frontend.models.store.objects import Body, Place
 
 EXTRA = 'pip install "torchrelay[gcs]"'
 NO_CREDENTIALS = (
     "no Google credentials were found: set GOOGLE_APPLICATION_CREDENTIALS in the server's environment, or give its "
     "machine a service account"
 )
-#: Modules of the errors of Google's library, its transport and its credentials.
-_ITS = ("google.", "requests.", "urllib3.")
 
 
-class Bucket:
-    """The objects at a place. Raises Google's errors."""
-
-    def __init__(self, url: str, place: Place, limits: DownloadLimits, stop: Stop) -> None:
-        self._place, self._stop = place, stop
-        self._timeout = (limits.connect_timeout_s, limits.timeout_s)
-        self._client = stop.waited(partial(_connected, url))
-        self._bucket = self._client.bucket(place.bucket)
-
-    def archive(self) -> tuple[Body | None, Exception | None]:
-        """The object at the place, or None and the error if access was denied."""
-        place = self._place
-        if not place.key or place.key.endswith("/"):
-            return None, None
-        try:
-            blob = self._stop.waited(partial(self._bucket.get_blob, place.key, timeout=self._timeout))
-        except Exception as error:
-            if getattr(error, "code", None) != 403:
-                raise
-            return None, error
-        return (None, None) if blob is None else (self.open(place.key, str(blob.generation)), None)
-
-    def open(self, key: str, version: str) -> Body:
-        """Opens that generation of an object."""
-        blob = self._bucket.blob(key, generation=int(version))
-        self._stop.waited(partial(blob.reload, timeout=self._timeout))
-        return Body(blob.open("rb", timeout=self._timeout), blob.size, self._stop)
-
-    def below(self) -> Iterator[list[Object]]:
-        """The objects of the folder, page by page; the name of one that only marks a folder is ""."""
-        for page in self._pages():
-            yield [self._object(one) for one in page]
-
-    def folders(self) -> Iterator[list[str]]:
-        """The names of the folders in this one, page by page."""
-        for page in self._pages(delimiter="/"):
-            list(page)  # a page's prefixes are known when it was read
-            yield [one[len(self._place.prefix) :].rstrip("/") for one in page.prefixes]
-
-    def _pages(self, **more: str) -> Iterator[Any]:
-        where = {"prefix": self._place.prefix, "timeout": self._timeout, **more}
-        pages = iter(self._client.list_blobs(self._place.bucket, **where).pages)
-        while (page := self._stop.waited(partial(next, pages, None))) is not None:
-            yield page
-
-    def _object(self, one: Any) -> Object:
-        name = "" if one.name.endswith("/") else one.name[len(self._place.prefix) :]
-        return Object(one.name, name, int(one.size or 0), str(one.generation))
-
-
-def _connected(url: str) -> Any:
-    """A client. Raises DownloadFailed without the library, or without credentials."""
+def _connected(url: str, limits: DownloadLimits) -> Any:
     try:
         from google.cloud import storage  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
@@ -85,21 +31,45 @@ def _connected(url: str) -> Any:
     return storage.Client()
 
 
-def explained(url: str, place: Place) -> AbstractContextManager[None]:
-    """Turns the library's errors into ServeErrors."""
-    return objects.explained(_is_its, partial(_error, url, place))
+def _code_of(error: Exception) -> str:
+    return str(getattr(error, "code", ""))
 
 
-def _is_its(error: Exception) -> bool:
-    return type(error).__module__.startswith(_ITS)
-
-
-def _error(url: str, place: Place, error: Exception) -> ServeError:
-    code = getattr(error, "code", None)
+def _told(url: str, place: Place, error: Exception) -> ServeError:
+    code = _code_of(error)
     if type(error).__name__ == "DefaultCredentialsError":
         return failure(url, NO_CREDENTIALS)
-    if code == 404:
+    if code == "404":
         return ArchiveNotFound(f"Model not found at: {url} (there is no bucket {place.bucket}, or an object is gone)")
-    if code in (401, 403):
+    if code in ("401", "403"):
         return failure(url, f"access is denied: the server's Google credentials don't allow it ({error})")
     return failure(url, str(error) or type(error).__name__)
+
+
+class Bucket(objects.Bucket):
+    """The objects at a place."""
+
+    #: Google's library, its transport and its credentials.
+    MODULES = ("google.", "requests.", "urllib3.")
+    connected, code_of, told = staticmethod(_connected), staticmethod(_code_of), staticmethod(_told)
+
+    @property
+    def _timeout(self) -> tuple[float, float]:
+        return self._limits.connect_timeout_s, self._limits.timeout_s
+
+    def open(self, key: str, version: str) -> Body:
+        blob = self._client.bucket(self._place.bucket).blob(key, generation=int(version) if version else None)
+        self._stop.waited(partial(blob.reload, timeout=self._timeout))
+        return Body(blob.open("rb", timeout=self._timeout), blob.size, self._stop)
+
+    def listed(self, delimiter: str | None) -> Iterable[Any]:
+        where = {"prefix": self._place.prefix, "delimiter": delimiter, "timeout": self._timeout}
+        pages: Iterable[Any] = self._client.list_blobs(self._place.bucket, **where).pages
+        return pages
+
+    def objects_of(self, page: Any) -> Iterable[tuple[str, int, str]]:
+        return ((one.name, int(one.size or 0), str(one.generation)) for one in page)
+
+    def prefixes_of(self, page: Any) -> Iterable[str]:
+        list(page)  # a page's prefixes are known when it was read
+        return map(str, page.prefixes)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Protocol, TypeAlias, TypeVar
+from typing import IO, TypeAlias, TypeVar
 from urllib.parse import SplitResult, urljoin, urlsplit
 from urllib.request import url2pathname
 
@@ -67,8 +67,7 @@ class Stop:
             raise Stopped(self._reason)
 
     def watch(self, wake: Callable[[], None]) -> None:
-        """Sets the function that interrupts the download's wait; calls it at once if the download was already
-        cancelled."""
+        """Sets the function that interrupts the download's wait; calls it at once if that was already cancelled."""
         with self._lock:
             self._wake = wake
             ended = bool(self._reason)
@@ -136,6 +135,8 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 #: Raises ServeError for a forbidden URL; returns True if its address needn't be public.
 Allow: TypeAlias = Callable[[str], bool]
+#: Returns at most so many bytes, b"" at the end.
+Read: TypeAlias = Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +195,6 @@ def _redirected(first: str, url: str, location: str) -> str:
 
 
 class _Connection(http.client.HTTPConnection):
-    """Connects by the given function, to an address that was checked."""
-
     def __init__(self, host: str, port: int, connect: Callable[[str, int], socket.socket]) -> None:
         super().__init__(host, port)
         self._connect = connect
@@ -219,7 +218,6 @@ def _connection(parts: SplitResult, private: bool, limits: DownloadLimits, stop:
 
 
 def _wake(sock: socket.socket) -> None:
-    """Wakes a thread that waits for `sock`."""
     with suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not the TLS socket's shutdown, which isn't thread-safe
 
@@ -278,7 +276,6 @@ class DownloadProgress:
         self._last_s = self.started_s
 
     def line(self, done_bytes: int, now_s: float) -> str | None:
-        """The line to log now, None if it's too soon."""
         if now_s - self._last_s < self.every_s:
             return None
         self._last_s = now_s
@@ -301,10 +298,6 @@ def _megabytes(count: float) -> str:
     return f"{count / 1e6:.1f}"
 
 
-class Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
 class Transfer:
     """One download, of a file or of a folder's files: counts its bytes, logs its progress, and ends it above the size
     limit. `total_bytes` is the size that the source announced, None if it didn't. Raises DownloadFailed."""
@@ -315,10 +308,10 @@ class Transfer:
         self._progress = DownloadProgress(name, total_bytes, time.monotonic())
         self._check_size(total_bytes or 0)
 
-    def copy(self, source: Readable, file: IO[bytes], size: int | None) -> str:
+    def copy(self, read: Read, file: IO[bytes], size: int | None) -> str:
         """Copies `size` bytes, or to the end if it is None; returns the SHA-256 of the data, hexadecimal."""
         digest, first = hashlib.sha256(), self._done_bytes
-        while data := source.read(_CHUNK_BYTES):
+        while data := read(_CHUNK_BYTES):
             self._stop.check()
             self._count(len(data))
             digest.update(data)
@@ -360,18 +353,17 @@ def download(
     """
     with (
         bounded(url, limits, stop),
-        _open(url, allow, limits, stop, headers) as (source, total_bytes),
+        _open(url, allow, limits, stop, headers) as (read, total_bytes),
         new_file(target) as file,
     ):
         transfer = Transfer(url, target.name, total_bytes, limits, stop)
-        check_digest(url, transfer.copy(source, file, total_bytes), sha256)
+        check_digest(url, transfer.copy(read, file, total_bytes), sha256)
         transfer.finish()
 
 
 @contextmanager
 def bounded(url: str, limits: DownloadLimits, stop: Stop) -> Iterator[None]:
-    """Limits the block to `limits.total_s`; turns Stopped, OSError, HTTPException and ValueError in it into
-    DownloadFailed."""
+    """Limits the block to `limits.total_s`; Stopped, OSError, HTTPException and ValueError become DownloadFailed."""
     late = f"it took more than {limits.total_s:g} s; download_total_timeout_s raises the limit"
     try:
         with stop.after(limits.total_s, late):
@@ -392,7 +384,7 @@ def _reason(error: Exception) -> str:
 @contextmanager
 def _open(
     url: str, allow: Allow, limits: DownloadLimits, stop: Stop, headers: Mapping[str, str]
-) -> Iterator[tuple[Readable, int | None]]:
+) -> Iterator[tuple[Read, int | None]]:
     """The data at `url`, and its announced size in bytes, None without one."""
     if urlsplit(url).scheme.lower() == "file":
         allow(url)
@@ -400,10 +392,10 @@ def _open(
         if path.exists() and not path.is_file():
             raise failure(url, "it is not a file")
         with path.open("rb") as file:
-            yield file, os.fstat(file.fileno()).st_size
+            yield file.read, os.fstat(file.fileno()).st_size
         return
     with open_remote(url, allow, limits, stop, headers) as response:
-        yield response, response.length
+        yield response.read, response.length
 
 
 def check_digest(url: str, digest: str, expected: str | None) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar
 
 from ts_frontend.errors import ArchiveNotFound, InvalidArgument, ServeError
 from ts_frontend.models.extraction import create_file, safe_parts
@@ -37,7 +38,6 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The file name of a downloaded copy."""
         return self.key.rstrip("/").rpartition("/")[2] or self.bucket
 
     @property
@@ -83,43 +83,92 @@ class Body:
         self._body.close()
 
 
-class Bucket(Protocol):
-    """The objects at a place, of one of the stores. Raises the errors of the store's library."""
+class Bucket(ABC):
+    """The objects at a place. Each store's class names the modules and codes of its library's errors."""
+
+    MODULES: ClassVar[tuple[str, ...]]
+    ABSENT, DENIED = ("NoSuchKey", "404"), ("AccessDenied", "403")
+
+    def __init__(self, url: str, place: Place, limits: DownloadLimits, stop: Stop) -> None:
+        self._place, self._limits, self._stop = place, limits, stop
+        self._client = stop.waited(partial(self.connected, url, limits))
+
+    @staticmethod
+    @abstractmethod
+    def connected(url: str, limits: DownloadLimits) -> Any:
+        """A client. Raises DownloadFailed without the library."""
+
+    @staticmethod
+    @abstractmethod
+    def code_of(error: Exception) -> str:
+        """The code of the store's answer, "" when there is none."""
+
+    @staticmethod
+    @abstractmethod
+    def told(url: str, place: Place, error: Exception) -> ServeError:
+        """The library's error for clients."""
+
+    @abstractmethod
+    def open(self, key: str, version: str) -> Body:
+        """Opens an object. `version`: fails when its content has another; "": any."""
+
+    @abstractmethod
+    def listed(self, delimiter: str | None) -> Iterable[Any]:
+        """The pages of the objects, and of the prefixes that end with the delimiter, below the place."""
+
+    @abstractmethod
+    def objects_of(self, page: Any) -> Iterable[tuple[str, int, str]]:
+        """Keys, sizes and versions of a page."""
+
+    @abstractmethod
+    def prefixes_of(self, page: Any) -> Iterable[str]:
+        """The prefixes of a page."""
 
     def archive(self) -> tuple[Body | None, Exception | None]:
-        """The object at the place, or None and the error if access was denied."""
-
-    def open(self, key: str, version: str) -> Body:
-        """Opens an object; fails when its content has changed."""
+        """The object at the place, or None and the error if access was denied: without the right to list the bucket, S3
+        denies missing objects, too."""
+        key = self._place.key
+        if not key or key.endswith("/"):
+            return None, None
+        try:
+            return self.open(key, ""), None
+        except Exception as error:
+            if self.code_of(error) not in (*self.ABSENT, *self.DENIED):
+                raise
+            return None, error if self.code_of(error) in self.DENIED else None
 
     def below(self) -> Iterator[list[Object]]:
-        """The objects of the folder, page by page."""
+        begin = len(self._place.prefix)
+        for page in self._pages(None):
+            found = self.objects_of(page)
+            yield [Object(key, "" if key.endswith("/") else key[begin:], size, of) for key, size, of in found]
 
     def folders(self) -> Iterator[list[str]]:
-        """The names of the folders in this one, page by page."""
+        for page in self._pages("/"):
+            yield [one[len(self._place.prefix) :].rstrip("/") for one in self.prefixes_of(page)]
 
+    def _pages(self, delimiter: str | None) -> Iterator[Any]:
+        pages = iter(self.listed(delimiter))
+        while (page := self._stop.waited(partial(next, pages, None))) is not None:
+            yield page
 
-@contextmanager
-def explained(is_its: Callable[[Exception], bool], told: Callable[[Exception], ServeError]) -> Iterator[None]:
-    """Turns the errors of a store's library into ServeErrors. Nothing else is caught."""
-    try:
-        yield
-    except ServeError:
-        raise
-    except Exception as error:
-        if not is_its(error):
+    @classmethod
+    @contextmanager
+    def explained(cls, url: str, place: Place) -> Iterator[None]:
+        """Turns the errors of the library into ServeErrors."""
+        try:
+            yield
+        except ServeError:
             raise
-        raise told(error) from error
+        except Exception as error:
+            if not type(error).__module__.startswith(cls.MODULES):
+                raise
+            raise cls.told(url, place, error) from error
 
 
-class Kind(NamedTuple):
-    """A store's connection to a place, and what turns its library's errors into ServeErrors."""
-
-    bucket: Callable[[str, Place, DownloadLimits, Stop], Bucket]
-    explained: Callable[[str, Place], AbstractContextManager[None]]
-
-
-def download(kind: Kind, url: str, target: Path, limits: DownloadLimits, stop: Stop, sha256: str | None = None) -> None:
+def download(
+    kind: type[Bucket], url: str, target: Path, limits: DownloadLimits, stop: Stop, sha256: str | None = None
+) -> None:
     """Puts the object at `url`, or the folder of those below it, at `target`, which must not exist.
 
     Raises ArchiveExists, ArchiveNotFound (no such bucket or key), InvalidArchive (an object's name is no file's),
@@ -127,12 +176,12 @@ def download(kind: Kind, url: str, target: Path, limits: DownloadLimits, stop: S
     """
     place = parse(url)
     with bounded(url, limits, stop), kind.explained(url, place):
-        bucket = kind.bucket(url, place, limits, stop)
+        bucket = kind(url, place, limits, stop)
         found, refused = bucket.archive()
         if found is not None:
             with closing(found), new_file(target) as file:
                 transfer = Transfer(url, target.name, found.size, limits, stop)
-                check_digest(url, transfer.copy(found, file, found.size), sha256)
+                check_digest(url, transfer.copy(found.read, file, found.size), sha256)
         elif sha256 is not None:
             raise refused or InvalidArgument(f"{url}: there is no such object, and a folder has no SHA-256")
         else:
@@ -140,12 +189,12 @@ def download(kind: Kind, url: str, target: Path, limits: DownloadLimits, stop: S
         transfer.finish()
 
 
-def folders(kind: Kind, url: str, limits: DownloadLimits, stop: Stop) -> list[str]:
+def folders(kind: type[Bucket], url: str, limits: DownloadLimits, stop: Stop) -> list[str]:
     """The names of the folders in the folder `url`. Raises ArchiveNotFound (no such bucket), DownloadFailed."""
     place = parse(url)
     with bounded(url, limits, stop), kind.explained(url, place):
         found: list[str] = []
-        for names in kind.bucket(url, place, limits, stop).folders():
+        for names in kind(url, place, limits, stop).folders():
             found += filter(None, names)
             _check_number(len(found), "folders", limits, url)
         return found
@@ -173,7 +222,7 @@ def _download_folder(
                 closing(bucket.open(one.key, one.version)) as body,
                 create_file(target, folder, parts, one.name, 0) as file,
             ):
-                transfer.copy(body, file, one.size)
+                transfer.copy(body.read, file, one.size)
                 file.flush()
                 os.fsync(file.fileno())
     return transfer

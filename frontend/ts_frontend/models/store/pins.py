@@ -17,8 +17,7 @@ _READ_BYTES = 1 << 20
 
 
 class Stamp(NamedTuple):
-    """It changes with the file at a path and with its content. `ctime_ns` changes also with links and permissions; a
-    writer can't set it."""
+    """Changes with the file at a path and its content; `ctime_ns`, unwritable, also with links and permissions."""
 
     device: int
     inode: int

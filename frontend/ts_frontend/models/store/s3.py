@@ -6,15 +6,14 @@ AWS_DEFAULT_REGION, AWS_ACCESS_KEY_ID, AWS_PROFILE, or the machine's role. boto3
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from ts_frontend.errors import ArchiveNotFound, ServeError
 from ts_frontend.models.store import objects
 from ts_frontend.models.store.http import DownloadLimits, Stop, failure
-from ts_frontend.models.store.objects import Body, Object, Place
+from ts_frontend.models.store.objects import Body, Place
 
 EXTRA = 'pip install "torchrelay[s3]"'
 NO_CREDENTIALS = (
@@ -23,55 +22,7 @@ NO_CREDENTIALS = (
 )
 _ATTEMPTS = 3
 _WITHOUT_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError")
-_ABSENT, _DENIED = ("NoSuchKey", "404"), ("AccessDenied", "403")
-
-
-class Bucket:
-    """The objects at a place. Raises botocore's errors."""
-
-    def __init__(self, url: str, place: Place, limits: DownloadLimits, stop: Stop) -> None:
-        self._place, self._stop = place, stop
-        self._client = stop.waited(partial(connected, url, limits))
-
-    def archive(self) -> tuple[Body | None, Exception | None]:
-        """The object at the place, or None and the error if access was denied: without the right to list the bucket, S3
-        denies missing objects, too."""
-        place = self._place
-        if not place.key or place.key.endswith("/"):
-            return None, None
-        try:
-            return self.open(place.key), None
-        except self._client.exceptions.ClientError as error:
-            if code_of(error) not in (*_ABSENT, *_DENIED):
-                raise
-            return None, error if code_of(error) in _DENIED else None
-
-    def open(self, key: str, version: str = "") -> Body:
-        """Opens an object. `version`: its ETag; fails when the object has changed since."""
-        which = {"Bucket": self._place.bucket, "Key": key} | ({"IfMatch": version} if version else {})
-        answer = self._stop.waited(partial(self._client.get_object, **which))
-        return Body(answer["Body"], answer["ContentLength"], self._stop)
-
-    def below(self) -> Iterator[list[Object]]:
-        """The objects of the folder, page by page."""
-        for page in self._pages():
-            yield [self._object(one) for one in page.get("Contents", ())]
-
-    def folders(self) -> Iterator[list[str]]:
-        """The names of the folders in this one, page by page."""
-        for page in self._pages(Delimiter="/"):
-            yield [one["Prefix"][len(self._place.prefix) :].rstrip("/") for one in page.get("CommonPrefixes", ())]
-
-    def _pages(self, **more: str) -> Iterator[dict[str, Any]]:
-        where = {"Bucket": self._place.bucket, "Prefix": self._place.prefix, **more}
-        pages = iter(self._client.get_paginator("list_objects_v2").paginate(**where))
-        while (page := self._stop.waited(partial(next, pages, None))) is not None:
-            yield page
-
-    def _object(self, one: dict[str, Any]) -> Object:
-        key = one["Key"]
-        name = "" if key.endswith("/") else key[len(self._place.prefix) :]
-        return Object(key, name, one["Size"], one.get("ETag", ""))
+_MODULES = ("botocore.", "boto3.", "urllib3.")
 
 
 def connected(url: str, limits: DownloadLimits) -> Any:
@@ -96,30 +47,15 @@ def _session(url: str) -> Any:
     return Session()
 
 
-def explained(url: str, place: Place) -> AbstractContextManager[None]:
-    """Turns the library's errors into ServeErrors."""
-    return objects.explained(is_of_s3, partial(_error, url, place))
-
-
-def _error(url: str, place: Place, error: Exception) -> ServeError:
-    code = code_of(error)
-    if code == "NoSuchBucket":
-        return ArchiveNotFound(f"Model not found at: {url} (there is no bucket {place.bucket})")
-    if code in ("PreconditionFailed", *_ABSENT):
-        return failure(url, "an object changed while the folder was downloaded; try again")
-    return failure(url, reason_of(error))
-
-
 def is_of_s3(error: Exception) -> bool:
-    """Whether it is an error of botocore, boto3 or urllib3."""
-    return type(error).__module__.startswith(("botocore.", "boto3.", "urllib3."))
+    return type(error).__module__.startswith(_MODULES)
 
 
 def reason_of(error: Exception) -> str:
     """The text of an error of botocore, boto3 or urllib3."""
     if type(error).__name__ in _WITHOUT_CREDENTIALS:
         return NO_CREDENTIALS
-    if code_of(error) in _DENIED:
+    if code_of(error) in objects.Bucket.DENIED:
         return f"access is denied: the server's AWS credentials don't allow it ({error})"
     return str(error) or type(error).__name__
 
@@ -130,9 +66,42 @@ def code_of(error: Exception) -> str:
     return str(response.get("Error", {}).get("Code", ""))
 
 
+def _told(url: str, place: Place, error: Exception) -> ServeError:
+    code = code_of(error)
+    if code == "NoSuchBucket":
+        return ArchiveNotFound(f"Model not found at: {url} (there is no bucket {place.bucket})")
+    if code in ("PreconditionFailed", *objects.Bucket.ABSENT):
+        return failure(url, "an object changed while the folder was downloaded; try again")
+    return failure(url, reason_of(error))
+
+
+class Bucket(objects.Bucket):
+    """The objects at a place."""
+
+    MODULES = _MODULES
+    connected, code_of, told = staticmethod(connected), staticmethod(code_of), staticmethod(_told)
+
+    def open(self, key: str, version: str) -> Body:
+        which = {"Bucket": self._place.bucket, "Key": key} | ({"IfMatch": version} if version else {})
+        answer = self._stop.waited(partial(self._client.get_object, **which))
+        return Body(answer["Body"], answer["ContentLength"], self._stop)
+
+    def listed(self, delimiter: str | None) -> Iterable[Any]:
+        where = {"Bucket": self._place.bucket, "Prefix": self._place.prefix}
+        where |= {"Delimiter": delimiter} if delimiter else {}
+        pages: Iterable[Any] = self._client.get_paginator("list_objects_v2").paginate(**where)
+        return pages
+
+    def objects_of(self, page: Any) -> Iterable[tuple[str, int, str]]:
+        return ((one["Key"], one["Size"], one.get("ETag", "")) for one in page.get("Contents", ()))
+
+    def prefixes_of(self, page: Any) -> Iterable[str]:
+        return (one["Prefix"] for one in page.get("CommonPrefixes", ()))
+
+
 def signed(url: str, stop: Stop) -> dict[str, str]:
     """Headers that sign a GET of an object's http(s) URL with the server's AWS credentials. Raises DownloadFailed."""
-    with explained(url, Place("", "")):
+    with Bucket.explained(url, Place("", "")):
         work: Callable[[], dict[str, str]] = partial(_signed, url)
         return stop.waited(work)
 

@@ -82,7 +82,6 @@ def _check_remote(url: str, plain: str, scheme: str) -> None:
 
 
 def file_name(url: str) -> str:
-    """The name that a download gets: the last segment of the URL's path."""
     name = objects.parse(url).name if _kind(url) is not None else unquote(urlsplit(url).path.rpartition("/")[2])
     if not name or name.startswith(".") or set(name) & set("/\\") or not name.isprintable():
         raise failure(url, f"{name!a}, the last part of its path, can't be a file's name")
@@ -92,10 +91,10 @@ def file_name(url: str) -> str:
 
 
 #: The stores of objects by the schemes of their URLs.
-_OBJECTS = {"s3": objects.Kind(s3.Bucket, s3.explained), "gs": objects.Kind(gcs.Bucket, gcs.explained)}
+_OBJECTS: dict[str, type[objects.Bucket]] = {"s3": s3.Bucket, "gs": gcs.Bucket}
 
 
-def _kind(url: str) -> objects.Kind | None:
+def _kind(url: str) -> type[objects.Bucket] | None:
     """The store of objects that has the URL; None for another URL."""
     scheme, found, _ = url.partition("://")
     return _OBJECTS.get(scheme.lower()) if found else None
@@ -188,8 +187,7 @@ class ModelStore:
         return path.resolve() if path.is_dir() and not stored and not self._lies_inside(path) else None
 
     async def fetch_apart(self, url: str) -> Fetched:
-        """The same, but a copy gets a new folder outside the store, so that a URL may have several copies. Never raises
-        ArchiveExists."""
+        """The same, but a copy gets a new folder outside the store, so that there may be several per URL."""
         return await self._fetched(url, self._apart, False)
 
     async def folders(self, url: str) -> list[str]:
@@ -271,8 +269,7 @@ class ModelStore:
         return self._formats.in_store(self._root, names)
 
     def models(self) -> list[StoredModel]:
-        """The store's models whose names are known without opening them. They are in folders: archives are never
-        opened. Blocking."""
+        """The models whose names are known without opening them: those in folders, no archives. Blocking."""
         if self._root is None:
             return []
         with os.scandir(self._root) as entries:
@@ -285,8 +282,7 @@ class ModelStore:
         return self._root is not None and self._root.is_dir() and self._formats.is_alone(self._root)
 
     def only(self) -> str:
-        """The path of the store itself if it is a model, else of its only model. Raises ArchiveNotFound if it has none,
-        or several."""
+        """The path of the store itself if it is a model, else of its only model. Raises ArchiveNotFound."""
         if self._root is None or self._formats.is_model(self._root):
             return "."
         names = self.names()
@@ -387,7 +383,6 @@ class ModelStore:
         return real, Pin(sha256, stamp)
 
     def _in_store(self, url: str) -> tuple[Path, None]:
-        """The path for a copy: in the store, under the URL's last path segment."""
         if self._root is None:
             raise failure(url, f"there is no {self._place} to put it into")
         target = self._root / file_name(url)
@@ -396,7 +391,6 @@ class ModelStore:
         return target, None
 
     def _apart(self, url: str) -> tuple[Path, Path]:
-        """The path for a copy and its new folder, outside the store."""
         name = file_name(url)
         if self._copies is None:
             raise failure(url, "there is no folder for copies")
@@ -405,7 +399,6 @@ class ModelStore:
         return folder / name, folder
 
     def _copy(self, url: str, target: Path, pin: re.Match[str] | None, stop: Stop, signed: bool) -> None:
-        """Downloads an allowed URL to a path that doesn't exist."""
         sha256 = pin[1] if pin else None
         _log.info("Downloading %s to %s", url.split("?")[0], target)
         if (kind := _kind(url)) is not None:

@@ -22,7 +22,6 @@ _LEVEL_NAMES = {"WARNING": "WARN", "CRITICAL": "FATAL"}
 
 
 def level_name(record: logging.LogRecord) -> str:
-    """The level's name in log4j2."""
     return _LEVEL_NAMES.get(record.levelname, record.levelname)
 
 
@@ -49,8 +48,7 @@ class TextFormatter(logging.Formatter):
 
 
 class TerminalFormatter(logging.Formatter):
-    """Lines for the author of a handler: its output, unchanged; requests with status and time; and the server's
-    messages, without time and thread."""
+    """Lines for a handler's author: its output; requests with status and time; messages without time and thread."""
 
     def format(self, record: logging.LogRecord) -> str:
         entries: Sequence[LogEntry] = getattr(record, "entries", ())
@@ -377,7 +375,6 @@ def _nothing(entry: Access) -> str:
 
 
 def _part(index: int) -> Callable[[Access], str]:
-    """A part of the request line."""
     return lambda entry: (entry.request.split(" ") + ["-"] * 3)[index]
 
 

@@ -311,29 +311,22 @@ def apply_plan(plan: LogPlan, *, console: bool = True) -> list[str]:
 
 def plan_problems(plan: LogPlan) -> list[str]:
     """The warnings of `apply_plan`, without any change to `logging` and without opening a file."""
-    application = _Application(plan, console=False)
-    for one in plan.loggers:
-        name = application.python_name(one.name)
-        if name is not None and one.level:
-            application.level(one.level, name)
-        application.named_problems(one.appenders)
-    for appender in plan.appenders.values():
-        application.appender_problems(appender)
-    return list(dict.fromkeys(application.warnings))
+    return list(dict.fromkeys(_Application(plan, console=False, dry=True).apply()))
 
 
 class _Application:
-    def __init__(self, plan: LogPlan, console: bool) -> None:
-        self._plan, self._console = plan, console
+    def __init__(self, plan: LogPlan, console: bool, dry: bool = False) -> None:
+        self._plan, self._console, self._dry = plan, console, dry
         self.warnings = list(plan.warnings)
         self._handlers: dict[tuple[str, str], logging.Handler | None] = {}
         self._complaints = Complaints()
 
     def apply(self) -> list[str]:
-        loggers = {name: one for one in self._plan.loggers if (name := self.python_name(one.name)) is not None}
+        loggers = {name: one for one in self._plan.loggers if (name := self._python_name(one.name)) is not None}
         for name, one in loggers.items():
-            if one.level:
-                logging.getLogger(name).setLevel(self.level(one.level, name))
+            level = self._level(one.level, name) if one.level else None
+            if level is not None and not self._dry:
+                logging.getLogger(name).setLevel(level)
         if self._plan.appenders:
             self._apply_appenders(loggers)
         return self.warnings
@@ -341,27 +334,15 @@ class _Application:
     def _apply_appenders(self, loggers: dict[str, LoggerPlan]) -> None:
         loggers.setdefault(ROOT, LoggerPlan(ROOT, "", [], False))
         for name in loggers:
-            logger = logging.getLogger(name)
-            logger.propagate = False
-            logger.handlers[:] = self._all_handlers(name, loggers)
+            handlers = self._all_handlers(name, loggers)
+            if not self._dry:
+                logger = logging.getLogger(name)
+                logger.propagate = False
+                logger.handlers[:] = handlers
+        if self._dry:  # those that no logger names, too
+            list(self._named((name, "") for name in self._plan.appenders))
 
-    def named_problems(self, references: Iterable[tuple[str, str]]) -> None:
-        """Warns about missing appenders and unknown levels."""
-        for name, level in references:
-            if name not in self._plan.appenders:
-                self.warnings.append(f"there is no appender {name}")
-            elif level:
-                self.level(level, name)
-
-    def appender_problems(self, appender: Appender) -> None:
-        """Warns about the parts of an appender's rotation, pattern and level that aren't supported."""
-        if not appender.references and appender.level.upper() != "OFF":
-            self._rotation(appender)
-            self._formatter(appender)
-            if appender.level:
-                self.level(appender.level, appender.name)
-
-    def python_name(self, name: str) -> str | None:
+    def _python_name(self, name: str) -> str | None:
         """Our name for one of TorchServe's loggers; None for one without a counterpart here."""
         if name == THEIRS:
             return OURS
@@ -370,7 +351,7 @@ class _Application:
             return None
         return None if name.startswith(_JAVA) else name
 
-    def level(self, word: str, name: str) -> int:
+    def _level(self, word: str, name: str) -> int:
         """The level's number; NOTSET, the parent logger's level, for an unknown word."""
         found = _LEVELS.get(word.upper())
         if found is None:
@@ -406,7 +387,7 @@ class _Application:
             handler = self._open(appender)
             if handler is not None:
                 handler.setFormatter(self._formatter(appender))
-                levels = [self.level(word, appender.name) for word in (appender.level, level) if word]
+                levels = [self._level(word, appender.name) for word in (appender.level, level) if word]
                 handler.setLevel(max(levels, default=logging.NOTSET))
             self._handlers[key] = handler
         return self._handlers[key]
@@ -415,8 +396,11 @@ class _Application:
         if appender.level.upper() == "OFF":
             return None
         if not appender.path:
-            return Console(sys.stderr if appender.stderr else sys.stdout) if self._console else None
+            console = Console(sys.stderr if appender.stderr else sys.stdout) if self._console else None
+            return logging.NullHandler() if self._dry else console
         rotation, complaints = self._rotation(appender), self._complaints
+        if self._dry:
+            return logging.NullHandler()
         return RotatedFile(Path(appender.path), rotation, append=appender.append, complaints=complaints)
 
     def _rotation(self, appender: Appender) -> Rotation | None:

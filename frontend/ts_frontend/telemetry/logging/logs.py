@@ -68,7 +68,6 @@ class Logs:
 
     @property
     def level(self) -> int:
-        """The lowest level at which the server's own messages are logged."""
         return logging.getLogger(SERVER).getEffectiveLevel()
 
     def set_level(self, level: int) -> None:
@@ -105,7 +104,6 @@ def setup_logs(config: ServerConfig) -> Logs:
 
 
 def _set_up_handlers(config: ServerConfig) -> list[str]:
-    """Sets handlers and levels from the settings; returns warnings about parts of log_config that aren't applied."""
     path = config.log_config
     if path is None:
         _open_files(config)

@@ -361,7 +361,6 @@ def write(record: logging.LogRecord, handlers: Iterable[logging.Handler]) -> Non
 
 
 def targets(logger: logging.Logger) -> list[logging.Handler]:
-    """The real handlers that a record of this logger reaches."""
     found: list[logging.Handler] = []
     at: logging.Logger | None = logger
     while at is not None:

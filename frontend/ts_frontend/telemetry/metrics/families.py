@@ -207,8 +207,7 @@ class Family:
         self._new = new or NEW[definition.kind]
 
     def sample(self, labels: tuple[str, ...]) -> Sample:
-        """The series with these label values, made when it is new; NOTHING for a wrong number of them, or when there
-        are SERIES_MAX others."""
+        """The series with these label values, made when new; NOTHING for a wrong number, or above SERIES_MAX."""
         found = self.samples.get(labels)
         if found is not None:
             return found

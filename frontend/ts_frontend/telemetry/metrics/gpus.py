@@ -63,8 +63,7 @@ class GpuReader:
         return list(self._loads()) if self._opened() else []
 
     def process_bytes(self) -> dict[int, int]:
-        """The memory that each process has on the GPUs, by its id; empty if the driver doesn't report it. Blocks for
-        some milliseconds."""
+        """The memory of each process on the GPUs, by its id; empty if the driver has none. Blocks for milliseconds."""
         library = self._opened()
         found: dict[int, int] = {}
         for index in range(self._count if library else 0):
@@ -136,8 +135,7 @@ def smi_loads(output: str, count: int) -> list[GpuLoad]:
 
 
 class Gpus:
-    """The first `count` GPUs, read on demand, and not again within FRESH_S. `run`: runs a command, returns its
-    output or None."""
+    """The first `count` GPUs, read on demand and kept for FRESH_S. `run`: returns a command's output or None."""
 
     def __init__(
         self, count: int, run: Callable[[Sequence[str]], Awaitable[str | None]], reader: GpuReader | None = None

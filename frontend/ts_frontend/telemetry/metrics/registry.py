@@ -148,8 +148,7 @@ class MetricsRegistry:
         return text if self.everything else ELSEWHERE.format(mode=self.mode) + text
 
     def openmetrics(self, names: Collection[str] = ()) -> str:
-        """The same as OpenMetrics, without that comment. From the first call on the latencies have
-        examples."""
+        """The same as OpenMetrics, without that comment. From the first call on the latencies have examples."""
         found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         for (name, version), one in self.examples().items() if self.everything else ():
             labels = (name, version, self.host)
@@ -165,8 +164,7 @@ class MetricsRegistry:
             yield from one()
 
     def sums_s(self, name: str, version: str) -> tuple[float, float]:
-        """Seconds of all answered requests of a model version: from queueing to the answer, and in the queue; 0 where
-        they aren't counted."""
+        """Seconds of a version's answered requests: to the answer, and in the queue; 0 where they aren't counted."""
         self._unsummed.sum_up()
         whole, queue = (self._own_sample(one, name, version) for one in (OWN_LATENCY, OWN_QUEUE))
         return (

@@ -155,8 +155,7 @@ class EventLog:
             self._dropped += 1
 
     def portions(self) -> list[tuple[str, list[MetricLine]]]:
-        """The new lines, as (name of the log, its lines). Called by the writing thread; at the end, until it returns
-        nothing."""
+        """The new lines, as (log's name, its lines). Called by the writing thread; at the end, until it is empty."""
         wall_s = time.time()
         found = self._single(wall_s)
         for tally in list(self._tallies.values()):

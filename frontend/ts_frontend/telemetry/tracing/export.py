@@ -90,7 +90,6 @@ class Export:
         self._processor.on_end(span)
 
     def counts(self) -> dict[str, int]:
-        """The number of spans by outcome."""
         exporter = self._exporter
         return {"exported": exporter.exported, "failed": exporter.failed, "dropped": self._processor.dropped}
 

@@ -101,7 +101,6 @@ class Sampling:
         return tuple(self._defaults)
 
     def read(self, model: str = "") -> dict[str, list[str]]:
-        """The settings of a model, or ("") of the server; the count is the remaining one."""
         scope = self._models.get(model, self._server)
         found = {**self._defaults, **self._server.own, **scope.own}
         count = int(found[COUNT][0])
@@ -122,8 +121,7 @@ class Sampling:
             one.restart()
 
     def wanted(self, model: str, continued: bool) -> bool:
-        """Whether the next request to this model is traced. The rate doesn't apply to a request that continues a
-        client's trace."""
+        """Whether the next request to this model is traced. A client's trace goes on regardless of the rate."""
         scope = self._models.get(model, self._server)
         found = {**self._defaults, **self._server.own, **scope.own}
         if OFF in found[LEVEL]:

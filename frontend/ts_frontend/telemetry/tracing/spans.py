@@ -51,8 +51,7 @@ class RequestSpan:
         return self.begun_ns + int((monotonic_s - self.begun_s) * 1e9)
 
     def decide(self, sampling: Sampling, model: str) -> None:
-        """Applies the model's trace settings once the model is known: they may drop the request. The first model of a
-        request decides."""
+        """Applies the model's trace settings once the request's first model is known: they may drop the request."""
         if self.recording and not self.decided:
             self.decided = True
             self.recording = sampling.wanted(model, self.continued)
@@ -166,7 +165,6 @@ class Traces:
         return make
 
     def families(self) -> list[Family]:
-        """The number of spans by outcome, for the metrics."""
         definition = Definition("ts_trace_spans_total", MetricKind.COUNTER, "Count", ("outcome",))
         family = Family(definition, "Spans by outcome")
         for outcome, count in self._export.counts().items():

@@ -50,7 +50,6 @@ def open_tracing(config: ServerConfig) -> Traces | None:
 
 
 def sampling_of(config: ServerConfig, *, on: bool) -> Sampling:
-    """The trace settings at the server's start."""
     given = {LEVEL: config.trace_level, RATE: config.trace_rate, COUNT: config.trace_count}
     return Sampling(on, {name: (str(value).upper(),) for name, value in given.items() if value is not None})
 

@@ -1,2 +1,1 @@
-"""Workers on other machines, placed by Ray: their resources, the connection to Ray, and the address that they
-connect to."""
+"""Workers on other machines, placed by Ray: their resources, the connection to Ray, and their server's address."""

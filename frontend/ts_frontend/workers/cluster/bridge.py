@@ -157,8 +157,6 @@ class WorkerActor:
 
 @dataclass(slots=True)
 class _Package:
-    """Files in Ray's store."""
-
     print: str
     digest: str
     size_bytes: int
@@ -357,7 +355,6 @@ class Bridge:
             self._groups.give(*held)
 
     def _end(self, order: dict[str, Any]) -> None:
-        """Ends an actor, or forgets one that has not been made yet."""
         number = order["id"]
         with self._changing:
             found = self._actors.pop(number, None)
@@ -398,7 +395,6 @@ class Bridge:
     # --- Ray's news
 
     def _tell_end(self, number: int, ends: Any) -> None:
-        """Reports the end of an actor."""
         reason, lost = "", False
         try:
             ray.get(ends)
@@ -412,7 +408,6 @@ class Bridge:
             self.send("ended", id=number, reason=reason, lost=lost)
 
     def watch_cluster(self) -> None:
-        """Reports the nodes and resources of the cluster, forever."""
         while True:
             free = available_resources_per_node()
             nodes = [

@@ -1,5 +1,4 @@
-"""The address that workers of other machines connect to: TLS with client certificates, and a token for each
-connection."""
+"""The address to which workers of other machines connect: TLS with client certificates, and a token for each."""
 
 from __future__ import annotations
 
@@ -106,7 +105,6 @@ class Gate:
         self._guests.pop(guest, None)
 
     def close(self) -> None:
-        """Closes the address and the connections that wait there."""
         if self._paused is not None:
             self._paused.cancel()
         self._loop.remove_reader(self._listener)
@@ -198,8 +196,7 @@ async def ended(host: str, port: int) -> bool:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens at this address; if it isn't an address of this machine (behind NAT), on all addresses.
-    Raises OSError."""
+    """A socket that listens there; on all addresses if it isn't this machine's (behind NAT). Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -1,5 +1,4 @@
-"""Starts workers on the nodes of a Ray cluster: asks for an actor with the worker's resources, and waits until its
-process has connected."""
+"""Starts workers on the nodes of a Ray cluster: asks for an actor, and waits until its process has connected."""
 
 from __future__ import annotations
 
@@ -51,7 +50,6 @@ class _Launch:
         self.arrived: asyncio.Future[RemoteProcess] = asyncio.get_running_loop().create_future()
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.node = WorkerNode("", "", "")
-        self.early: list[dict[str, Any]] = []
         self.line: AgentLine | None = None
         self.notes: Notes | None = None
         self.process: RemoteProcess | None = None
@@ -219,8 +217,7 @@ class ClusterLauncher:
             process.release()
 
     def _welcome(self, launch: _Launch, role: str, sock: SecureSocket, hello: dict[str, Any]) -> None:
-        """Handles a connection of the launch: first the agent's, then the worker's two, of which its notes' is the
-        first."""
+        """Handles a connection of the launch: first the agent's, then the worker's two, its notes' before its own."""
         if role == "agent" and launch.line is None:
             launch.node = WorkerNode.of(hello.get("node"))
             launch.greeted_s = time.monotonic()

@@ -223,7 +223,6 @@ class BridgeLink:
         )
 
     async def close(self) -> None:
-        """Ends the bridge."""
         self._closing = True
         if self._sock is not None:
             self._sock.shutdown(socket.SHUT_RDWR)

@@ -41,7 +41,6 @@ class WorkerNode:
 
     @staticmethod
     def of(told: Any) -> WorkerNode:
-        """From an agent's greeting."""
         found = told if isinstance(told, dict) else {}
         return WorkerNode(
             str(found.get("id", "")),
@@ -166,8 +165,7 @@ class Notes:
 
 
 class RemoteProcess(WorkerProcess):
-    """A worker process on a node. `on_end` is called when it has ended, `on_lost` when its agent's connection ended
-    without a report."""
+    """A worker process on a node. `on_end` is called at its end, `on_lost` when its agent ended without a report."""
 
     def __init__(
         self,
@@ -221,8 +219,7 @@ class RemoteProcess(WorkerProcess):
             self.ended(ExitStatus(None if self._lost else int(what["exit"])))
 
     def silent(self) -> None:
-        """Handles the end of the agent's connection without an exit status: the node is lost, or the actor was
-        ended."""
+        """Handles the end of the agent's connection without a status: the node is lost, or the actor was ended."""
         if self.exited.done():
             return
         self._silent = True
@@ -231,8 +228,7 @@ class RemoteProcess(WorkerProcess):
         asyncio.get_running_loop().call_later(REASON_S_MAX, self.ended, ExitStatus(None))
 
     def doomed(self) -> None:
-        """Ends the worker, since Ray has ended on its node: at once if its connections have ended, otherwise by its
-        agent."""
+        """Ends the worker, since Ray ended on its node: at once if its connections have ended, else by its agent."""
         if self.exited.done() or self._line is None:
             return
         self._lost = f"Ray has ended on its node {self.node.name}"
@@ -242,7 +238,6 @@ class RemoteProcess(WorkerProcess):
             self._line.kill()
 
     def explained(self, reason: str) -> None:
-        """Takes Ray's reason of the end."""
         if not self.exited.done():
             self._lost = f"Its node {self.node.name} or its actor ended: {reason}" if reason else self._lost
             self.ended(ExitStatus(None))

@@ -35,7 +35,6 @@ class ClusterRequest:
 
     @property
     def amounts(self) -> dict[str, float]:
-        """The amounts by Ray's resource names."""
         plain = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory_bytes)}
         return {name: amount for name, amount in {**plain, **self.resources}.items() if amount}
 
@@ -175,8 +174,7 @@ SILENCE_S = 6.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A node as Ray describes it. `port`: of Ray's own process there, 0 if unknown; `total`, `free`: amounts by
-    resource."""
+    """A node as Ray describes it. `port`: of Ray's process there, 0 if unknown; `total`, `free`: by resource."""
 
     id: str
     address: str
@@ -201,7 +199,6 @@ def shown_amounts(amounts: Mapping[str, float]) -> str:
 
 
 def why_waiting(request: ClusterRequest, nodes: Sequence[ClusterNode]) -> str:
-    """The reason why a worker with this request has no place yet."""
     wanted = request.amounts
     needs = f"waits for resources: {shown_amounts(wanted)}"
     living = [node for node in nodes if node.alive]
@@ -253,7 +250,6 @@ def _most(wanted: Mapping[str, float], nodes: Sequence[ClusterNode], *, free: bo
 
 
 def has_room(request: ClusterRequest, node: ClusterNode) -> bool:
-    """Whether a living node has the labels and the free resources for a worker with this request."""
     return node.alive and not unmet(request.labels, node.labels) and _fits(request.amounts, node.free)
 
 
@@ -269,8 +265,7 @@ def _fits(wanted: Mapping[str, float], there: Mapping[str, float]) -> bool:
 
 
 def unmet(wanted: Mapping[str, str], labels: Mapping[str, str]) -> list[str]:
-    """The selectors that a node doesn't match, by label. Ray's selectors: a value, `in(a,b)`, or either with `!` in
-    front."""
+    """The selectors that a node doesn't match, by label: a value, `in(a,b)`, or either with `!` in front."""
     return [name for name, selector in wanted.items() if not _meets(selector, labels.get(name))]
 
 
@@ -301,7 +296,6 @@ class ClusterState:
         return gone
 
     def lost(self, reason: str) -> None:
-        """The connection has ended."""
         self.connected, self.reason = False, reason
         self.away_at = self.away_at or time.time()
 
@@ -349,7 +343,6 @@ class Spares:
         self._busy_s: dict[str, float] = {}  # until when a machine starts others, by its address
 
     def told(self, nodes: Iterable[ClusterNode], now_s: float) -> None:
-        """Takes an update of the cluster's state."""
         living = [node.id for node in nodes if node.alive]
         self._seen_s = {node: self._seen_s.get(node, now_s) for node in living}
         self._asked_s = {node: asked for node, asked in self._asked_s.items() if node in living}
@@ -398,7 +391,6 @@ class Spares:
             self._asked_s.pop(node, None)
 
     def lost(self, node: str) -> None:
-        """Notes that a node has none any more."""
         self._asked_s.pop(node, None)
 
     def forget(self) -> None:

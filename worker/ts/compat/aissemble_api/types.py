@@ -20,8 +20,7 @@ R = TypeVar("R", bound="JsonRecord")
 
 @dataclass(kw_only=True)
 class JsonRecord:
-    """A record. `KINDS` converts the values of fields; its TypeErrors and ValueErrors become ValueErrors that name
-    type and field."""
+    """A record. `KINDS` converts fields; its TypeErrors and ValueErrors become ValueErrors that name them."""
 
     KINDS: ClassVar[Mapping[str, Kind]] = {}
 
@@ -218,8 +217,7 @@ class InferenceRequest(JsonRecord):
     }
 
     def validate_oip(self) -> None:
-        """Raises ValueError without inputs; ValueError or TypeError that names an input whose data doesn't fit its
-        declaration."""
+        """Raises ValueError without inputs; that or TypeError, naming it, for one that doesn't fit its declaration."""
         if not self.inputs:
             raise ValueError("InferenceRequest does not contain any inputs")
         _check_tensors(self.inputs, "input")

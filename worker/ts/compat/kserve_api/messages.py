@@ -137,8 +137,7 @@ class InferResponse:
 
 
 def array_of(tensor: Any) -> tuple[str, Array]:
-    """A tensor's datatype and elements in this server's form, also for a tensor of KServe's own package. Raises
-    ValueError."""
+    """A tensor's datatype and elements in this server's form, also of KServe's own package's. Raises ValueError."""
     name = tensor.datatype
     if type(name) is not str:
         name = str(getattr(name, "value", name))

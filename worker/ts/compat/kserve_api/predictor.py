@@ -156,8 +156,7 @@ class Predictor:
         return InferResponse(answer.id, answer.model_name, outputs, answer.model_version, parameters=answer.parameters)
 
     def _failed(self, error: Unanswered, attempts: int, again: bool, end_s: float) -> Awaitable[None]:
-        """The pause before another attempt of a call that failed, if it may be repeated `again` and there is time.
-        Raises PredictionException."""
+        """The pause before the next attempt, if one may be made `again` in time. Raises PredictionException."""
         if not again or attempts > self._config.retries or end_s - time.monotonic() < RETRY_PAUSE_S:
             raise PredictionException(error.message, _STATUS.get(error.code, BAD_GATEWAY)) from error
         return asyncio.sleep(RETRY_PAUSE_S)

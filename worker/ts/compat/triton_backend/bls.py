@@ -126,8 +126,7 @@ def _none() -> InferenceResponse:
 
 
 def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
-    """Loads a model of the repository; `config`: a ModelConfig in JSON that replaces its own. Raises
-    TritonModelException."""
+    """Loads a model of the repository; `config`: JSON in place of its own ModelConfig. Raises TritonModelException."""
     if files:
         raise TritonModelException(
             "load_model: models aren't loaded from files in a call; put them into the repository"

@@ -1,5 +1,4 @@
-"""The tensors of config.pbtxt, applied to requests and answers: reshaping, the control inputs of sequences, the names
-of outputs."""
+"""The tensors of config.pbtxt, applied to requests and answers: shapes, sequences' control inputs, output names."""
 
 from __future__ import annotations
 
@@ -119,8 +118,7 @@ class Edges:
 
 
 class _Output(NamedTuple):
-    """A configured output. `inner`: its whole shape inside the model, -1 for any size; `outer`: the dimensions for
-    clients, if they differ."""
+    """A configured output. `inner`: its shape in the model, -1 for any size; `outer`: for clients, if it differs."""
 
     datatype: str
     inner: list[int]

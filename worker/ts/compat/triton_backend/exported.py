@@ -15,8 +15,7 @@ from ts.tensors.types import Tensor
 
 
 def opened(file: Path, config: Fields, gpu_id: int | None) -> Exported:
-    """Opens the package. Raises HandlerNotUsable for one without a program's signature, unless the configuration
-    declares its tensors."""
+    """Opens the package. Raises HandlerNotUsable if neither it nor the configuration declares its tensors."""
     import torch
 
     from ts.torch_handler.model_files import is_compiled_package, load_exported
@@ -41,8 +40,7 @@ def opened(file: Path, config: Fields, gpu_id: int | None) -> Exported:
 
 
 class Exported:
-    """The arguments are named as those of the exported `forward`; an output is `output__INDEX` unless the configuration
-    names it."""
+    """Arguments are named as the exported `forward`'s; an output is `output__INDEX` without a configured name."""
 
     def __init__(self, module: Any, config: Fields, arguments: Sequence[str], device: Any) -> None:
         self.config = config

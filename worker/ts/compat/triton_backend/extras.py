@@ -40,8 +40,7 @@ class Logger:
 
 
 class Metric:
-    """One series of a family. Each change is told to the frontend, which adds up those of all workers; a gauge has the
-    last value of any."""
+    """A series of a family. Each change is told to the frontend, which adds up the workers'; gauges: the last one."""
 
     def __init__(self, family: MetricFamily, labels: dict[str, str], buckets: Sequence[float]) -> None:
         self._family, self._value = family, 0.0

@@ -1,5 +1,4 @@
-"""Models that consist of a file without code: TorchScript, torch.export, ONNX. Requests with matching shapes share a
-run, as one batch."""
+"""Models of one file without code: TorchScript, torch.export, ONNX. Requests of matching shapes share a run."""
 
 from __future__ import annotations
 
@@ -123,8 +122,7 @@ def _joined(requests: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def _parts(outputs: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
-    """Splits outputs into the rows of each request. Raises TritonModelException if an output's number of rows
-    doesn't match."""
+    """Splits outputs into each request's rows. Raises TritonModelException for another number of rows."""
     for one in outputs:
         if not one.shape or one.shape[0] != sum(counts):
             raise TritonModelException(

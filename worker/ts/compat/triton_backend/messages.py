@@ -65,8 +65,7 @@ def of_status(status: int, message: str) -> TritonError:
 
 
 def as_failure(error: object) -> Exception:
-    """The exception with the error's HTTP status, which the runtime turns into an answer. The runtime's own
-    exceptions are returned unchanged."""
+    """The exception with the error's HTTP status, for the runtime; its own exceptions are returned unchanged."""
     if isinstance(error, TritonError):
         return PredictionException(error.message(), _HTTP.get(error.code(), 500))
     if isinstance(error, Exception) and not isinstance(error, TritonModelException):
@@ -336,8 +335,7 @@ class InferenceRequest:
         return found
 
     def _take_parameters(self, given: dict[str, Any]) -> None:
-        """Reads the parameters with a method of their own, and keeps the others, which are encoded as JSON on
-        request."""
+        """Reads the parameters that have a method of their own; keeps the others, encoded as JSON on request."""
         self._correlation_id = given.get("sequence_id") or 0
         self._flags = TRITONSERVER_REQUEST_FLAG_SEQUENCE_START * bool(given.get("sequence_start"))
         self._flags |= TRITONSERVER_REQUEST_FLAG_SEQUENCE_END * bool(given.get("sequence_end"))

@@ -77,7 +77,6 @@ class TorchModule:
 
 
 def _refused(text: str) -> PredictionException:
-    """The failure of a request by its own fault."""
     return PredictionException(text, 400)
 
 

@@ -24,8 +24,7 @@ _TYPES = {
 
 
 def opened(file: Path, config: Fields, gpu_id: int | None) -> Onnx:
-    """Opens the graph. Raises HandlerNotUsable without onnxruntime, and for a configuration that doesn't fit the
-    graph."""
+    """Opens the graph. Raises HandlerNotUsable without onnxruntime, or if the configuration doesn't fit it."""
     try:
         import onnxruntime  # type: ignore[import-untyped,unused-ignore]
     except ImportError:

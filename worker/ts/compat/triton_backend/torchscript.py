@@ -19,8 +19,7 @@ _INDEXED = re.compile(r".+__([0-9]+)")
 
 
 def opened(file: Path, config: Fields, gpu_id: int | None) -> TorchScript:
-    """Opens the module. Raises HandlerNotUsable for a configuration that doesn't declare inputs and outputs, or doesn't
-    fit the module."""
+    """Opens the module. Raises HandlerNotUsable if the configuration doesn't declare its tensors, or fit it."""
     for kind in ("input", "output"):
         if not config.get(kind):
             raise HandlerNotUsable(f"backend pytorch needs each {kind} in config.pbtxt: TorchScript doesn't say them")

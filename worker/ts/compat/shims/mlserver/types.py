@@ -32,8 +32,7 @@ class BaseModel(pydantic.BaseModel):
 
 
 class TensorData:
-    """A tensor's elements, flat or nested. `root` is the list; one that was given as an array becomes it when asked
-    for."""
+    """A tensor's elements, flat or nested. `root`: the list, made of an array when it is asked for."""
 
     __slots__ = ("_array", "_list")
 

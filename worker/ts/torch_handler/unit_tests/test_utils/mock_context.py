@@ -1,5 +1,4 @@
-"""TorchServe's stand-in for a context, for users' tests of their handlers. `ts.testing` runs a handler as a server
-does."""
+"""TorchServe's stand-in for a context, for tests of handlers. `ts.testing` runs a handler as a server does."""
 
 from __future__ import annotations
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
-from ..types import InferenceRequest, InferenceResponse, Parameters, RequestInput, ResponseOutput
+from ..types import InferenceRequest, InferenceResponse, Parameters, RequestInput, ResponseOutput, TensorData
 from . import base as codecs
 from .base import (
+    InputCodec,
     RequestCodec,
     find_input_codec,
     find_input_codec_by_payload,
@@ -36,6 +37,47 @@ def as_input(output: ResponseOutput) -> RequestInput:
     return RequestInput(
         name=output.name, datatype=output.datatype, shape=output.shape, data=output.data, parameters=output.parameters
     )
+
+
+class ListCodec(InputCodec):
+    """Of lists of one type, whose elements are texts on their way."""
+
+    ElementType: ClassVar[type]
+
+    @classmethod
+    def encoded(cls, value: Any) -> str:
+        return str(value)
+
+    @classmethod
+    def decoded(cls, value: Any) -> Any:
+        raise NotImplementedError(f"{cls.__name__}.decoded")
+
+    @classmethod
+    def can_encode(cls, payload: Any) -> bool:
+        return isinstance(payload, list) and all(isinstance(one, cls.ElementType) for one in payload)
+
+    @classmethod
+    def encode_output(cls, name: str, payload: Any, use_bytes: bool = True, **kwargs: Any) -> ResponseOutput:
+        texts = [cls.encoded(one) for one in payload]
+        return ResponseOutput(
+            name=name,
+            datatype="BYTES",
+            shape=[len(payload), 1],
+            data=TensorData([one.encode() for one in texts] if use_bytes else texts),
+            parameters=Parameters(content_type=cls.ContentType),
+        )
+
+    @classmethod
+    def encode_input(cls, name: str, payload: Any, use_bytes: bool = True, **kwargs: Any) -> RequestInput:
+        return as_input(cls.encode_output(name, payload, use_bytes))
+
+    @classmethod
+    def decode_output(cls, response_output: ResponseOutput) -> list[Any]:
+        return [cls.decoded(one) for one in texts_and_bytes(response_output)]
+
+    @classmethod
+    def decode_input(cls, request_input: RequestInput) -> list[Any]:
+        return [cls.decoded(one) for one in texts_and_bytes(request_input)]
 
 
 def _content_type(found: Any, metadata: Any = None) -> str | None:
