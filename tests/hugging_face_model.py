@@ -5,20 +5,22 @@ It needs transformers, torch, gguf and accelerate. The folder appears when it is
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def main(file: Path, folder: Path) -> None:
     if folder.is_dir():
         return
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    transformers: Any = importlib.import_module("transformers")
     made = folder.with_name(f"{folder.name}.{os.getpid()}")
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(made)
-    read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(made)
+    read = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     config = read.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # a model that has it can't be saved
