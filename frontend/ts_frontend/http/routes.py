@@ -258,7 +258,7 @@ ROUTES: tuple[Row, ...] = (
     *_of_openai("/openai/v1", described=False),
     *(
         _openai("POST", f"/{word}", RUNS, HttpOpenAI.other, body=_JSON, json=True, yields=True)
-        for word in ("rerank", "tokenize", "detokenize")
+        for word in ("rerank", "score", "classify", "pooling", "tokenize", "detokenize")
     ),
     # Management
     _management("GET", "/models", READS, HttpManagement.list_models, "List models", "listModels", _PAGE),

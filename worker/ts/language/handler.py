@@ -95,7 +95,7 @@ class LanguageModelHandler(ABC):
     # --- OpenAI's own calls
 
     async def _passed(self, idx: int, path: str, body: bytes, context: Context) -> Any:
-        async with self._asked(path, body) as (head, pieces, count):
+        async with self._begun(path, body) as (head, pieces, count):
             context.set_response_content_type(idx, head.content_type)
             if head.status != 200:
                 context.set_response_status(head.status, idx=idx)
@@ -107,7 +107,7 @@ class LanguageModelHandler(ABC):
             return b""
 
     @asynccontextmanager
-    async def _asked(self, path: str, body: bytes) -> AsyncIterator[tuple[Head, AsyncIterator[bytes], Count]]:
+    async def _begun(self, path: str, body: bytes) -> AsyncIterator[tuple[Head, AsyncIterator[bytes], Count]]:
         """The head of an answer, its pieces, and what counts them."""
         with self.tally.request() as count:
             async with aclosing(self.ask(path, body)) as pieces:
@@ -133,14 +133,14 @@ class LanguageModelHandler(ABC):
         )
 
     async def _whole(self, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        async with self._asked(*_encoded(asked)) as (head, pieces, count):
+        async with self._begun(*_encoded(asked)) as (head, pieces, count):
             answer = json.loads(_good(head, await _whole(pieces, count)))
         return _text_of(answer), _said_of(answer)
 
     async def _pieces(self, asked: dict[str, Any]) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
         """Yields a text and what the engine says of the answer, for each event of a stream."""
         asked = asked | {"stream": True, "stream_options": {"include_usage": True}}
-        async with self._asked(*_encoded(asked)) as (head, pieces, count):
+        async with self._begun(*_encoded(asked)) as (head, pieces, count):
             if not head.content_type.startswith(EVENTS):
                 raise PredictionException(_message(_good(head, await _whole(pieces, count))), 500)
             held = b""

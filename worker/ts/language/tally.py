@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -34,9 +34,10 @@ _EVENT, _USAGE = b"data: {", b'"usage":'
 
 
 class Tally:
-    """The counts of all requests in a worker."""
+    """The counts of all requests in a worker. `told`: the metrics that an engine tells by itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Collection[str] = ()) -> None:
+        self.told = told
         self._labels: list[Dimension] = []
         self._running = 0
 
@@ -58,7 +59,17 @@ class Tally:
             self._tell(count)
 
     def gauge(self, name: str, value: float) -> None:
-        emit(body(name, "Count", value, self._labels, metric_type=MetricTypes.GAUGE, help=_GAUGES[name]))
+        if name not in self.told:
+            self._emit(MetricTypes.GAUGE, name, value)
+
+    def tell(self, name: str, value: float, change: float) -> None:
+        """Takes the new value of a metric that the engine tells, and its change since the last one."""
+        kind = MetricTypes.GAUGE if name in _GAUGES else MetricTypes.COUNTER
+        self._emit(kind, name, value if kind is MetricTypes.GAUGE else change)
+
+    def _emit(self, kind: MetricTypes, name: str, value: float) -> None:
+        text = _GAUGES.get(name) or _COUNTERS[name]
+        emit(body(name, "Count", value, self._labels, metric_type=kind, help=text))
 
     def _tell(self, count: Count) -> None:
         now_s = perf_counter()
@@ -78,8 +89,8 @@ class Tally:
                 self._observe("vllm:request_time_per_output_token_seconds", between_s)
 
     def _count(self, name: str, value: float) -> None:
-        if value:
-            emit(body(name, "Count", value, self._labels, metric_type=MetricTypes.COUNTER, help=_COUNTERS[name]))
+        if value and name not in self.told:
+            self._emit(MetricTypes.COUNTER, name, value)
 
     def _observe(self, name: str, value_s: float) -> None:
         kind, text = MetricTypes.HISTOGRAM, _HISTOGRAMS[name]

@@ -1,274 +1,301 @@
-"""Language models in vLLM's engine, behind OpenAI's completions and chat completions. Needs `vllm`.
+"""Language models in vLLM. Needs `vllm`.
 
-The server gives OpenAI's requests to this handler as they come (`openai_api`). A request's `url_path` says which it is:
-`v1/completions`, `v1/chat/completions`, `v1/models`; without one (gRPC) it is a chat when the body has `messages`.
+vLLM's own web application answers: it is called in this process and its event loop, without a socket, so that each path
+of each release is there (docs/language-models.md).
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import json
 import os
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
-from typing import Any, NamedTuple
+from argparse import Namespace
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn, TypeAlias
 
 from ts.context import Context
-from ts.handler_utils.utils import needed, row_value, send_intermediate_predict_response
-from ts.protocol import completions
-from ts.protocol.completions import Asked, BadCompletion, Choice, Completion
-from ts.torch_handler.base_handler import BaseHandler
+from ts.handler_utils.utils import needed
+from ts.language.handler import Answer, Head, LanguageModelHandler
+from ts.language.tally import Tally
 from ts.utils.util import PredictionException
 
-_WHAT = "vllm_handler"
-#: The members of a request that are vLLM's sampling parameters of the same name.
-SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "stop", "seed", "min_tokens", "ignore_eos"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
+Event: TypeAlias = "MutableMapping[str, Any]"
+#: The modules of vLLM's functions, those of newer releases first.
+_PLACES = {
+    "make_arg_parser": ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args"),
+    "build_app": ("vllm.entrypoints.launchers.app", "vllm.entrypoints.openai.api_server"),
+    "init_app_state": ("vllm.entrypoints.launchers.api_server.app_state", "vllm.entrypoints.openai.api_server"),
+    "build_async_engine_client": (
+        *("vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.openai.api_server"),
+    ),
+}
+MODELS = "v1/models"
+#: The answer of a web application at a path that it doesn't have.
+_NO_ROUTE = b'{"detail":"Not Found"}'
+#: What vLLM's own registry tells: the engine knows it better than the answers.
+_TOLD = (
+    *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
+    *("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
+    *("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
 )
-CHAT, TEXT = "v1/chat/completions", "v1/completions"
+#: How often the engine's health and its counts are looked at.
+_LOOK_S = 1.0
+#: The bytes of an answer that may wait for its reader.
+_HELD_BYTES = 64 * 1024
 
 
-class _Wish(NamedTuple):
-    """One request, read. `prompts`: as vLLM takes them, an answer each."""
+class VLLMHandler(LanguageModelHandler):
+    """The handler. `handler:` in model-config.yaml has `model_path` (a folder of the model's, or a name on the Hugging
+    Face hub; by default the model's own folder), `vllm_engine_config` (options of `vllm serve`), `adapters` (LoRA's
+    weights by name) and `chat_template`. Requests run side by side, up to the model's `maxConcurrency`."""
 
-    ident: str
-    model: str
-    chat: bool
-    asked: Asked
-    prompts: Sequence[Mapping[str, Any]]
-    sampling: dict[str, Any]
-
-    def answer(self) -> Completion:
-        return completions.form_of(self.chat)(self.ident, self.model, self.asked.with_usage)
-
-
-class VLLMHandler(BaseHandler):
-    """model-config.yaml: `handler: {model_path: DIR or hub name, vllm_engine_config: {…}, adapters: {NAME: DIR},
-    chat_template: TEXT}`. Requests run concurrently in the engine, up to the model's `maxConcurrency`."""
-
-    openai_api = True
-    openai_honours = ("logit_bias", completions.TOKEN_PROMPTS)
+    paths = LanguageModelHandler.paths | {"classify", "pooling", "generative_scoring", "v2/embed", "v2/rerank"}
 
     def __init__(self) -> None:
         super().__init__()
-        self.vllm_engine: Any = None
-        self.adapters: dict[str, str] = {}
-        self.served: list[str] = []
-        self.chat_template: str | None = None
+        #: Further names that requests may give as their model.
+        self.openai_models: list[str] = []
+        self._app: Any = None
+        self._engine: Any = None
+        self._kept = AsyncExitStack()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def openai_models(self) -> list[str]:
-        """Further names that requests may give as their model."""
-        return [*self.served, *self.adapters]
-
-    def initialize(self, context: Context) -> None:
-        """Raises PackageMissing, ValueError for missing or unknown entries of model-config.yaml, and vLLM's errors."""
-        self.context = context
+    async def initialize(self, context: Context) -> None:
+        """Starts the engine. Raises PackageMissing, ValueError for wrong settings, and vLLM's errors."""
         section = context.model_yaml_config.get("handler")
-        section = section if isinstance(section, dict) else {}
-        vllm = needed("vllm", "vllm", _WHAT)
+        needed("vllm", "vllm", "vllm_handler")
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-        options = _engine_options(section, str(context.system_properties["model_dir"]))
-        known = inspect.signature(vllm.AsyncEngineArgs).parameters
-        if unknown := ", ".join(name for name in options if name not in known):
-            raise ValueError(f"vllm_engine_config has {unknown}, which vLLM {vllm.__version__} does not take")
-        self.vllm_engine = vllm.AsyncLLMEngine.from_engine_args(vllm.AsyncEngineArgs(**options))
-        named = options.get("served_model_name") or options["model"]
-        self.served = [named] if isinstance(named, str) else list(named)
-        self.adapters = dict(section.get("adapters") or {})
-        self.chat_template = section.get("chat_template")
-        self.initialized = True
+        folder = Path(context.system_properties["model_dir"])
+        args = _arguments(section if isinstance(section, dict) else {}, folder, context.model_name)
+        self.openai_models = [*args.served_model_name[1:], *(one.name for one in args.lora_modules or ())]
+        client = _of_vllm("build_async_engine_client")(args)
+        self._engine = engine = await self._kept.enter_async_context(client)
+        given = {"args": args, "engine_client": engine, "vllm_config": getattr(engine, "vllm_config", None)}
+        given["model_config"] = getattr(engine, "model_config", None)
+        if hasattr(engine, "get_supported_tasks"):
+            given["supported_tasks"] = await engine.get_supported_tasks()
+        self._app = _called("build_app", given)
+        self._app.state.server = SimpleNamespace(should_exit=False)  # vLLM's handlers tell it that the engine is dead
+        await _called("init_app_state", given | {"state": self._app.state})
+        if not args.disable_log_stats:
+            self.tally = Tally(_TOLD)
+        self._keep(self._watch())
 
-    async def handle(self, data: Any, context: Context) -> list[Any]:
-        """Each request's answer, or its exception."""
-        began_s = time.perf_counter()
-        answers = await asyncio.gather(
-            *(self._serve(row, context, idx, len(data)) for idx, row in enumerate(data)), return_exceptions=True
-        )
-        if context.metrics is not None:
-            context.metrics.add_time("HandlerTime", round((time.perf_counter() - began_s) * 1000, 2), None, "ms")
-        return answers
+    def ask(self, path: str, body: bytes) -> Answer:
+        return self._asked(path, body)
 
-    async def _serve(self, row: Any, context: Context, idx: int, count: int) -> Any:
-        path = str(context.get_request_header(idx, "url_path") or "").strip("/")
-        if path == "v1/models":
-            return {"object": "list", "data": [{"id": name, "object": "model"} for name in self.openai_models]}
-        wish = await self._read(row, path, str(context.get_request_id(idx)))
-        if not wish.asked.stream:
-            return await self._whole(wish)
-        context.set_response_content_type(idx, "text/event-stream")
-        async for event in self._events(wish):
-            pieces = [completions.event(event) if at == idx else None for at in range(count)]
-            send_intermediate_predict_response(pieces, {idx: wish.ident}, "ok", 200, context)
-            if isinstance(context, Context):  # a test's own context waits for nobody
-                await context.drain()
-        return completions.DONE
-
-    # --- reading
-
-    async def _read(self, row: Any, path: str, ident: str) -> _Wish:
-        body = _body(row_value(row))
-        chat = path == CHAT or (not path and "messages" in body)
-        if path not in ("", TEXT, CHAT):
-            raise PredictionException(f"Unknown API endpoint: {path}", 404)
-        model = body.get("model") or self.served[0]
-        if model == getattr(self.context, "model_name", None) and model not in self.openai_models:
-            model = self.served[0]
-        if model not in self.openai_models:
-            raise PredictionException(f"there is no model {model!r}, only {', '.join(self.openai_models)}", 404)
+    async def _asked(self, path: str, body: bytes) -> Answer:
+        call = _Call(body)
+        task = self._keep(self._app(_scope(path, body), call.receive, call.send))
+        task.add_done_callback(call.end)
         try:
-            asked = completions.read(body, chat, self.openai_honours)
-            prompts = [await self._chat_prompt(asked)] if chat else [_prompt(one) for one in asked.prompts]
-        except BadCompletion as error:
-            raise PredictionException(str(error), 400) from None
-        sampling = {name: body[name] for name in SAMPLING if body.get(name) is not None}
-        if chat or asked.max_tokens is not None:
-            sampling["max_tokens"] = asked.max_tokens  # None: as many as the model has room for
-        return _Wish(ident, model, chat, asked, prompts, sampling)
+            head = await call.head()
+            piece = await call.piece()
+            if (head.status, piece) == (404, _NO_ROUTE):
+                raise PredictionException(f"vLLM has no /{path[:80]} for this model", 404)
+            yield head
+            while piece:
+                yield piece
+                piece = await call.piece()
+        finally:
+            call.leave()
 
-    async def _chat_prompt(self, asked: Asked) -> Mapping[str, Any]:
-        """The token numbers of a chat: a template already writes the initial tokens, which the engine would add
-        again to a text."""
-        found = self.vllm_engine.get_tokenizer()
-        tokenizer = await found if inspect.isawaitable(found) else found  # a coroutine in releases up to 0.11
-        more = {"chat_template": self.chat_template} if self.chat_template else {}
-        messages = [one | {"content": completions.content(one.get("content"))} for one in asked.messages]
-        try:
-            prompt = tokenizer.apply_chat_template(
-                messages, tokenize=True, add_generation_prompt=True, return_dict=False, **more
-            )
-        except Exception as error:  # templates raise any exception: roles that don't alternate, no template at all
-            raise PredictionException(f"the chat's template: {type(error).__name__}: {error}", 400) from error
-        if isinstance(prompt, str):  # of a tokenizer of the model's own
-            prompt = tokenizer.encode(prompt, add_special_tokens=False)
-        return _prompt(list(prompt))
+    def _keep(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
-    # --- generating
-
-    async def _generate(self, wish: _Wish, index: int) -> AsyncGenerator[Any, None]:
-        """vLLM's outputs for one of the prompts, each with the text so far. Raises PredictionException for requests
-        that vLLM refuses, and when it fails."""
-        vllm = needed("vllm", "vllm", _WHAT)
-        more = {"lora_request": self._adapter(wish.model)} if wish.model in self.adapters else {}
-        ident = f"{wish.ident}-{index}"
-        try:
-            parameters = vllm.SamplingParams.from_optional(**wish.sampling)
-            outputs = self.vllm_engine.generate(wish.prompts[index], parameters, ident, **more)
-        except Exception as error:
-            raise _refused(error, "sampling parameters: ") from error
-        async with aclosing(outputs):
+    async def _watch(self) -> None:
+        """Ends the worker when the engine is dead, and tells the engine's counts."""
+        counts = _Counts(self.tally) if self.tally.told else None
+        while True:
+            await asyncio.sleep(_LOOK_S)
             try:
-                async for output in outputs:
-                    if output.outputs[0].finish_reason == "error":
-                        raise PredictionException("vLLM's engine failed to answer", 500)
-                    yield output
+                await self._engine.check_health()
             except Exception as error:
-                raise _refused(error) from error
-
-    def _adapter(self, name: str) -> Any:
-        lora = needed("vllm.lora.request", "vllm", _WHAT)
-        return lora.LoRARequest(name, list(self.adapters).index(name) + 1, self.adapters[name])
-
-    async def _whole(self, wish: _Wish) -> dict[str, Any]:
-        choices = [Choice() for _ in wish.prompts]
-        texts = await asyncio.gather(*(self._text(wish, index, one) for index, one in enumerate(choices)))
-        return wish.answer().whole(texts, choices)
-
-    async def _text(self, wish: _Wish, index: int, choice: Choice) -> str:
-        text = ""
-        async with aclosing(self._generate(wish, index)) as outputs:
-            async for output in outputs:
-                text = output.outputs[0].text
-                choice.add("", _said(output))
-        return text
-
-    async def _events(self, wish: _Wish) -> AsyncIterator[dict[str, Any]]:
-        answer, choices = wish.answer(), [Choice() for _ in wish.prompts]
-        sent = [0] * len(choices)
-        async for index, output in _side_by_side([self._generate(wish, index) for index in range(len(choices))]):
-            last, choice = output.outputs[0], choices[index]
-            new, sent[index] = last.text[sent[index] :], len(last.text)
-            choice.add(new, _said(output))
-            if new or not choice.begun:
-                yield answer.piece(index, choice, new)
-            if last.finish_reason:
-                yield answer.end(index, choice)
-        if wish.asked.with_usage:
-            yield answer.of_usage(choices)
+                _end(error)
+            if counts is not None:
+                counts.tell()
 
 
-async def _side_by_side(sources: Sequence[AsyncGenerator[Any, None]]) -> AsyncIterator[tuple[int, Any]]:
-    """Merges the sources: yields their values as they arrive, each with its source's number. The first error ends
-    all."""
-    waiting = {asyncio.ensure_future(anext(source)): index for index, source in enumerate(sources)}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                index = waiting.pop(task)
-                try:
-                    found = task.result()
-                except StopAsyncIteration:
-                    continue
-                yield index, found
-                waiting[asyncio.ensure_future(anext(sources[index]))] = index
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        for source in sources:
-            await source.aclose()
+def _end(error: Exception) -> NoReturn:
+    raise SystemExit(f"vLLM's engine is dead ({type(error).__name__}: {error}): its worker ends") from error
 
 
-def _said(output: Any) -> dict[str, Any]:
-    last = output.outputs[0]
+class _Call:
+    """One call of the application, as ASGI's server. What it sends waits here for the reader of the answer."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body: bytes | None = body
+        self._gone = asyncio.Event()
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._head: Head | None = None
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._ended = False
+        self._error: BaseException | None = None
+
+    # --- the application's side
+
+    async def receive(self) -> Event:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, event: Event) -> None:
+        if event["type"] == "http.response.start":
+            kinds = [value for name, value in event.get("headers", ()) if bytes(name).lower() == b"content-type"]
+            self._head = Head(event["status"], bytes(kinds[0]).decode("latin-1") if kinds else "text/plain")
+        elif event["type"] == "http.response.body":
+            if piece := event.get("body", b""):
+                self._held.append(piece)
+                self._held_bytes += len(piece)
+            self._ended = not event.get("more_body", False)
+        self._news.set()
+        if self._held_bytes > _HELD_BYTES and not self._gone.is_set():
+            self._room.clear()
+            await self._room.wait()
+
+    def end(self, task: asyncio.Task[None]) -> None:
+        self._error = None if task.cancelled() else task.exception()
+        self._ended = True
+        self._news.set()
+
+    # --- the reader's side
+
+    async def head(self) -> Head:
+        """Raises the application's exception if it ends before it has answered."""
+        while self._head is None:
+            if self._ended:
+                raise self._error or PredictionException("vLLM has not answered", 503)
+            await self._more()
+        return self._head
+
+    async def piece(self) -> bytes:
+        """All that has come; b"" at the end."""
+        while not self._held:
+            if self._ended:
+                return b""
+            await self._more()
+        held, self._held, self._held_bytes = self._held, [], 0
+        self._room.set()
+        return held[0] if len(held) == 1 else b"".join(held)
+
+    def leave(self) -> None:
+        self._gone.set()
+        self._room.set()
+
+    async def _more(self) -> None:
+        self._news.clear()
+        await self._news.wait()
+
+
+class _Counts:
+    """vLLM's metrics, of which those that have changed are told."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._registry = needed("prometheus_client", "prometheus_client", "vllm_handler").REGISTRY
+        self._last: dict[str, float] = {}
+
+    def tell(self) -> None:
+        found: dict[str, float] = {}
+        for family in self._registry.restricted_registry(_TOLD).collect():
+            for sample in family.samples:
+                if sample.name in _TOLD:  # one for each of several engines
+                    found[sample.name] = found.get(sample.name, 0.0) + sample.value
+        for name, value in found.items():
+            before = self._last.get(name, 0.0)
+            if value != before:
+                self._tally.tell(name, value, value - before)
+        self._last = found
+
+
+def _scope(path: str, body: bytes) -> Event:
+    headers = [
+        (b"host", b"engine"),
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
     return {
-        "prompt_tokens": len(output.prompt_token_ids or ()),
-        "completion_tokens": len(last.token_ids),
-        "finish_reason": last.finish_reason,
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},  # in which a client's end is an event, not an error of send
+        "http_version": "1.1",
+        "method": "GET" if path == MODELS else "POST",
+        "scheme": "http",
+        "path": f"/{path}",
+        "raw_path": f"/{path}".encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "client": None,
+        "server": None,
     }
 
 
-def _refused(error: Exception, what: str = "") -> Exception:
-    """The error for the client if it is the client's fault (a ValueError, or in later releases of vLLM a class of
-    its own) or vLLM is too busy (`http_status`); otherwise the error itself."""
-    if isinstance(error, PredictionException):
-        return error
-    status = getattr(error, "http_status", None)
-    if isinstance(status, int):
-        return PredictionException(f"{what}{error}", int(status))
-    names = {one.__name__ for one in type(error).__mro__}
-    if names & {"ValueError", "VLLMClientError"} or (what and isinstance(error, TypeError)):
-        return PredictionException(f"{what}{error}", 400)
-    return error
+def _of_vllm(name: str) -> Callable[..., Any]:
+    """A function of vLLM's server. Raises RuntimeError in releases that have none where it was so far."""
+    for place in _PLACES[name]:
+        try:
+            found: Callable[..., Any] | None = getattr(importlib.import_module(place), name, None)
+        except ModuleNotFoundError as error:
+            if not str(error.name).startswith("vllm"):
+                raise
+            continue
+        if found is not None:
+            return found
+    version = importlib.import_module("vllm").__version__
+    raise RuntimeError(f"vllm_handler doesn't know where vLLM {version} has {name}: not in {', '.join(_PLACES[name])}")
 
 
-def _engine_options(section: Mapping[str, Any], model_dir: str) -> dict[str, Any]:
-    """vLLM's AsyncEngineArgs: those of vllm_engine_config; the model from there, else model_path, in the archive when
-    it is there. Raises ValueError when neither names one."""
+def _called(name: str, given: Mapping[str, Any]) -> Any:
+    """Calls a function of vLLM's with those of the arguments that its release takes, by name."""
+    function = _of_vllm(name)
+    return function(**{one: given[one] for one in inspect.signature(function).parameters if one in given})
+
+
+def _arguments(section: Mapping[str, Any], folder: Path, name: str) -> Namespace:
+    """vLLM's arguments. Raises ValueError for those that the release doesn't take."""
     options = dict(section.get("vllm_engine_config") or {})
-    if not options.get("model"):
-        path = section.get("model_path")
-        if not path:
-            raise ValueError("model-config.yaml must have handler: {model_path: …} or vllm_engine_config: {model: …}")
-        own = os.path.join(model_dir, path)
-        options["model"] = own if os.path.exists(own) else path
-    return options
+    path = options.pop("model", None) or section.get("model_path") or "."
+    own = folder / str(path)
+    named = options.pop("served_model_name", None) or []
+    names = [name, *([named] if isinstance(named, str) else named)]
+    words = ["--model", str(own) if own.exists() else str(path), "--served-model-name", *dict.fromkeys(names)]
+    adapters = dict(section.get("adapters") or {})
+    if adapters:
+        places = {one: str(folder / where) if (folder / where).exists() else where for one, where in adapters.items()}
+        words += ["--enable-lora", "--lora-modules", *(f"{one}={where}" for one, where in places.items())]
+    if template := section.get("chat_template"):
+        file = folder / template if len(template) < 256 and "\n" not in template else None
+        words += ["--chat-template", str(file) if file is not None and file.is_file() else template]
+    if os.environ.get("VLLM_API_KEY") or options.get("api_key"):
+        raise ValueError("vLLM's own API key is set; keys are this server's: see docs/token_authorization_api.md")
+    make = _of_vllm("make_arg_parser")
+    parser: Any = inspect.getmodule(make).FlexibleArgumentParser()  # type: ignore[union-attr]
+    parser.error = _refuse
+    parser = make(parser)
+    known = vars(parser.parse_args([]))
+    if unknown := ", ".join(one for one in options if one not in known):
+        version = importlib.import_module("vllm").__version__
+        raise ValueError(f"vllm_engine_config has {unknown}, which vLLM {version} does not take")
+    # Texts are read as on the command line, among them JSON; numbers, flags and lists are already values.
+    parser.set_defaults(
+        **{one: json.dumps(value) if isinstance(value, dict) else value for one, value in options.items()}
+    )
+    args: Namespace = parser.parse_args(words)
+    return args
 
 
-def _body(value: Any) -> dict[str, Any]:
-    try:
-        parsed = json.loads(value) if isinstance(value, str | bytes | bytearray) else value
-    except ValueError as error:
-        raise PredictionException(f"the body isn't JSON: {error}", 400) from error
-    if not isinstance(parsed, dict):
-        raise PredictionException(f"the body must be a JSON object, not {type(parsed).__name__}", 400)
-    return parsed
-
-
-def _prompt(value: Any) -> Mapping[str, Any]:
-    """A text or token numbers, as the engine takes them."""
-    return {"prompt": value} if isinstance(value, str) else {"prompt_token_ids": value}
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(f"vLLM refuses its options: {message}")

@@ -13,7 +13,7 @@ from ts_frontend.errors import ArchiveNotFound, InvalidArchive
 from ts_frontend.models.archive import Archive, PackedFiles, root_of
 from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
-from ts_frontend.models.formats.language import LanguageModelFormat
+from ts_frontend.models.formats.language import LanguageModelFormat, completed
 from ts_frontend.models.formats.mlserver import MLServerFormat
 from ts_frontend.models.formats.program import ProgramFormat
 from ts_frontend.models.formats.script import ScriptFormat
@@ -167,7 +167,7 @@ class Formats:
     def _open(self, files: ModelFiles, found: ModelFormat | None = None) -> Archive:
         found = found or self.of(files.directory, unpacked=files.owned)
         (archive,) = found.open(files)
-        return archive
+        return replace(archive, config=completed(archive.handler, archive.config))
 
     def open_versions(self, files: ModelFiles) -> list[Archive]:
         """The versions of a model repository's directory, in ascending order. Raises InvalidArgument, OSError."""

@@ -23,7 +23,6 @@ ENGINES = {
     "transformers": ("transformers_handler", "transformers", "transformers"),
     "vllm": ("vllm_handler", "vllm", "vllm"),
 }
-HANDLERS = frozenset(handler for handler, _, _ in ENGINES.values())
 #: Hugging Face's configuration of a model, and the one that a folder of sentence-transformers has beside it.
 _CONFIG, _MODULES = "config.json", "modules.json"
 #: The ends of the classes' names that generate text from text.
@@ -46,8 +45,14 @@ _USUAL: dict[str, Any] = {
         "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [-1]}],
     },
 }
-#: Requests that run side by side. llama.cpp divides its context among them.
-_CONCURRENCY = {"llama.cpp": 4, "transformers": 64, "vllm": 256}
+#: Requests that run side by side, by handler. llama.cpp divides its context among them.
+_CONCURRENCY = {"llama_cpp_handler": 4, "transformers_handler": 64, "vllm_handler": 256}
+HANDLERS = frozenset(_CONCURRENCY)
+
+
+def completed(handler: str | None, config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a model with that handler, a language model's or any other. Archives name them, too."""
+    return {**_USUAL, "maxConcurrency": _CONCURRENCY[handler], **config} if handler in _CONCURRENCY else config
 
 
 class LanguageModelFormat(ModelFormat):
@@ -84,7 +89,7 @@ class LanguageModelFormat(ModelFormat):
             serialized_file=model.get("serializedFile"),
             requirements_file="requirements.txt" if requirements else None,
             config_file=CONFIG_FILE if configured else None,
-            config={**_USUAL, "maxConcurrency": _CONCURRENCY[engine], **config},
+            config=config,
             remembered=single,
         )
         return [archive]
