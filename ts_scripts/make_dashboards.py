@@ -204,6 +204,40 @@ MODEL = (
             (f"sum(ts_workers{{{ONE}}})", "all"),
         ),
     ),
+    Panel(
+        "Tokens a second",
+        "none",
+        (
+            (f"sum(rate(vllm:generation_tokens_total{{{ONE}}}{RATE}))", "of answers"),
+            (f"sum(rate(vllm:prompt_tokens_total{{{ONE}}}{RATE}))", "of prompts"),
+        ),
+        about="Language models have it, as the next panels.",
+    ),
+    Panel("Time to the first token", "s", quantiles("vllm:time_to_first_token_seconds", ONE), about="Of streams."),
+    Panel(
+        "Time between tokens",
+        "s",
+        quantiles("vllm:request_time_per_output_token_seconds", ONE),
+        about="The mean of each stream.",
+    ),
+    Panel(
+        "In the engine",
+        "none",
+        ((f"sum by (model_name) (vllm:num_requests_running{{{ONE}}})", "{{model_name}}"),),
+        about="Requests that a language model computes.",
+    ),
+    Panel(
+        "Prompts found in the cache",
+        "percentunit",
+        (
+            (
+                f"sum(rate(vllm:prefix_cache_hits_total{{{ONE}}}{RATE})) / "
+                f"sum(rate(vllm:prefix_cache_queries_total{{{ONE}}}{RATE}))",
+                "of their tokens",
+            ),
+        ),
+    ),
+    Panel("Time in the engine", "s", quantiles("vllm:e2e_request_latency_seconds", ONE)),
 )
 
 WORKERS = (

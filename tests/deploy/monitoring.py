@@ -24,7 +24,7 @@ MONITORING = DEPLOY / "monitoring"
 DASHBOARDS = sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
 ALERTS = MONITORING / "alerts.yml"
 #: A metric in an expression, with its labels.
-SELECTOR = re.compile(r"\b(up|(?:ts|nv|grpc_server|process)_\w+|[A-Z]\w+(?:Utilization|XX|Time))(\{[^}]*\})?")
+SELECTOR = re.compile(r"\b(up|(?:ts|nv|grpc_server|process)_\w+|vllm:\w+|[A-Z]\w+(?:Utilization|XX|Time))(\{[^}]*\})?")
 #: What Grafana fills in.
 FILLED = {"$__rate_interval": "5s", "$instance": ".*", "$model": ".*"}
 #: `break` lets no worker load the model any more, and ends this one.
@@ -43,6 +43,22 @@ def handle(data, context):
     if b"fail" in asked:
         raise ValueError("as asked")
     return ["ok"] * len(data)
+"""
+#: A language model, whose engine has one answer.
+TALK = """
+from ts.language.handler import Head, LanguageModelHandler
+
+USAGE = b'{"prompt_tokens": 8, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 6}}'
+
+class Talk(LanguageModelHandler):
+    def initialize(self, context):
+        pass
+
+    async def ask(self, path, body):
+        yield Head(200, "text/event-stream")
+        for text in (b"Hello", b" world"):
+            yield b'data: {"choices": [{"delta": {"content": "%s"}}]}\\n\\n' % text
+        yield b'data: {"choices": [], "usage": %s}\\n\\ndata: [DONE]\\n\\n' % USAGE
 """
 LIMITS = "recycleAfterRequests: 20\nrecycleAboveMemory: 100g\n"
 CONFIG = "minWorkers: 1\nmaxWorkers: 2\nautoscale: true\nidempotent: true\n"
@@ -85,7 +101,8 @@ def metrics_of(expression: str) -> set[str]:
 
 class Busy:
     """A server with keys, TLS for gRPC, a GPU that nvidia-smi tells of, and models that are called again and again:
-    `quick`, whose workers are replaced after some requests, and `frail`, which `break_down` breaks."""
+    `quick`, whose workers are replaced after some requests, `frail`, which `break_down` breaks, and `talk`, a language
+    model."""
 
     def __init__(self, place: Path) -> None:
         store, tools = place / "store", place / "bin"
@@ -99,6 +116,7 @@ class Busy:
             config="recycleAfterRequests: 20\nrecycleAboveMemory: 100g\n" + CONFIG,
         )
         write_model(store, "frail", HANDLER.format(mark=mark), config="maxRetryTimeoutInSec: 1\n" + CONFIG)
+        write_model(store, "talk", TALK, config="minWorkers: 1\nmaxWorkers: 1\nmaxConcurrency: 4\n")
         tool = tools / "nvidia-smi"
         tool.write_text('#!/bin/sh\ncase "$1" in *utilization*) echo "0, 42, 20480, 81920";; *) echo 0;; esac\n')
         tool.chmod(0o755)
@@ -115,7 +133,7 @@ class Busy:
             "private_key_file": place / "key.pem",
             "env": {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"},
         }
-        self.server = Serving(place, store, settings, ["--ncs", "--models", "quick", "frail"])
+        self.server = Serving(place, store, settings, ["--ncs", "--models", "quick", "frail", "talk"])
         self.server.wait_started()
         keys = json.loads((place / "key_file.json").read_text())
         self.headers = {"authorization": f"Bearer {keys['inference']['key']}"}
@@ -128,10 +146,15 @@ class Busy:
         while not self._over.wait(0.02):
             for model in ("quick", "frail"):
                 self.predict(model, b"go on")
+            self.chat()
 
     def predict(self, model: str, data: bytes, **headers: str) -> int:
         url = f"{self.server.http}/predictions/{model}"
         return self._client.post(url, content=data, headers=self.headers | headers).status_code
+
+    def chat(self) -> str:
+        asked = {"model": "talk", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        return self._client.post(f"{self.server.http}/v1/chat/completions", json=asked).text
 
     def call_in_every_way(self) -> None:
         """By gRPC, without a valid key, and so that the handler fails."""
@@ -140,6 +163,7 @@ class Busy:
             assert GRPCInferenceServiceStub(channel).ServerLive(oip.ServerLiveRequest(), timeout=GUARD_S).live
         assert self.predict("quick", b"", authorization="Bearer nothing") == 400
         assert self.predict("quick", b"fail") >= 500
+        assert self.chat().rstrip().endswith("data: [DONE]")
 
     def break_down(self) -> None:
         self.predict("frail", b"break")

@@ -140,7 +140,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
 def described(text: str) -> set[str]:
     """The series that a server's metrics have, or could have: histograms by their parts."""
     found = set()
-    for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE):
+    for name, kind in re.findall(r"^# TYPE ([\w:]+) (\w+)$", text, re.MULTILINE):
         found |= {f"{name}{part}" for part in ("_bucket", "_count", "_sum")} if kind == "histogram" else {name}
     return found
 

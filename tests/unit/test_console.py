@@ -26,7 +26,13 @@ from ts_frontend.models.signature import Signature
 from ts_frontend.models.statistics import CountedBatches
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.gpus import GpuReader, Gpus
-from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
+from ts_frontend.telemetry.metrics.registry import (
+    DEFAULT_FILE,
+    FIRST_TOKEN,
+    GENERATED_TOKENS,
+    PROMPT_TOKENS,
+    MetricsRegistry,
+)
 from ts_frontend.telemetry.metrics.requests import BOUNDS_S, LatencyCounts, ObservedRequests, quantiles_s
 from ts_frontend.workers.devices import CPU
 from ts_frontend.workers.failures import Failure
@@ -77,7 +83,8 @@ class Played:
         self.workflow = self.adapter = ""
         self.minimum = self.maximum = 1
         self.takes_tensors = self.streams = self.failing = self.loading = self.loaded_at_startup = False
-        self.scaler = self.resident = None
+        self.scaler = self.resident = self.openai = None
+        self.tokens: dict[str, tuple[float, int]] = {}
         self.ready = True
         self.metrics = METRICS.model(name, "1.0")
         self.counted = CountedBatches(self.metrics.batches)
@@ -186,6 +193,19 @@ def test_a_row_has_the_numbers_of_now_and_of_the_last_seconds() -> None:
     open_job.deliver(Chunk(open_job.id, b"67", last=False))
     assert dict(zip(COLUMNS, watch.row(11.0)[0], strict=True))["stream_bytes_per_s"] == 4
     assert dict(zip(COLUMNS, watch.row(99.0)[0], strict=True))["answered_per_s"] == 0  # long ago
+
+
+def test_a_language_models_tokens_of_the_last_seconds() -> None:
+    model = Played()
+    watch = ModelWatch(model)  # type: ignore[arg-type]
+    assert COLUMNS[-3:] == ("prompt_tokens_per_s", "generated_tokens_per_s", "first_token_ms")
+    assert watch.row(9.5)[0][-3:] == watch.row(10.0)[0][-3:] == [0, 0, None]
+    model.tokens = {PROMPT_TOKENS: (10.0, 1), GENERATED_TOKENS: (5.0, 1), FIRST_TOKEN: (0.5, 1)}
+    assert watch.row(10.5)[0][-3:] == [20, 10, 500]
+    model.tokens = {PROMPT_TOKENS: (40.0, 2), GENERATED_TOKENS: (25.0, 4), FIRST_TOKEN: (0.8, 3)}
+    assert watch.row(12.0)[0][-3:] == [20, 12.5, 267]
+    watch.row(90.0)
+    assert watch.row(99.0)[0][-3:] == [0, 0, None]
 
 
 def test_requests_are_observed_only_while_somebody_watches() -> None:

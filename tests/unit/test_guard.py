@@ -253,7 +253,7 @@ def test_the_consoles_playground_is_the_managers() -> None:
     """At the console's address it runs models for pages of that address, and for nobody else's."""
     own = ((b"origin", b"http://localhost:8080"), (b"sec-fetch-site", b"same-origin"))
     rows = [row for row in ROUTES if row.effect is Effect.RUNS and row.when is Switch.CONSOLE]
-    assert len(rows) == 5
+    assert len(rows) == 6
     for row in rows:
         path = re.sub(r"\{\w+\}", "x", row.path)
         assert decision("POST", path).managing and decision("POST", path).keys == (KeyKind.MANAGEMENT,)

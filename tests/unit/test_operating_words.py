@@ -121,6 +121,19 @@ def test_narrow_terminals_have_what_matters_most(width: int, heads: str) -> None
     assert one.models_max(width, 24) <= 24 - table and one.models_max(40, 3) == 1
 
 
+def test_language_models_have_their_tokens() -> None:
+    """Where there is one; the other models have none."""
+    one = board(model("chat", chats=True), model("plain", chats=False))
+    columns = ["prompt_tokens_per_s", "generated_tokens_per_s", "first_token_ms"]
+    one.take("history", {"columns": columns, "samples": []})
+    one.take("sample", {"machine": MACHINE, "models": {"chat/1.0": [250.0, 41.25, 83.5], "plain/1.0": [0, 0, None]}})
+    head, chat, plain = (shown(one).splitlines()[at] for at in (2, 3, 4))
+    assert head.split()[-6:] == ["TOKENS", "IN/S", "TOKENS", "OUT/S", "FIRST", "TOKEN"]
+    assert chat.split()[-4:] == ["250.0", "41.2", "83.5", "ms"] and plain.split()[-3:] == ["-", "-", "-"]
+    narrow = next(line for line in shown(one, width=70).splitlines() if line.startswith("chat"))
+    assert "41.2" in narrow and "83.5 ms" in narrow and "250.0" not in narrow
+
+
 def test_gpus_are_in_the_summary() -> None:
     one = board(model("m"))
     gpu = {"index": 1, "busy_percent": 42.0, "used_bytes": 20 << 30, "total_bytes": 80 << 30}

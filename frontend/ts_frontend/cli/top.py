@@ -18,9 +18,28 @@ from ts_frontend.tuning.show import sparkline
 #: The number of samples in a sparkline.
 PAST_MAX = 40
 STYLES = {"ready": "green", "loading": "yellow", "failing": "bold red", "stopped": "dim", "given up": "bold red"}
-_HEAD = ("MODEL", "VERSION", "STATUS", "WORKERS", "CALLS/S", "", "P50", "P95", "P99", "WAITING", "RUNNING", "BATCH")
+#: Tokens of prompts and of answers a second, and the time to the first token: shown where there is a language model.
+_TOKENS = ("TOKENS IN/S", "TOKENS OUT/S", "FIRST TOKEN")
+_HEAD = (
+    "MODEL",
+    "VERSION",
+    "STATUS",
+    "WORKERS",
+    "CALLS/S",
+    "",
+    "P50",
+    "P95",
+    "P99",
+    "WAITING",
+    "RUNNING",
+    "BATCH",
+    *_TOKENS,
+)
 #: The columns that narrow terminals leave out, in this order; before that, names are cut to NAME_MIN characters.
-_DISPENSABLE = ("", "BATCH", "P99", "P50", "RUNNING", "VERSION", "STATUS", "WAITING", "WORKERS")
+_DISPENSABLE = (
+    *("", "BATCH", "P99", "P50", "TOKENS IN/S", "RUNNING", "VERSION", "STATUS", "FIRST TOKEN", "WAITING"),
+    *("TOKENS OUT/S", "WORKERS"),
+)
 NAME_MIN = 14
 #: The number of lines in `shown` besides the models and the summary.
 FRAME_LINES = 5
@@ -117,12 +136,14 @@ class Board:
     def _table(self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], columns: int) -> Table:
         cells = [dict(zip(_HEAD, self._cells(*row), strict=True)) for row in rows]
         widths = {head: max(len(head), *(len(row[head]) for row in cells)) for head in _HEAD}
-        kept = list(_HEAD)
+        chats = any(model.get("chats") for model, _ in rows)
+        kept = [head for head in _HEAD if chats or head not in _TOKENS]
         for head in _DISPENSABLE:
             least = {**widths, "MODEL": min(widths["MODEL"], NAME_MIN)}
             if sum(least[one] for one in kept) + 2 * (len(kept) - 1) <= columns:
                 break
-            kept.remove(head)
+            if head in kept:
+                kept.remove(head)
         table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
         widths["MODEL"] = min(widths["MODEL"], columns - sum(widths[one] + 2 for one in kept[1:]))
         for head in kept:
@@ -151,6 +172,9 @@ class Board:
             yield Text(str(numbers.get(name) or 0))
         size = numbers.get("batch_size")
         yield Text("-" if size is None else _number(size))
+        for name in ("prompt_tokens_per_s", "generated_tokens_per_s"):
+            yield Text(_number(numbers.get(name) or 0.0) if model.get("chats") else "-")
+        yield Text(_milliseconds(numbers.get("first_token_ms")))
 
     def _deaths(self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Iterator[Text]:
         for model, _ in rows:

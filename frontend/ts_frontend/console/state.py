@@ -14,6 +14,7 @@ from ts_frontend.job import FINAL, Job, JobState
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.signature import TensorSpec
+from ts_frontend.telemetry.metrics.registry import FIRST_TOKEN, GENERATED_TOKENS, PROMPT_TOKENS
 from ts_frontend.telemetry.metrics.requests import LatencyCounts, quantiles_s
 from ts_frontend.workers.failures import Failure, Replacement
 from ts_frontend.workers.memory import WorkerMemory
@@ -35,6 +36,9 @@ COLUMNS = (
     "running",
     "streams",
     "stream_bytes_per_s",
+    "prompt_tokens_per_s",
+    "generated_tokens_per_s",
+    "first_token_ms",
 )
 #: The time between two samples.
 SAMPLE_S = 0.5
@@ -68,6 +72,7 @@ class ModelWatch:
         self.latencies = LatencyCounts()
         self._readings: deque[Reading] = deque()
         self._streamed: dict[int, int] = {}
+        self._tokens: deque[tuple[float, Mapping[str, tuple[float, int]]]] = deque()
 
     def row(self, now_s: float) -> tuple[list[float | int | None], dict[int, float]]:
         """Returns the model's numbers in the order of COLUMNS, None where nothing was measured, and its calls of
@@ -82,7 +87,30 @@ class ModelWatch:
         ledger = self.model.ledger
         streams, streamed = self._streams(ledger.live.values())
         stream_bytes_per_s = round(streamed / since_last_s) if since_last_s > 0 else 0
-        return [*numbers, ledger.queued, ledger.sent, streams, stream_bytes_per_s], batches
+        now = [ledger.queued, ledger.sent, streams, stream_bytes_per_s]
+        return [*numbers, *now, *self._tokens_of(now_s)], batches
+
+    def _tokens_of(self, now_s: float) -> tuple[float, float, float | None]:
+        """Returns a language model's tokens of prompts and of answers a second, and its mean time to the first token,
+        over the last seconds."""
+        told, past = self.model.tokens, self._tokens
+        if not told:  # most models: their past is one entry
+            past.clear()
+            past.append((now_s, {}))
+            return 0, 0, None
+        while len(past) > 1 and past[1][0] <= now_s - WINDOW_S:
+            past.popleft()
+        past.append((now_s, dict(told)))
+        begun_s, before = past[0]
+        seconds = now_s - begun_s
+        if seconds <= 0:
+            return 0, 0, None
+        prompt, generated, first = (
+            tuple(new - old for new, old in zip(told.get(name, (0.0, 0)), before.get(name, (0.0, 0)), strict=True))
+            for name in (PROMPT_TOKENS, GENERATED_TOKENS, FIRST_TOKEN)
+        )
+        first_ms = _short(first[0] / first[1] * 1e3) if first[1] else None
+        return _short(prompt[0] / seconds), _short(generated[0] / seconds), first_ms
 
     def _read(self, now_s: float) -> Reading:
         """Returns the present sums; the previous object if they haven't changed, as for most of many models."""
@@ -203,6 +231,7 @@ def model_state(model: Model, is_default: bool, memory: Callable[[Worker], int])
         "stateful": settings.stateful,
         "tensors": model.takes_tensors,
         "streams": model.streams,
+        "chats": model.openai is not None and model.openai.speaks,
         "inputs": [_tensor(spec) for spec in model.signature.inputs],
         "outputs": [_tensor(spec) for spec in model.signature.outputs],
         "loadFailure": pool.load_failure.cause if pool.load_failure is not None else None,

@@ -75,10 +75,11 @@ class HttpOpenAI:
         path = request.path.strip("/").removeprefix("openai/")
         return await self._complete(request, path, of_engines=True)
 
-    def _find(self, name: str) -> Model:
-        """Returns the model of that name, or the one whose handler declares it. Raises ModelNotFound."""
+    def _find(self, name: str, version: str = "") -> Model:
+        """Returns the model of that name, or the one whose handler declares it. Raises ModelNotFound,
+        ModelVersionNotFound."""
         try:
-            return find(self._models, name, "")
+            return find(self._models, name, version)
         except ModelNotFound:
             for model in self._models.defaults():
                 if model.openai is not None and name in model.openai.names:
@@ -90,7 +91,8 @@ class HttpOpenAI:
         body = await request.body()
         whole = len(body) <= JSON_BYTES_MAX
         fields = json_object(body) if whole else await json_head(body)
-        model = self._find(_named(fields))
+        path_params = request.path_params  # the console's, for one version
+        model = self._find(path_params.get("model_name") or _named(fields), path_params.get("model_version", ""))
         calls = _Calls(request)
         try:
             handler = await calls.known(model, self._models)

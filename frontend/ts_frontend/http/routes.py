@@ -124,6 +124,8 @@ def _playground() -> Iterator[Row]:
     ):
         path, summary = f"{CONSOLE_PATH}{_V2_VERSION}/{word}", f"/v2/…/{word}, from the console"
         yield run("POST", path, RUNS, function, summary, body=body)
+    chat = partial(_console, dialect=_OPENAI, json=True, body=_JSON)
+    yield chat("POST", f"{predict}/v1/chat/completions", RUNS, HttpOpenAI.chat_completion, "Chat, from the console")
 
 
 def _of_openai(prefix: str, described: bool = True) -> Iterator[Row]:

@@ -132,6 +132,11 @@ class Model:
         if archive.signature is not None:
             self._signature = archive.signature
 
+    @property
+    def tokens(self) -> Mapping[str, tuple[float, int]]:
+        """What a language model has told of its tokens (`MetricsRegistry.tokens`)."""
+        return self._metrics.tokens
+
     def forget_metrics(self) -> None:
         self._metrics.close()
 

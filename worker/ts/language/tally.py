@@ -30,7 +30,11 @@ _HISTOGRAMS = {
     "vllm:request_time_per_output_token_seconds": "Mean time between the pieces of a streamed answer.",
     "vllm:e2e_request_latency_seconds": "Time of a request in the engine.",
 }
-_EVENT, _USAGE = b"data: {", b'"usage":'
+#: The time between two counts of a stream's tokens.
+_TELL_S = 0.5
+_EVENT = b"data: {"
+#: The members of an answer that have its number of tokens.
+_COUNTS = (b'"usage":', b'"timings":')
 
 
 class Tally:
@@ -50,13 +54,13 @@ class Tally:
         """Counts one request, which has begun."""
         self._running += 1
         self.gauge("vllm:num_requests_running", self._running)
-        count = Count()
+        count = Count(self)
         try:
             yield count
         finally:
             self._running -= 1
             self.gauge("vllm:num_requests_running", self._running)
-            self._tell(count)
+            count.end()
 
     def gauge(self, name: str, value: float) -> None:
         if name not in self.told:
@@ -71,60 +75,81 @@ class Tally:
         text = _GAUGES.get(name) or _COUNTERS[name]
         emit(body(name, "Count", value, self._labels, metric_type=kind, help=text))
 
-    def _tell(self, count: Count) -> None:
-        now_s = perf_counter()
-        usage = count.usage()
-        taken, given = usage.get("prompt_tokens", 0), usage.get("completion_tokens") or count.pieces
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        self._count("vllm:prompt_tokens_total", taken)
-        self._count("vllm:generation_tokens_total", given)
-        if cached is not None:
-            self._count("vllm:prefix_cache_queries_total", taken)
-            self._count("vllm:prefix_cache_hits_total", cached)
-        self._observe("vllm:e2e_request_latency_seconds", now_s - count.begun_s)
-        if count.first_s:
-            self._observe("vllm:time_to_first_token_seconds", count.first_s - count.begun_s)
-            if count.pieces > 1:
-                between_s = (count.last_s - count.first_s) / (count.pieces - 1)
-                self._observe("vllm:request_time_per_output_token_seconds", between_s)
-
-    def _count(self, name: str, value: float) -> None:
-        if value and name not in self.told:
+    def count(self, name: str, value: float) -> None:
+        if value > 0 and name not in self.told:
             self._emit(MetricTypes.COUNTER, name, value)
 
-    def _observe(self, name: str, value_s: float) -> None:
+    def observe(self, name: str, value_s: float) -> None:
         kind, text = MetricTypes.HISTOGRAM, _HISTOGRAMS[name]
         emit(body(name, "s", round(value_s, 6), self._labels, metric_type=kind, help=text, buckets=_SECONDS))
 
 
 class Count:
-    """One request. `pieces`: the events of its stream, about one for each token."""
+    """One request. `pieces`: the events of its stream, about one for each token, which count while it runs."""
 
-    def __init__(self) -> None:
-        self.begun_s = perf_counter()
-        self.first_s = self.last_s = 0.0
-        self.pieces = 0
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._begun_s = self._told_s = perf_counter()
+        self._first_s = self._last_s = 0.0
+        self._pieces = self._told = 0
         self._last = b""
 
     def events(self, data: bytes) -> None:
-        self.last_s = perf_counter()
-        if not self.pieces:
-            self.first_s = self.last_s
-        self.pieces += data.count(_EVENT)
-        if _USAGE in data:
+        pieces = data.count(_EVENT)
+        if pieces:
+            self._last_s = perf_counter()
+            if not self._pieces:
+                self._first_s = self._told_s = self._last_s
+                self._tally.observe("vllm:time_to_first_token_seconds", self._first_s - self._begun_s)
+            self._pieces += pieces
+            if self._last_s - self._told_s >= _TELL_S:
+                self._told_s = self._last_s
+                self._tell_tokens(self._pieces)
+        if any(name in data for name in _COUNTS):
             self._last = data
 
     def whole(self, data: bytes) -> None:
         self._last = data
 
-    def usage(self) -> dict[str, Any]:
-        """The engine's own count of tokens: OpenAI's `usage`, {} without one."""
+    def _tell_tokens(self, given: int) -> None:
+        self._tally.count("vllm:generation_tokens_total", given - self._told)
+        self._told = max(given, self._told)
+
+    def end(self) -> None:
+        usage, tally = self._usage(), self._tally
+        taken = usage.get("prompt_tokens", 0)
+        self._tell_tokens(usage.get("completion_tokens") or self._pieces)
+        tally.count("vllm:prompt_tokens_total", taken)
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        if cached is not None:
+            tally.count("vllm:prefix_cache_queries_total", taken)
+            tally.count("vllm:prefix_cache_hits_total", cached)
+        tally.observe("vllm:e2e_request_latency_seconds", perf_counter() - self._begun_s)
+        if self._pieces > 1:
+            between_s = (self._last_s - self._first_s) / (self._pieces - 1)
+            tally.observe("vllm:request_time_per_output_token_seconds", between_s)
+
+    def _usage(self) -> dict[str, Any]:
+        """The engine's own count of tokens, as OpenAI's `usage`; {} without one."""
         for event in reversed(self._last.split(b"\n\n")):
-            if _USAGE in event:
+            if any(name in event for name in _COUNTS):
                 try:
-                    found = json.loads(event.rpartition(b"\ndata: ")[2].removeprefix(b"data: ")).get("usage")
-                except (ValueError, AttributeError):
+                    found = json.loads(event.rpartition(b"\ndata: ")[2].removeprefix(b"data: "))
+                    if isinstance(usage := found.get("usage"), dict):
+                        return usage
+                    if "timings" in found:
+                        return _of_timings(found["timings"])
+                except (ValueError, LookupError, TypeError, AttributeError):
                     return {}
-                if isinstance(found, dict):
-                    return found
         return {}
+
+
+def _of_timings(told: dict[str, Any]) -> dict[str, Any]:
+    """llama.cpp's count at the end of a stream, also without `include_usage`."""
+    cached = told["cache_n"]
+    details = {"cached_tokens": cached}
+    return {
+        "prompt_tokens": cached + told["prompt_n"],
+        "completion_tokens": told["predicted_n"],
+        "prompt_tokens_details": details,
+    }

@@ -28,6 +28,7 @@ _SETTINGS = {
     "batchTokens": "n_batch",
     "gpuLayers": "n_gpu_layers",
     "embeddings": "embedding",
+    "pooling": "pooling_type",
     "chatTemplate": "chat_template",
 }
 #: `file` is the name of one of several files; `adapters` are files of LoRA by the names that requests give them.
@@ -68,6 +69,8 @@ class LlamaCppHandler(LanguageModelHandler):
         if context.system_properties.get("gpu_id") is None:
             options.n_gpu_layers = 0
         for name, value in section.items():
+            if name == "pooling":
+                value = _pooling(engine, value)
             if name in _SETTINGS:
                 setattr(options, _SETTINGS[name], value)
             elif name not in _OTHERS:
@@ -115,6 +118,14 @@ def _file(folder: Path, section: dict[str, Any], manifest: dict[str, Any] | None
         names = ", ".join(one.name for one in first) or "none"
         raise ValueError(f"one {SUFFIX} file is served; there are: {names}. Name one in handler: {{file: …}}")
     return first[0]
+
+
+def _pooling(engine: Any, name: object) -> Any:
+    """The engine's value for the way from the embeddings of tokens to that of a text."""
+    known = {one.rpartition("_")[2].lower(): value for one, value in engine.llama_pooling_type.__members__.items()}
+    if name not in known:
+        raise ValueError(f"handler: pooling is {name!r}; there are {', '.join(known)}")
+    return known[name]
 
 
 class _Parts:

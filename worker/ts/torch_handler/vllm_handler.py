@@ -280,7 +280,7 @@ def _arguments(section: Mapping[str, Any], folder: Path, name: str) -> Namespace
         file = folder / template if len(template) < 256 and "\n" not in template else None
         words += ["--chat-template", str(file) if file is not None and file.is_file() else template]
     if os.environ.get("VLLM_API_KEY") or options.get("api_key"):
-        raise ValueError("vLLM's own API key is set; keys are this server's: see docs/token_authorization_api.md")
+        raise ValueError("vLLM's own API key is set; keys are this server's: see docs/security.md")
     make = _of_vllm("make_arg_parser")
     parser: Any = inspect.getmodule(make).FlexibleArgumentParser()  # type: ignore[union-attr]
     parser.error = _refuse

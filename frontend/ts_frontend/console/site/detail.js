@@ -1,5 +1,6 @@
 // One model version: its last death, plots, workers, playground and settings.
 
+import { chatOf } from "./chat.js";
 import { ago, byId, bytes, clock, h, keyed, say } from "./dom.js";
 import { registerModel, scale, setDefault, unregister, workerLog } from "./dialogs.js";
 import { Playground } from "./play.js";
@@ -29,7 +30,7 @@ export class Detail {
         h("thead", {}, h("tr", {}, ...["Worker", "State", "Device", "Memory"].map((text) => h("th", { scope: "col" }, text)),
           ...["Process", "Started", "Failures in a row"].map((text) => h("th", { scope: "col", class: "wide" }, text)),
           h("th", { scope: "col" }, h("span", { class: "unseen" }, "Log")))), this.workers)),
-      play: this.play.element,
+      play: h("div", {}, this.play.element),
       settings: h("div", { class: "panel" }, this.settings),
     };
     this.element = h("div", { class: "detail" },
@@ -71,6 +72,7 @@ export class Detail {
   update(model) {
     this.model = model;
     this.play.update(model);
+    this.showChat(model);
     const tones = { ready: "good", loading: "warn", failing: "bad", stopped: "" };
     const badges = [[`version ${model.version}`, ""], [model.status === "stopped" ? "without workers" : model.status, tones[model.status]]];
     if (model.default) badges.push(["default", "accent"]);
@@ -83,6 +85,14 @@ export class Detail {
     this.showDeath(model);
     this.showWorkers(model);
     this.showSettings(model);
+  }
+
+  /** A model is known to chat once its handler is loaded. */
+  showChat(model) {
+    if (this.chat) return this.chat.update(model);
+    if (!model.chats) return undefined;
+    this.chat = chatOf(model);
+    return this.panels.play.replaceChildren(this.chat.element, h("details", { class: "other" }, h("summary", {}, "Other requests"), this.play.element));
   }
 
   showActions(model) {

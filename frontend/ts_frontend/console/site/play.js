@@ -1,7 +1,7 @@
 // The playground: sends a text, JSON, a file or tensors to a model, shows the answer as it comes, and the same call as
 // curl and Python make it.
 
-import { bytes, h, millis, toast } from "./dom.js";
+import { bytes, h, millis, say, toast } from "./dom.js";
 import { Events, call } from "./net.js";
 import { snippets } from "./snippets.js";
 import { store } from "./store.js";
@@ -18,7 +18,7 @@ export class Playground {
     this.model = model;
     this.id = `play-${(serial += 1)}`;
     this.kind = model.tensors ? "tensors" : "text";
-    this.texts = { text: "Hello", json: '{"text": "Hello"}', tensors: sampleTensors(model) };
+    this.texts = { text: "Hello", json: model.chats ? '{"prompt": "Hello", "max_tokens": 16}' : '{"text": "Hello"}', tensors: sampleTensors(model) };
     this.file = null;
     this.aborting = null;
     this.build();
@@ -40,18 +40,13 @@ export class Playground {
     this.stop = h("button", { type: "button", disabled: true, onclick: () => this.aborting?.abort() }, "Stop");
     this.outcome = h("p", { role: "status", class: "muted" }, "Nothing sent yet.");
     this.answer = h("pre", { class: "answer", tabindex: 0, "aria-label": "Answer" });
-    this.codes = ["curl", "Python"].map((name) => {
-      const text = h("pre", { tabindex: 0, "aria-label": `The same call with ${name}` });
-      const copy = h("button", { type: "button", class: "small", "aria-label": `Copy the ${name} call`, onclick: () => copied(text.textContent) }, "Copy");
-      return { text, element: h("div", { class: "code" }, h("div", { class: "row" }, h("h3", { class: "grow" }, name), copy), text) };
-    });
+    this.codes = codes();
     this.element = h("div", { class: "play" },
       h("section", { class: "panel", "aria-label": "Request" },
         h("fieldset", { class: "kinds" }, h("legend", { class: "unseen" }, "Kind of request"), ...this.radios),
         this.inputLabel, this.fileLabel, this.streamLabel, h("div", { class: "row" }, this.send, this.stop)),
       h("section", { class: "panel", "aria-label": "Answer" }, h("h3", {}, "Answer"), this.outcome, this.answer),
-      h("section", { class: "panel codes", "aria-label": "The same call elsewhere" },
-        h("p", { class: "muted" }, "The same call from a program, at the inference address:"), ...this.codes.map((one) => one.element)));
+      this.codes.element);
   }
 
   choose(kind) {
@@ -95,9 +90,7 @@ export class Playground {
   }
 
   showCode() {
-    const found = snippets(this.request(), store.server);
-    this.codes[0].text.textContent = found.curl;
-    this.codes[1].text.textContent = found.python;
+    this.codes.show(snippets(this.request(), store.server));
   }
 
   async run() {
@@ -162,6 +155,18 @@ export class Playground {
     if (!events && pieces < 2) this.answer.textContent = pretty(text).slice(0, SHOWN_CHARS_MAX);
     tell(size, pieces);
   }
+}
+
+/** The same call as programs make it: an element, and a function that shows `{curl, python}`. */
+export function codes() {
+  const texts = [["curl", "curl"], ["Python", "python"]].map(([name, word]) => {
+    const text = h("pre", { tabindex: 0, "aria-label": `The same call with ${name}` });
+    const copy = h("button", { type: "button", class: "small", "aria-label": `Copy the ${name} call`, onclick: () => copied(text.textContent) }, "Copy");
+    return { word, text, element: h("div", { class: "code" }, h("div", { class: "row" }, h("h3", { class: "grow" }, name), copy), text) };
+  });
+  const element = h("section", { class: "panel codes", "aria-label": "The same call elsewhere" },
+    h("p", { class: "muted" }, "The same call from a program, at the inference address:"), ...texts.map((one) => one.element));
+  return { element, show: (found) => texts.forEach(({ word, text }) => say(text, found[word])) };
 }
 
 function pretty(text) {

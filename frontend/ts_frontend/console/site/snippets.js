@@ -18,14 +18,45 @@ export function inferenceAddress(server) {
   return address.origin;
 }
 
+/** Options that every curl needs: the socket, and the key. */
+const reached = (server) => [
+  server.addresses?.http_inference?.startsWith("unix:") && `--unix-socket ${shell(server.addresses.http_inference.slice(5))}`,
+  server.keys && `-H "Authorization: Bearer $TOKEN"`,
+];
+
+/** `{curl, python}` for a chat, with OpenAI's client. Clients can name a version that isn't the default one in the path. */
+export function chatSnippets(model, body, server) {
+  const place = model.default ? "" : `/predictions/${encodeURIComponent(model.name)}/${encodeURIComponent(model.version)}`;
+  const base = `${inferenceAddress(server)}${place}/v1`;
+  const curl = [
+    `curl -N ${shell(`${base}/chat/completions`)}`,
+    ...reached(server),
+    `-H 'Content-Type: application/json'`,
+    `--data-binary ${shell(JSON.stringify(body))}`,
+  ].filter(Boolean).join(" \\\n  ");
+  const { stream, messages, ...more } = body;
+  const lines = [
+    "from openai import OpenAI",
+    "",
+    `client = OpenAI(base_url=${python(base)}, api_key=${server.keys ? `"…")  # the inference key` : `"none")`}`,
+    "messages = [",
+    ...messages.map((one) => `    {"role": ${python(one.role)}, "content": ${python(one.content)}},`),
+    "]",
+    `options = {${Object.entries(more).map(([name, value]) => `${python(name)}: ${python(value)}`).join(", ")}}`,
+    "for piece in client.chat.completions.create(messages=messages, stream=True, **options):",
+    "    if piece.choices:",
+    '        print(piece.choices[0].delta.content or "", end="", flush=True)',
+  ];
+  return { curl, python: lines.join("\n") };
+}
+
 /** `{curl, python}` for a request of the playground; `request.file` is the name of a file that is sent. */
 export function snippets(request, server) {
   const url = `${inferenceAddress(server)}${request.path}`;
   const short = request.file ? "" : request.body.slice(0, TEXT_CHARS_MAX);
   const curl = [
     `curl -N ${shell(url)}`,
-    server.addresses?.http_inference?.startsWith("unix:") && `--unix-socket ${shell(server.addresses.http_inference.slice(5))}`,
-    server.keys && `-H "Authorization: Bearer $TOKEN"`,
+    ...reached(server),
     `-H ${shell(`Content-Type: ${request.type}`)}`,
     request.file ? `--data-binary ${shell(`@${request.file}`)}` : `--data-binary ${shell(short)}`,
   ].filter(Boolean).join(" \\\n  ");

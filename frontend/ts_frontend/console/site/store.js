@@ -50,7 +50,7 @@ function number(row, column) {
 }
 
 /** Columns without a value while nothing happens. */
-const EMPTY = new Set(["p50_ms", "p95_ms", "p99_ms", "queue_ms", "handler_ms", "batch_size"]);
+const EMPTY = new Set(["p50_ms", "p95_ms", "p99_ms", "queue_ms", "handler_ms", "batch_size", "first_token_ms"]);
 
 /** The numbers of a column over the last samples. */
 export function series(key, column, last = Infinity) {

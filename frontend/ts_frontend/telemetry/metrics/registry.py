@@ -54,6 +54,11 @@ log: Final = logging.getLogger(__name__)
 
 LEGACY: Final = frozenset({events.REQUESTS, events.LATENCY, events.QUEUE_LATENCY})
 FAMILIES_MAX: Final = 1000
+#: What a language model's worker tells of its tokens (`ts.language.tally`); their sums are kept in every mode.
+PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
+GENERATED_TOKENS: Final = "vllm:generation_tokens_total"
+FIRST_TOKEN: Final = "vllm:time_to_first_token_seconds"
+OF_TOKENS: Final = frozenset({PROMPT_TOKENS, GENERATED_TOKENS, FIRST_TOKEN})
 #: The first line of the API's answer in modes that write metrics to logs.
 ELSEWHERE: Final = (
     "# metrics_mode={mode}: TorchServe's metrics are in ts_metrics.log and model_metrics.log; "
@@ -94,15 +99,16 @@ def _own_histogram() -> Sample:
 class _Holdings:
     """The series of one owner (MODEL_VERSION), to be removed with it. `users`: the number of its recorders, as a
     version and its replacement exist at the same time. `detected`: names of its handlers' metrics that metrics.yaml
-    doesn't list."""
+    doesn't list. `tokens`: the sum and the number of the values of each of OF_TOKENS."""
 
-    __slots__ = ("detected", "series", "tallies", "users")
+    __slots__ = ("detected", "series", "tallies", "tokens", "users")
 
     def __init__(self) -> None:
         self.users = 0
         self.series: set[tuple[Family, tuple[str, ...]]] = set()
         self.tallies: set[tuple[int, EventSource]] = set()
         self.detected: set[str] = set()
+        self.tokens: dict[str, tuple[float, int]] = {}
 
 
 class MetricsRegistry:
@@ -178,6 +184,11 @@ class MetricsRegistry:
         """A recorder for the requests of one model version, until it is closed."""
         self._holdings.setdefault(owner_of(name, version), _Holdings()).users += 1
         return ModelMetrics(self, name, version)
+
+    def tokens(self, name: str, version: str) -> Mapping[str, tuple[float, int]]:
+        """The sum and the number of the values of each of OF_TOKENS that a language model has told."""
+        found = self._holdings.get(owner_of(name, version))
+        return {} if found is None else found.tokens
 
     def forget(self, name: str, version: str) -> None:
         """One recorder of a model version was closed: with the last of them its series are removed, as Prometheus
@@ -306,6 +317,9 @@ class MetricsRegistry:
         holdings = self._holdings.get(owner)
         if holdings is None:  # the last record of a worker whose model is gone
             return
+        if record.name in OF_TOKENS:
+            total, count = holdings.tokens.get(record.name, (0.0, 0))
+            holdings.tokens[record.name] = total + record.value, count + 1
         definition = self._definitions.model.get(record.name) or self._detect(record)
         values = record.values(definition) if definition is not None else None
         if definition is None or values is None:
@@ -382,6 +396,10 @@ class ModelMetrics:
         if not self._closed:
             self._latencies = latencies
             self._unnamed = self._named = None
+
+    @property
+    def tokens(self) -> Mapping[str, tuple[float, int]]:
+        return self._registry.tokens(self._name, self._version)
 
     def requests(self, version_named: bool) -> RequestMetrics | ObservedRequests:
         """The recorder for calls that named the model's version, or for those that didn't."""
