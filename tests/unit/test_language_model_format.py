@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from ts_frontend.config.table import ServerConfig
-from ts_frontend.errors import InvalidArchive
+from ts_frontend.errors import InvalidArchive, UrlForbidden
 from ts_frontend.models.formats.formats import known_formats
 from ts_frontend.models.formats.language import HANDLERS
+from ts_frontend.models.store.store import ModelStore
 
 
 @pytest.fixture(autouse=True)
@@ -124,3 +126,55 @@ def test_the_settings_name_another_engine(tmp_path: Path) -> None:
     (folder / "model-config.yaml").write_text("handler:\n  engine: mine\n")
     with pytest.raises(InvalidArchive, match=r"engine is 'mine'; there are llama.cpp, transformers, vllm"):
         formats.open(folder, tmp_path)
+
+
+def store_of(root: Path) -> ModelStore:
+    return ModelStore(root, formats=known_formats(ServerConfig(model_store=root), env={}, work_dir=root, gpus=0))
+
+
+def test_a_store_of_such_files_has_the_models_of_their_names(tmp_path: Path) -> None:
+    for name in ("a.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", ".b.gguf", "m.mar"):
+        (tmp_path / name).touch()
+    store = store_of(tmp_path)
+    assert not store.alone and store.names() == ["a.gguf", "big-00001-of-00002.gguf", "m.mar"]
+    formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
+    assert [formats.open(tmp_path / name, tmp_path).name for name in store.names()[:2]] == ["a", "big"]
+    assert not formats.is_model(tmp_path)
+
+
+def test_a_store_with_one_such_file_is_the_model_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "chat v1.Q4_1.gguf").touch()
+    config = ServerConfig(model_store=tmp_path)
+    store = store_of(tmp_path)
+    assert store.alone and store.names() == ["."] == [store.only()]
+    assert known_formats(config, env={}, work_dir=tmp_path, gpus=0).open(tmp_path, tmp_path).name == "chat_v1.Q4_1"
+
+
+def test_a_file_alone_in_its_folder_has_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").touch()
+    (tmp_path / "model-config.yaml").write_text("handler:\n  parallel: 8\n")
+    formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
+    assert formats.open(tmp_path / "a.gguf", tmp_path).config["handler"] == {"parallel": 8}
+    (tmp_path / "b.gguf").touch()
+    assert "handler" not in formats.open(tmp_path / "a.gguf", tmp_path).config
+
+
+def test_a_link_to_such_a_file_has_the_links_name(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "0123abcd").touch()
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "chat.gguf").symlink_to("../blobs/0123abcd")
+    store = store_of(tmp_path / "store")
+    fetched = asyncio.run(store.fetch("chat.gguf"))
+    formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
+    for opened in (formats.open(fetched.path, tmp_path), formats.open_unpacked(fetched.path)):
+        assert (opened.name, opened.dir, opened.serialized_file) == ("chat", tmp_path / "store", "chat.gguf")
+
+
+def test_the_operator_names_a_file_outside_the_store(tmp_path: Path) -> None:
+    (tmp_path / "chat.gguf").touch()
+    (tmp_path / "store").mkdir()
+    store, path = store_of(tmp_path / "store"), str(tmp_path / "chat.gguf")
+    assert asyncio.run(store.fetch(path, named=True)).path == tmp_path / "chat.gguf"
+    with pytest.raises(UrlForbidden):
+        asyncio.run(store.fetch(path))

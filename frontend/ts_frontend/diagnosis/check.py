@@ -23,7 +23,7 @@ from ts_frontend.diagnosis.lint import lint
 from ts_frontend.diagnosis.report import Report, Section, Severity, size
 from ts_frontend.errors import ServeError
 from ts_frontend.job import Job
-from ts_frontend.models.archive import Archive
+from ts_frontend.models.archive import Archive, real
 from ts_frontend.models.extraction import work_dir
 from ts_frontend.models.formats.format import ModelFiles
 from ts_frontend.models.formats.formats import FOLDERS_MAX
@@ -266,7 +266,7 @@ class _Trial:
         return [archive]
 
     def _fetched(self, candidate: Candidate) -> Fetched:
-        return Fetched(candidate.path.resolve(), str(candidate.path), downloaded=False)
+        return Fetched(real(candidate.path), str(candidate.path), downloaded=False)
 
     async def _try(self, section: Section, candidate: Candidate, archive: Archive) -> None:
         files, unpacked_bytes = await asyncio.to_thread(_measured, archive.dir)

@@ -187,7 +187,7 @@ def _verbosity(text: str) -> Said:
 def _one_model(text: str) -> Said:
     """The name of a model of the store, or the path of one."""
     path = PurePath(text)
-    name = path.name.removesuffix(".mar")
+    name = path.name.removesuffix(".mar").removesuffix(".gguf")
     loaded = {"load_models": f"{name}={path.name}", "profile": "max"}
     return Said(loaded if len(path.parts) == 1 else {**loaded, "model_store": str(path.parent)})
 

@@ -67,6 +67,10 @@ class ModelFormat(ABC):
         """Whether a file or directory that shows the sign can be nothing else."""
         return self.matches(path)
 
+    def holds(self, folder: Path) -> bool:
+        """Whether a folder that shows the sign is no model but has several, each in a file."""
+        return False
+
     @abstractmethod
     def open(self, files: ModelFiles) -> list[Archive]:
         """The versions in the files, in ascending order; only one, unless the format is `versioned`. Raises

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveNotFound, InvalidArchive
-from ts_frontend.models.archive import Archive, PackedFiles, root_of
+from ts_frontend.models.archive import Archive, PackedFiles, real, root_of
 from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
 from ts_frontend.models.formats.language import LanguageModelFormat
@@ -38,7 +38,7 @@ def known_formats(config: ServerConfig, *, env: Mapping[str, str], work_dir: Pat
         (
             MLServerFormat(config.mlserver, config.model_store, Path.cwd() if config.mlserver.only else None),
             TritonFormat(gpus, config.default_workers_per_model),
-            LanguageModelFormat(gpus, bool(config.default_service_handler)),
+            LanguageModelFormat(gpus, bool(config.default_service_handler), config.model_store),
             ScriptFormat(config.environment.get("SAGEMAKER_PROGRAM", ""), bool(config.default_service_handler)),
             ProgramFormat(config, env, work_dir),
             WeightsFormat(handled=bool(config.default_service_handler)),
@@ -130,7 +130,7 @@ class Formats:
         if not path.is_file():
             raise ArchiveNotFound(f"Model not found at: {path}")
         if self.shown(path) is not None:
-            return self._open(ModelFiles(path.resolve(), path.resolve().parent), self.of(path))
+            return self._open(ModelFiles(real(path), real(path).parent), self.of(path))
         packed = PackedFiles(path, work_dir / "models", limits, pin)
         try:
             packed.outline(stop) if outline else packed.unpack(stop)
@@ -152,7 +152,7 @@ class Formats:
         elif path.is_dir():
             archive = self._open(ModelFiles(path, root_of(path.resolve())))
         elif found.matches(path):
-            archive = self._open(ModelFiles(path.resolve(), path.resolve().parent), found)
+            archive = self._open(ModelFiles(real(path), real(path).parent), found)
         else:
             raise ArchiveNotFound(f"Program not found at: {path}")
         return replace(archive, remembered=False)
@@ -162,9 +162,9 @@ class Formats:
         InvalidArchive."""
         if not path.exists():
             raise ArchiveNotFound(f"Model not found at: {path}")
-        if self.shown(path.resolve()) is None or self.is_handler(path):
+        if self.shown(real(path)) is None or self.is_handler(path):
             return bare(path.resolve())
-        return self.open_in_place(path.resolve(), (), Path.cwd())
+        return self.open_in_place(real(path), (), Path.cwd())
 
     def _open(self, files: ModelFiles, found: ModelFormat | None = None) -> Archive:
         found = found or self.of(files.directory, unpacked=files.owned)
@@ -230,11 +230,12 @@ class Formats:
 
     def is_alone(self, root: Path) -> bool:
         """Whether a store is itself one model that is served although no models are named."""
-        return (found := self.shown(root)) is not None and found.alone
+        return (found := self.shown(root)) is not None and found.alone and not found.holds(root)
 
     def is_model(self, folder: Path) -> bool:
         """Whether a store is itself a model, by a sign of its format."""
-        return (folder / "MAR-INF").is_dir() or any(one.matches(folder) for one in self._all if not one.versioned)
+        plain = (one for one in self._all if not one.versioned)
+        return (folder / "MAR-INF").is_dir() or any(one.matches(folder) and not one.holds(folder) for one in plain)
 
     @property
     def assumed(self) -> bool:

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ts_frontend.errors import InvalidArchive
-from ts_frontend.models.archive import CONFIG_FILE, Archive, read_config, read_text
+from ts_frontend.models.archive import CONFIG_FILE, GGUF, Archive, is_gguf, read_config, read_text
 from ts_frontend.models.extraction import refusal
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
 
-SUFFIX = ".gguf"
-_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
+_FIRST_PART = re.compile(r"-00001-of-\d{5}$")
 #: Each engine's handler, its package, and the extra of this server that installs it.
 ENGINES = {
     "llama.cpp": ("llama_cpp_handler", "xllamacpp", "gguf"),
@@ -52,33 +51,41 @@ _CONCURRENCY = {"llama.cpp": 4, "transformers": 64, "vllm": 256}
 
 class LanguageModelFormat(ModelFormat):
     """`handler: {engine: …}` in the folder's model-config.yaml names another engine; of several `.gguf` files, `file`
-    names one. `handled`: the server has a handler for folders that name none; `gpus`: of this machine."""
+    names one. `handled`: the server has a handler for folders that name none; `gpus`: of this machine; `store`: the
+    folder of models, whose `.gguf` files are models of their own names."""
 
     alone = True
 
-    def __init__(self, gpus: int = 0, handled: bool = False) -> None:
+    def __init__(self, gpus: int = 0, handled: bool = False, store: Path | None = None) -> None:
         self._gpus, self._handled = gpus, handled
+        self._store = None if store is None else store.resolve()
 
     def matches(self, path: Path) -> bool:
         if not path.is_dir():
-            return path.suffix == SUFFIX and path.is_file()
+            return path.suffix == GGUF and path.is_file()
         if (path / "MAR-INF").is_dir() or self._handled:
             return False
         return bool(_files(path)) or _is_of_transformers(path)
 
+    def holds(self, folder: Path) -> bool:
+        return not (folder / CONFIG_FILE).is_file() and len(_files(folder)) > 1
+
     def open(self, files: ModelFiles) -> list[Archive]:
         path, directory = files.path, files.directory
-        single = path.suffix == SUFFIX and path.is_file()
-        names = [path.name] if single else _files(directory)
-        configured = not single and (directory / CONFIG_FILE).is_file()
+        single = path.suffix == GGUF and path.is_file()
+        names = _files(directory)
+        whole = not single or names == [path.name]  # then the other files of its folder belong to it
+        names = [path.name] if single else names
+        configured = whole and (directory / CONFIG_FILE).is_file()
         config = read_config(path, directory / CONFIG_FILE) if configured else {}
-        requirements = not single and (directory / "requirements.txt").is_file()
+        requirements = whole and (directory / "requirements.txt").is_file()
         engine = self._engine(path, config, bool(names), requirements)
         handler = ENGINES[engine][0]
         model = {"handler": handler, **({"serializedFile": names[0]} if len(names) == 1 else {})}
+        own = len(names) == 1 and (single or directory.resolve() == self._store)
         archive = Archive(
             dir=directory,
-            name=re.sub(r"[^\w.-]", "_", path.stem if single else directory.name, flags=re.ASCII) or "model",
+            name=name_of(names[0] if own else directory.name),
             manifest={"runtime": "python", "model": model},
             handler=handler,
             serialized_file=model.get("serializedFile"),
@@ -116,10 +123,15 @@ class LanguageModelFormat(ModelFormat):
         return self._gpus == 0
 
 
+def name_of(file: str) -> str:
+    """The name of the model in a file or folder of this name."""
+    stem = _FIRST_PART.sub("", file.removesuffix(GGUF))
+    return re.sub(r"[^\w.-]", "_", stem, flags=re.ASCII) or "model"
+
+
 def _files(folder: Path) -> list[str]:
     """The models of a folder: of one in several parts, the first part."""
-    names = sorted(one.name for one in folder.iterdir() if one.suffix == SUFFIX and one.is_file())
-    return [name for name in names if not _LATER_PART.search(name)]
+    return sorted(one.name for one in folder.iterdir() if is_gguf(one.name) and one.is_file())
 
 
 def _is_of_transformers(folder: Path) -> bool:

@@ -20,6 +20,7 @@ from urllib.request import url2pathname
 
 from ts_frontend.config.kinds import nearest
 from ts_frontend.errors import ArchiveNotFound, InvalidArgument, UrlForbidden
+from ts_frontend.models.archive import is_gguf, real
 from ts_frontend.models.formats.format import StoredModel
 from ts_frontend.models.formats.formats import Formats
 from ts_frontend.models.store import gcs, objects, s3
@@ -178,14 +179,15 @@ class ModelStore:
         return await self._fetched(url, place, signed)
 
     def directory(self, url: str) -> Path | None:
-        """The directory of this machine that the operator's `url` names outside the store: a path with a slash that the
-        store doesn't have, or a `file://` URL. Blocking."""
+        """The directory of this machine, or the `.gguf` file, that the operator's `url` names outside the store: a path
+        with a slash that the store doesn't have, or a `file://` URL. Blocking."""
         scheme = SCHEME.match(url)
         if "/" not in url or (scheme is not None and scheme[1].lower() != "file"):
             return None
         path = Path(url2pathname(urlsplit(url).path) if scheme else url)
         stored = self._root is not None and (self._root / path).exists() and not path.is_absolute()
-        return path.resolve() if path.is_dir() and not stored and not self._lies_inside(path) else None
+        used = path.is_dir() or (is_gguf(path.name) and path.is_file())
+        return real(path) if used and not stored and not self._lies_inside(path) else None
 
     async def fetch_apart(self, url: str) -> Fetched:
         """The same, but a copy gets a new folder outside the store, so that a URL may have several copies. Never raises
@@ -377,14 +379,14 @@ class ModelStore:
         if not path.is_file() and not path.is_dir():
             raise ArchiveNotFound(f"{self._missing}: {url} (it is neither a file nor a directory)")
         if pin is None:
-            return path.resolve(), None
+            return real(path), None
         if path.is_dir():
             raise InvalidArgument(f"{url}: a directory has no SHA-256; leave #sha256= out")
-        real, sha256 = path.resolve(), pin[1].lower()
-        with real.open("rb") as file:
+        found, sha256 = real(path), pin[1].lower()
+        with found.open("rb") as file:
             stamp = Stamp.of(os.fstat(file.fileno()))
             check_digest(url, digest(file, stop), sha256)
-        return real, Pin(sha256, stamp)
+        return found, Pin(sha256, stamp)
 
     def _in_store(self, url: str) -> tuple[Path, None]:
         """The path for a copy: in the store, under the URL's last path segment."""
@@ -450,7 +452,8 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def _is_archive(entry: os.DirEntry[str]) -> bool:
     """Whether ALL loads the entry. One that is broken, such as a link to nothing, counts: its load names the error."""
-    return not entry.name.startswith(".") and (entry.name.endswith(_ARCHIVE_SUFFIXES) or _is_folder(entry))
+    named = entry.name.endswith(_ARCHIVE_SUFFIXES) or is_gguf(entry.name)
+    return not entry.name.startswith(".") and (named or _is_folder(entry))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
