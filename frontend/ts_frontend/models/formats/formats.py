@@ -112,15 +112,18 @@ class Formats:
         outline: bool = False,
         pin: Pin | None = None,
         name: str = "",
+        hub: str = "",
     ) -> Archive:
         """Opens the archive file, model directory or program at `path`. Of a directory with versions, it opens the last
         one, as that of a model `name`.
 
         An archive is unpacked to `work_dir/models/<32 hex>`, which appears only when it's complete; with `outline`, its
         outline is, if its format needs no more to open it (`PackedFiles`). Everything else is used where it lies.
-        `pin`: the digest of the archive file.
+        `pin`: the digest of the archive file. `hub`: the name of a hub's repository, in whose folder the path is.
         Raises ArchiveNotFound, InvalidArchive, ServeError (disk); Stopped once `stop` is set.
         """
+        if hub:
+            return self._of_hub(path, hub)
         if path.is_dir():
             folder = self.folder_of_versions(path.resolve())
             if folder is not None and (found := self.versioned(folder)) is not None and found.claims(folder):
@@ -141,6 +144,16 @@ class Formats:
         except BaseException:
             packed.remove()
             raise
+
+    def _of_hub(self, path: Path, name: str) -> Archive:
+        """Opens a repository, or a file of it, by a format that runs none of its code. Raises InvalidArchive."""
+        for one in self._all:
+            if one.of_hub and one.matches(path):
+                return self._open(ModelFiles(path, path if path.is_dir() else path.parent, hub=name), one)
+        raise InvalidArchive(
+            f"{name} of the hub is no language model. Of others only folders that you looked at are served: "
+            f"`hf download ORG/{name} --local-dir {name}`, and name that folder"
+        )
 
     def open_in_place(self, path: Path, argv: Sequence[str], cwd: Path) -> Archive:
         """Opens a path given by the operator, and not listed in snapshots: a program or a folder with one, run with

@@ -55,6 +55,7 @@ class LanguageModelFormat(ModelFormat):
     folder of models, whose `.gguf` files are models of their own names."""
 
     alone = True
+    of_hub = True
 
     def __init__(self, gpus: int = 0, handled: bool = False, store: Path | None = None) -> None:
         self._gpus, self._handled = gpus, handled
@@ -74,7 +75,8 @@ class LanguageModelFormat(ModelFormat):
         path, directory = files.path, files.directory
         single = path.suffix == GGUF and path.is_file()
         names = _files(directory)
-        whole = not single or names == [path.name]  # then the other files of its folder belong to it
+        # The other files of its folder belong to it, but not those of strangers.
+        whole = not files.hub and (not single or names == [path.name])
         names = [path.name] if single else names
         configured = whole and (directory / CONFIG_FILE).is_file()
         config = read_config(path, directory / CONFIG_FILE) if configured else {}
@@ -85,14 +87,14 @@ class LanguageModelFormat(ModelFormat):
         own = len(names) == 1 and (single or directory.resolve() == self._store)
         archive = Archive(
             dir=directory,
-            name=name_of(names[0] if own else directory.name),
+            name=name_of(names[0] if own else files.hub or directory.name),
             manifest={"runtime": "python", "model": model},
             handler=handler,
             serialized_file=model.get("serializedFile"),
             requirements_file="requirements.txt" if requirements else None,
             config_file=CONFIG_FILE if configured else None,
             config={**_USUAL, "maxConcurrency": _CONCURRENCY[engine], **config},
-            remembered=single,
+            remembered=single or bool(files.hub),
         )
         return [archive]
 

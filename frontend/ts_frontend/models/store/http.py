@@ -328,6 +328,11 @@ class Transfer:
             raise failure(self._url, f"it ended after {self._done_bytes - first} of {size} bytes")
         return digest.hexdigest()
 
+    def count(self, count: int) -> None:
+        """Counts bytes that others have written."""
+        self._stop.check()
+        self._count(count)
+
     def finish(self) -> None:
         _log.info("%s", self._progress.summary(self._done_bytes, time.monotonic()))
 
