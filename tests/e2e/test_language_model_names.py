@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ pytestmark = [
         reason="the clients of gguf and transformers are not installed: make test-external installs",
     ),
 ]
+PROGRAMS = Path(__file__).parents[1] / "data" / "programs"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -126,3 +128,43 @@ def test_what_the_hub_has_not_is_told(server: Any) -> None:
     ), missing.text
     forbidden = register(server, "hf://other/small")
     assert forbidden.status_code == 404 and "does not match any allowed" in forbidden.json()["message"]
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment with a cache of the hub, which has a small model of random weights as org/chat."""
+    cache = tmp_path_factory.mktemp("hub")
+    snapshot = cache / "models--org--chat" / "snapshots" / COMMIT
+    env = {"PYTHONPATH": f"{PACKAGES}:{HUB_PACKAGES}", "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(PROGRAMS / "small_models.py"), str(cache / "made"), "The sky is", "1"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=GUARD_S)
+    assert done.returncode == 0, done.stderr
+    snapshot.parent.mkdir(parents=True)
+    (cache / "made" / "llama").rename(snapshot)
+    (cache / "models--org--chat" / "refs").mkdir()
+    (cache / "models--org--chat" / "refs" / "v1").write_text(COMMIT)
+    return env
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model_name=chat --model_id=org/chat --model_revision=v1 --backend=huggingface --dtype=float32 "
+        "--max_length 40",
+        "--profile max --model=org/chat@v1 --max-model-len 40",
+    ],
+)
+def test_other_servers_command_lines(words: str, cached: dict[str, str], tmp_path: Path, serving: Any) -> None:
+    with serving(tmp_path, None, {"env": cached}, ["--ncs", *words.split()]) as server:
+        server.wait_for_log("of chat_1.0 is ready")
+        asked = {"model": "chat", "prompt": "The sky is", "max_tokens": 4, "ignore_eos": True}
+        answer = httpx.post(f"{server.http}/openai/v1/completions", json=asked, timeout=GUARD_S)
+        assert answer.json()["usage"]["completion_tokens"] == 4, answer.text
+        refused = httpx.post(f"{server.http}/v1/completions", json=asked | {"prompt": "sky " * 80}, timeout=GUARD_S)
+        assert refused.status_code == 400 and "the model's context has 40" in refused.text
+
+
+def test_arguments_of_another_engine_are_refused(cached: dict[str, str], tmp_path: Path, serving: Any) -> None:
+    words = ["--model_id=org/chat@v1", "--backend=huggingface", "--tensor-parallel-size=2"]
+    with serving(tmp_path, None, {"env": cached}, ["--ncs", *words]) as server:
+        server.wait_for_log("tensor_parallel_size is for the engine vllm; this model's engine is transformers")

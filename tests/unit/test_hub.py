@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ts_frontend.config.kinds import is_hub_name
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveNotFound, DownloadFailed, InvalidArchive, InvalidArgument, UrlForbidden
 from ts_frontend.models.formats.formats import Formats, known_formats
@@ -74,8 +75,8 @@ def test_names(url: str, repository: Repository) -> None:
 def test_what_is_no_name(tmp_path: Path, url: str) -> None:
     with pytest.raises(InvalidArgument, match="hf://ORG/NAME|blank"):
         asyncio.run(store_of(tmp_path, [".*"]).fetch(url))
-    assert not hub.is_bare("models/chat.mar") and not hub.is_bare("chat") and not hub.is_bare("/org/chat")
-    assert hub.is_bare("org/chat") and hub.is_bare("org/chat-1.5@main")
+    assert not is_hub_name("models/chat.mar") and not is_hub_name("chat") and not is_hub_name("/org/chat")
+    assert is_hub_name("org/chat") and is_hub_name("org/chat-1.5@main")
 
 
 def test_a_cached_repository_is_used_in_place_under_its_name(tmp_path: Path) -> None:

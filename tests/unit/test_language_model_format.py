@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from ts.runtime.handlers import context_of
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive, UrlForbidden
+from ts_frontend.models.archive import Archive
 from ts_frontend.models.formats.formats import known_formats
 from ts_frontend.models.formats.language import HANDLERS
 from ts_frontend.models.store.store import ModelStore
@@ -178,3 +180,59 @@ def test_the_operator_names_a_file_outside_the_store(tmp_path: Path) -> None:
     assert asyncio.run(store.fetch(path, named=True)).path == tmp_path / "chat.gguf"
     with pytest.raises(UrlForbidden):
         asyncio.run(store.fetch(path))
+
+
+def with_settings(folder: Path, **settings: Any) -> Archive:
+    config = ServerConfig(language_models=settings)
+    return known_formats(config, env={}, work_dir=folder, gpus=0).open(folder, folder)
+
+
+def test_the_servers_settings_are_stronger_and_in_the_engines_words(tmp_path: Path, engines: Path) -> None:
+    folder = folder_of(tmp_path, LLAMA, "model.safetensors")
+    (folder / "model-config.yaml").write_text("handler: {engine: transformers, dtype: float32}\n")
+    given = {"dtype": "bfloat16", "maxModelLength": 100, "task": "text-generation", "trustRemoteCode": True}
+    assert with_settings(folder, **given).handler_settings == given
+    (engines / "vllm.py").touch()
+    archive = with_settings(folder, engine="vllm", vllm_engine_config={"enforce_eager": True}, **given)
+    assert archive.handler == "vllm_handler"
+    assert archive.handler_settings == {
+        "model_path": str(folder),
+        "vllm_engine_config": {
+            "enforce_eager": True,
+            "dtype": "bfloat16",
+            "max_model_len": 100,
+            "trust_remote_code": True,
+        },
+    }
+    (tmp_path / "gguf").mkdir()
+    (tmp_path / "gguf" / "chat.gguf").touch()
+    archive = with_settings(
+        tmp_path / "gguf", maxModelLength=100, trustRemoteCode=True, task="embeddings", dtype="auto"
+    )
+    assert archive.handler_settings == {"contextTokens": 400, "embeddings": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            {"vllm_engine_config": {"tensor_parallel_size": 2}},
+            "tensor_parallel_size is for the engine vllm; .*llama.cpp",
+        ),
+        ({"dtype": "bfloat16"}, "llama.cpp has no setting dtype"),
+        ({"task": "rerank"}, "llama.cpp has text-generation and embeddings"),
+        ({"engine": "transformers"}, "transformers does not read .gguf"),
+    ],
+)
+def test_what_an_engine_lacks_is_refused(tmp_path: Path, settings: dict[str, Any], says: str) -> None:
+    (tmp_path / "chat.gguf").touch()
+    with pytest.raises(InvalidArchive, match=says):
+        with_settings(tmp_path, **settings)
+
+
+def test_the_handler_finds_them_among_its_own(tmp_path: Path) -> None:
+    (tmp_path / "model-config.yaml").write_text("batchSize: 2\nhandler: {dtype: float32, parallel: 8}\n")
+    settings = {"model_dir": str(tmp_path), "handler_settings": {"dtype": "bfloat16"}}
+    assert context_of(settings).model_yaml_config == {"handler": {"dtype": "bfloat16"}}
+    found = context_of({**settings, "config_file": "model-config.yaml"}).model_yaml_config
+    assert found == {"batchSize": 2, "handler": {"dtype": "bfloat16", "parallel": 8}}

@@ -137,7 +137,8 @@ class Archive:
     `adapter`: the module that runs a handler written for another server (`ts.compat.NAME`), with `adapter_settings`.
     `signature`: the tensors that the model's files declare outside `config`. `completed`: returns the archive with the
     configuration that the loaded handler has completed. `priorities`: the priority levels and queue timeouts of
-    requests. `remembered`: False for an archive that each start finds by itself, so that no snapshot lists it."""
+    requests. `handler_settings`: stronger than the section `handler` of the configuration. `remembered`: False for an
+    archive that each start finds by itself, so that no snapshot lists it."""
 
     dir: Path
     packed: PackedFiles | None = None
@@ -156,6 +157,7 @@ class Archive:
     signature: Signature | None = None
     priorities: Priorities | None = None
     completed: Callable[[Archive, dict[str, Any]], Archive] | None = None
+    handler_settings: dict[str, Any] = field(default_factory=dict)
     remembered: bool = True
 
     def remove(self) -> None:

@@ -38,7 +38,7 @@ def known_formats(config: ServerConfig, *, env: Mapping[str, str], work_dir: Pat
         (
             MLServerFormat(config.mlserver, config.model_store, Path.cwd() if config.mlserver.only else None),
             TritonFormat(gpus, config.default_workers_per_model),
-            LanguageModelFormat(gpus, bool(config.default_service_handler), config.model_store),
+            LanguageModelFormat(gpus, bool(config.default_service_handler), config.model_store, config.language_models),
             ScriptFormat(config.environment.get("SAGEMAKER_PROGRAM", ""), bool(config.default_service_handler)),
             ProgramFormat(config, env, work_dir),
             WeightsFormat(handled=bool(config.default_service_handler)),

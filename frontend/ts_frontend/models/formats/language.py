@@ -7,7 +7,9 @@ import importlib.metadata
 import importlib.util
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ts_frontend.errors import InvalidArchive
@@ -45,6 +47,14 @@ _USUAL: dict[str, Any] = {
         "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [-1]}],
     },
 }
+#: The section with vLLM's arguments, and those of the settings that all engines have.
+_VLLM = "vllm_engine_config"
+_VLLM_NAMES = {
+    "dtype": "dtype",
+    "maxModelLength": "max_model_len",
+    "tokenizer": "tokenizer",
+    "trustRemoteCode": "trust_remote_code",
+}
 #: Requests that run side by side. llama.cpp divides its context among them.
 _CONCURRENCY = {"llama.cpp": 4, "transformers": 64, "vllm": 256}
 
@@ -52,13 +62,20 @@ _CONCURRENCY = {"llama.cpp": 4, "transformers": 64, "vllm": 256}
 class LanguageModelFormat(ModelFormat):
     """`handler: {engine: …}` in the folder's model-config.yaml names another engine; of several `.gguf` files, `file`
     names one. `handled`: the server has a handler for folders that name none; `gpus`: of this machine; `store`: the
-    folder of models, whose `.gguf` files are models of their own names."""
+    folder of models, whose `.gguf` files are models of their own names; `settings`: the server's for all language
+    models, which are stronger."""
 
     alone = True
     of_hub = True
 
-    def __init__(self, gpus: int = 0, handled: bool = False, store: Path | None = None) -> None:
-        self._gpus, self._handled = gpus, handled
+    def __init__(
+        self,
+        gpus: int = 0,
+        handled: bool = False,
+        store: Path | None = None,
+        settings: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self._gpus, self._handled, self._settings = gpus, handled, settings
         self._store = None if store is None else store.resolve()
 
     def matches(self, path: Path) -> bool:
@@ -81,7 +98,12 @@ class LanguageModelFormat(ModelFormat):
         configured = whole and (directory / CONFIG_FILE).is_file()
         config = read_config(path, directory / CONFIG_FILE) if configured else {}
         requirements = whole and (directory / "requirements.txt").is_file()
-        engine = self._engine(path, config, bool(names), requirements)
+        section = config.get("handler")
+        section = section if isinstance(section, dict) else {}
+        engine = self._engine(path, {**section, **self._settings}.get("engine"), bool(names), requirements)
+        settings = _settings_for(path, engine, self._settings)
+        if engine == "vllm" and not section.get("model_path"):
+            settings["model_path"] = str(directory)
         handler = ENGINES[engine][0]
         model = {"handler": handler, **({"serializedFile": names[0]} if len(names) == 1 else {})}
         own = len(names) == 1 and (single or directory.resolve() == self._store)
@@ -94,19 +116,20 @@ class LanguageModelFormat(ModelFormat):
             requirements_file="requirements.txt" if requirements else None,
             config_file=CONFIG_FILE if configured else None,
             config={**_USUAL, "maxConcurrency": _CONCURRENCY[engine], **config},
+            handler_settings=settings,
             remembered=single or bool(files.hub),
         )
         return [archive]
 
-    def _engine(self, path: Path, config: dict[str, Any], gguf: bool, requirements: bool) -> str:
+    def _engine(self, path: Path, named: Any, gguf: bool, requirements: bool) -> str:
         """The engine that a model's settings name, or the best one that is installed. Raises InvalidArchive if it
         isn't, and no requirements file may bring it."""
-        section = config.get("handler")
-        named = section.get("engine") if isinstance(section, dict) else None
         if named is not None and named not in ENGINES:
             raise refusal(path, f"engine is {named!r}; there are {', '.join(ENGINES)}", CONFIG_FILE)
         best = "llama.cpp" if gguf else "vllm" if self._is_for_vllm(path) else "transformers"
         engine = str(named or best)
+        if gguf and engine == "transformers":
+            raise refusal(path, "the engine transformers does not read .gguf files here: llama.cpp does")
         _, package, extra = ENGINES[engine]
         if not requirements and importlib.util.find_spec(package) is None:
             raise refusal(
@@ -123,6 +146,29 @@ class LanguageModelFormat(ModelFormat):
         except importlib.metadata.PackageNotFoundError:
             return self._gpus > 0
         return self._gpus == 0
+
+
+def _settings_for(path: Path, engine: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The server's settings for all language models in the words of an engine. Raises InvalidArchive for one that the
+    engine doesn't have."""
+    found = {key: value for key, value in given.items() if key not in ("engine", _VLLM)}
+    arguments = dict(given.get(_VLLM) or {})
+    if engine == "vllm":
+        found.pop("task", None)  # vLLM reads it from the model
+        arguments |= {_VLLM_NAMES[key]: found.pop(key) for key in tuple(found) if key in _VLLM_NAMES}
+        return found | ({_VLLM: arguments} if arguments else {})
+    if arguments:
+        raise refusal(path, f"{', '.join(arguments)} is for the engine vllm; this model's engine is {engine}")
+    if engine == "llama.cpp":
+        found.pop("trustRemoteCode", None)  # there is none in such a file
+        length, task = found.pop("maxModelLength", None), found.pop("task", None)
+        if task == "rerank":
+            raise refusal(path, f"task is {task!r}; llama.cpp has text-generation and embeddings")
+        if lacking := [key for key in ("dtype", "tokenizer") if found.pop(key, "auto") != "auto"]:
+            raise refusal(path, f"llama.cpp has no setting {lacking[0]}: a .gguf file has its own")
+        found |= {} if length is None else {"contextTokens": length * found.get("parallel", _CONCURRENCY[engine])}
+        found |= {"embeddings": True} if task == "embeddings" else {}
+    return found
 
 
 def name_of(file: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from ts_frontend.config.files import read_text
+from ts_frontend.config.kinds import HUB_NAME
 from ts_frontend.errors import ArchiveNotFound, InvalidArgument, ServeError
 from ts_frontend.models.archive import WEIGHTS, is_gguf
 from ts_frontend.models.store import objects
@@ -23,9 +24,7 @@ from ts_frontend.models.store.http import DownloadLimits, Stop, Transfer, bounde
 
 EXTRA = 'pip install "torchrelay[transformers]"'
 SCHEME = "hf://"
-_NAME = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"
-_BARE = re.compile(rf"{_NAME}(?:@[\w./%-]+)?", re.ASCII)
-_URL = re.compile(rf"hf://({_NAME})(?:[@:]([\w.%-]+))?(?:/([^\x00]+))?", re.ASCII | re.IGNORECASE)
+_URL = re.compile(rf"hf://({HUB_NAME})(?:[@:]([\w.%-]+))?(?:/([^\x00]+))?", re.ASCII | re.IGNORECASE)
 _MAIN = "main"
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 #: Files of the same model in a form that is left out where there are safetensors or else PyTorch's.
@@ -62,11 +61,6 @@ def parse(url: str) -> Repository:
     if found is None:
         raise InvalidArgument(f"url {url!a}: write hf://ORG/NAME, hf://ORG/NAME@REVISION or hf://ORG/NAME/FILE")
     return Repository(found[1], unquote(found[2] or _MAIN), unquote(found[3] or ""))
-
-
-def is_bare(text: str) -> bool:
-    """Whether it may be a name of the hub, ORG/NAME or ORG/NAME@REVISION."""
-    return _BARE.fullmatch(text) is not None and PurePosixPath(text).suffix not in (".mar", ".gz", ".tgz", ".gguf")
 
 
 class Hub:

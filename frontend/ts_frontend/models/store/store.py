@@ -19,7 +19,7 @@ from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
-from ts_frontend.config.kinds import nearest
+from ts_frontend.config.kinds import is_hub_name, nearest
 from ts_frontend.errors import ArchiveNotFound, InvalidArgument, UrlForbidden
 from ts_frontend.models.archive import is_gguf, real
 from ts_frontend.models.formats.format import StoredModel
@@ -202,7 +202,7 @@ class ModelStore:
 
     def on_hub(self, url: str) -> str:
         """The operator's `url`; `hf://ORG/NAME` for a bare `ORG/NAME`, which is nothing on this machine. Blocking."""
-        if not hub.is_bare(url):
+        if not is_hub_name(url):
             return url
         here = any(Path(place, f"{url}{end}").exists() for place in (".", self._root or ".") for end in ("", ".mar"))
         return url if here else f"{hub.SCHEME}{url}"
@@ -286,7 +286,7 @@ class ModelStore:
     def names(self) -> list[str]:
         """The names of the models that ALL loads: every archive and directory of the store that isn't hidden; for some
         formats, the models inside a directory instead of it. "." is the store itself. Blocking."""
-        if self._root is None:
+        if self._root is None or not self._root.is_dir():
             return []
         with os.scandir(self._root) as entries:
             names = [entry.name for entry in entries if _is_archive(entry)]
