@@ -152,10 +152,13 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "--model_name=chat --model_id=org/chat --model_revision=v1 --backend=huggingface --dtype=float32 "
         "--max_length 40",
         "--profile max --model=org/chat@v1 --max-model-len 40",
+        "--engine transformers --model-name chat --model-path org/chat@v1 --max-model-len 40",
     ],
 )
 def test_other_servers_command_lines(words: str, cached: dict[str, str], tmp_path: Path, serving: Any) -> None:
-    with serving(tmp_path, None, {"env": cached}, ["--ncs", *words.split()]) as server:
+    launcher = [sys.executable, "-u", "-m", "ts.llm_launcher", *words.split()] if "--engine" in words else None
+    settings = {"env": cached, "command": launcher}
+    with serving(tmp_path, None, settings, ["--ncs", *words.split()]) as server:
         server.wait_for_log("of chat_1.0 is ready")
         asked = {"model": "chat", "prompt": "The sky is", "max_tokens": 4, "ignore_eos": True}
         answer = httpx.post(f"{server.http}/openai/v1/completions", json=asked, timeout=GUARD_S)
