@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ts_frontend.cli import main as cli
 from ts_frontend.config.kinds import is_hub_name
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveNotFound, DownloadFailed, InvalidArchive, InvalidArgument, UrlForbidden
@@ -198,3 +199,38 @@ def test_one_form_of_the_weights_is_downloaded() -> None:
     assert hub._needed(url, Repository("org/chat", "main", "b-00001-of-00002.gguf"), parts) == list(parts)[1:]
     with pytest.raises(ArchiveNotFound, match="org/chat has no file c.gguf"):
         hub._needed(url, Repository("org/chat", "main", "c.gguf"), parts)
+
+
+def lines_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    cli.main(["check", *words, "--no-load", "--set", "number_of_gpu=0"])
+    return capsys.readouterr().out
+
+
+def test_check_tells_the_code_of_a_repository(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of one that another repository has."""
+    named = {"AutoModel": "modeling_own.Own", "AutoConfig": "org/base--configuration.Own"}
+    config = {"architectures": ["OwnForCausalLM"], "auto_map": named}
+    tokenizer = json.dumps({"auto_map": {"AutoTokenizer": ["tokenizing.Own", None]}})
+    files = {"config.json": json.dumps(config), "model.safetensors": "", "tokenizer_config.json": tokenizer}
+    folder = cached(tmp_path / "hub", files)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    code = "configuration.py: Own (of org/base), modeling_own.py: Own, tokenizing.py: Own"
+    for place in ("hf://org/chat", str(folder)):
+        said = lines_of(capsys, place)
+        assert f"ok       code: the model brings code, which isn't run without trustRemoteCode: {code}" in said, said
+        said = lines_of(capsys, place, "--trust-remote-code")
+        assert f"warning  code: trustRemoteCode is true: the model's own code runs in the worker: {code}" in said
+    assert "chat 1.0, 3 files" in lines_of(capsys, "hf://org/chat")
+    assert "error    files: Model not found at: hf://org/none" in lines_of(capsys, "hf://org/none")
+
+
+def test_check_counts_one_file_of_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(bytes(2000))
+    assert "a 1.0, 1 files, 2.0 kB" in lines_of(capsys, str(tmp_path / "a.gguf"))
+    whole = lines_of(capsys, str(tmp_path))
+    assert "a 1.0, 1 files" in whole and "b 1.0, 1 files" in whole
