@@ -171,3 +171,20 @@ def test_arguments_of_another_engine_are_refused(cached: dict[str, str], tmp_pat
     words = ["--model_id=org/chat@v1", "--backend=huggingface", "--tensor-parallel-size=2"]
     with serving(tmp_path, None, {"env": cached}, ["--ncs", *words]) as server:
         server.wait_for_log("tensor_parallel_size is for the engine vllm; this model's engine is transformers")
+
+
+def test_mlservers_hugging_face_runtime(cached: dict[str, str], tmp_path: Path, serving: Any) -> None:
+    """Its clients send `args`."""
+    (tmp_path / "store" / "mine").mkdir(parents=True)
+    extra = {"task": "text-generation", "pretrained_model": "org/chat@v1", "device": -1}
+    settings = {"name": "chat", "implementation": "mlserver_huggingface.HuggingFaceRuntime"}
+    file = tmp_path / "store" / "mine" / "model-settings.json"
+    file.write_text(json.dumps({**settings, "parameters": {"extra": extra}}))
+    with serving(tmp_path, tmp_path / "store", {"env": cached, "load_models": "all"}, ["--ncs"]) as server:
+        server.wait_for_log("of chat_1.0 is ready")
+        asked = {"inputs": [{"name": "args", "datatype": "BYTES", "shape": [1], "data": ["The sky is"]}]}
+        answer = httpx.post(f"{server.http}/v2/models/chat/infer", json=asked, timeout=GUARD_S)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["outputs"][0]["name"] == "text_output" and answer.json()["outputs"][0]["data"][0]
+        generated = httpx.post(f"{server.http}/v2/models/chat/generate", json={"text_input": "The sky is"}, timeout=60)
+        assert generated.json()["text_output"], generated.text

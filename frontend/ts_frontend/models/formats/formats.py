@@ -20,7 +20,8 @@ from ts_frontend.models.formats.script import ScriptFormat
 from ts_frontend.models.formats.torchserve import TorchServeFormat, bare
 from ts_frontend.models.formats.triton import TritonFormat
 from ts_frontend.models.formats.weights import WeightsFormat
-from ts_frontend.models.store.http import Stop
+from ts_frontend.models.store.http import Stop, limits_of
+from ts_frontend.models.store.hub import Hub
 from ts_frontend.models.store.pins import Pin
 
 log = logging.getLogger(__name__)
@@ -34,11 +35,21 @@ FOLDERS_MAX = 20_000
 def known_formats(config: ServerConfig, *, env: Mapping[str, str], work_dir: Path, gpus: int) -> Formats:
     """The formats of a server; a new format is added here. `env`: the workers' environment; `work_dir`: for scratch
     files; `gpus`: the number of GPUs to place workers on."""
+    language = LanguageModelFormat(
+        gpus, bool(config.default_service_handler), config.model_store, config.language_models
+    )
     return Formats(
         (
-            MLServerFormat(config.mlserver, config.model_store, Path.cwd() if config.mlserver.only else None),
+            MLServerFormat(
+                config.mlserver,
+                config.model_store,
+                Path.cwd() if config.mlserver.only else None,
+                language,
+                lambda url: Hub(config.environment).fetch(url, limits_of(config), Stop()),
+                env,
+            ),
             TritonFormat(gpus, config.default_workers_per_model),
-            LanguageModelFormat(gpus, bool(config.default_service_handler), config.model_store, config.language_models),
+            language,
             ScriptFormat(config.environment.get("SAGEMAKER_PROGRAM", ""), bool(config.default_service_handler)),
             ProgramFormat(config, env, work_dir),
             WeightsFormat(handled=bool(config.default_service_handler)),

@@ -63,7 +63,7 @@ class LanguageModelFormat(ModelFormat):
     """`handler: {engine: …}` in the folder's model-config.yaml names another engine; of several `.gguf` files, `file`
     names one. `handled`: the server has a handler for folders that name none; `gpus`: of this machine; `store`: the
     folder of models, whose `.gguf` files are models of their own names; `settings`: the server's for all language
-    models, which are stronger."""
+    models, which are stronger. A `config_text` of the files has such settings, as JSON."""
 
     alone = True
     of_hub = True
@@ -100,8 +100,9 @@ class LanguageModelFormat(ModelFormat):
         requirements = whole and (directory / "requirements.txt").is_file()
         section = config.get("handler")
         section = section if isinstance(section, dict) else {}
-        engine = self._engine(path, {**section, **self._settings}.get("engine"), bool(names), requirements)
-        settings = _settings_for(path, engine, self._settings)
+        given = {**(json.loads(files.config_text) if files.config_text else {}), **self._settings}
+        engine = self._engine(path, {**section, **given}.get("engine"), bool(names), requirements)
+        settings = _settings_for(path, engine, given)
         if engine == "vllm" and not section.get("model_path"):
             settings["model_path"] = str(directory)
         handler = ENGINES[engine][0]

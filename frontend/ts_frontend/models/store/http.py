@@ -31,6 +31,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from urllib.request import url2pathname
 
 from ts_frontend.config.files import sync_directory
+from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveExists, DownloadFailed, ServeError
 from ts_frontend.tasks import owned
 
@@ -148,6 +149,16 @@ class DownloadLimits:
     connect_timeout_s: float = 10.0
     total_s: float = TOTAL_S
     files_max: int = FILES_MAX
+
+
+def limits_of(config: ServerConfig) -> DownloadLimits:
+    """The limits of a server's downloads."""
+    return DownloadLimits(
+        config.download_bytes_max,
+        config.download_timeout_s,
+        total_s=config.download_total_timeout_s,
+        files_max=config.extract_files_max,
+    )
 
 
 def failure(url: str, reason: str) -> DownloadFailed:
