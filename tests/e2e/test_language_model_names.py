@@ -35,6 +35,7 @@ class HubCalls(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     sent: ClassVar[list[str]] = []
+    stalled: ClassVar[threading.Event] = threading.Event()
 
     def do_HEAD(self) -> None:
         self.answer(head=True)
@@ -44,7 +45,13 @@ class HubCalls(BaseHTTPRequestHandler):
 
     def answer(self, head: bool) -> None:
         path = self.path.partition("?")[0]
-        if path == "/api/models/org/small/revision/main":
+        if path == "/api/models/org/stalled/revision/main":
+            siblings = [{"rfilename": "tiny.gguf", "size": 1 << 30}]
+            body = json.dumps({"id": "org/stalled", "sha": COMMIT, "siblings": siblings}).encode()
+            self.told(200, {"content-type": "application/json"}, body)
+        elif path.startswith("/org/stalled/"):
+            self.stall(head)
+        elif path == "/api/models/org/small/revision/main":
             siblings = [{"rfilename": "tiny.gguf", "size": MODEL.stat().st_size}, {"rfilename": "README.md", "size": 7}]
             body = json.dumps({"id": "org/small", "sha": COMMIT, "siblings": siblings}).encode()
             self.told(200, {"content-type": "application/json"}, body)
@@ -56,6 +63,18 @@ class HubCalls(BaseHTTPRequestHandler):
             self.told(200, {"x-repo-commit": COMMIT, "etag": f'"{name}"'}, body, head)
         else:
             self.told(401, {"x-error-message": "Invalid username or password."}, b"{}", head)
+
+    def stall(self, head: bool) -> None:
+        """Sends a large file's beginning, and then nothing until the client has gone."""
+        self.send_response(200)
+        for name, value in {"x-repo-commit": COMMIT, "etag": '"1"', "content-length": str(1 << 30)}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if not head:
+            self.wfile.write(bytes(20 << 20))
+            self.stalled.set()
+            self.connection.settimeout(GUARD_S)
+            self.connection.recv(1)
 
     def told(self, status: int, headers: dict[str, str], body: bytes, head: bool = False) -> None:
         self.send_response(status)
@@ -128,6 +147,18 @@ def test_what_the_hub_has_not_is_told(server: Any) -> None:
     ), missing.text
     forbidden = register(server, "hf://other/small")
     assert forbidden.status_code == 404 and "does not match any allowed" in forbidden.json()["message"]
+
+
+def test_a_download_has_the_limits_of_others_and_ends_with_the_server(hub: str, tmp_path: Path, serving: Any) -> None:
+    env = {"PYTHONPATH": f"{PACKAGES}:{HUB_PACKAGES}", "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "hf")}
+    limits = {"env": env, "download_bytes_max": 1000, "load_models": "org/small"}
+    with serving(tmp_path, None, limits, ["--ncs"]) as server:
+        server.wait_for_log("it has more than 1000 bytes; download_bytes_max raises the limit")
+    server = serving(tmp_path, None, {"env": env, "load_models": "org/stalled"}, ["--ncs"])
+    try:
+        assert HubCalls.stalled.wait(GUARD_S), server.log
+    finally:
+        assert server.terminate() == 0, server.log
 
 
 @pytest.fixture(scope="module")

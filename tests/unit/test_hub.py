@@ -80,6 +80,25 @@ def test_what_is_no_name(tmp_path: Path, url: str) -> None:
     assert is_hub_name("org/chat") and is_hub_name("org/chat-1.5@main")
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "hf://org/chat//etc/passwd",
+        "hf://org/chat/%2Fetc/passwd",
+        "hf://org/chat@%2Fetc",
+        "hf://org/chat@v1/a/%2e%2e/%2e%2e/b",
+        "hf://org/chat@..%2F..%2Fb",
+        "hf://org/chat/a%00b",
+    ],
+)
+def test_no_name_leads_out_of_the_repository(tmp_path: Path, url: str) -> None:
+    cached(tmp_path / "hub", CHAT)
+    with pytest.raises(InvalidArgument, match="is no path in a repository"):
+        parse(url)
+    with pytest.raises((InvalidArgument, ArchiveNotFound), match="no path in a repository|Relative path"):
+        asyncio.run(store_of(tmp_path, [".*"]).fetch(url))
+
+
 def test_a_cached_repository_is_used_in_place_under_its_name(tmp_path: Path) -> None:
     folder = cached(tmp_path / "hub", CHAT)
     store = store_of(tmp_path)

@@ -60,7 +60,11 @@ def parse(url: str) -> Repository:
     found = _URL.fullmatch(url)
     if found is None:
         raise InvalidArgument(f"url {url!a}: write hf://ORG/NAME, hf://ORG/NAME@REVISION or hf://ORG/NAME/FILE")
-    return Repository(found[1], unquote(found[2] or _MAIN), unquote(found[3] or ""))
+    revision, file = unquote(found[2] or _MAIN), unquote(found[3] or "")
+    for path in (revision, file):  # they become paths in the cache
+        if path.startswith("/") or {"..", "."} & set(path.split("/")) or "\0" in path:
+            raise InvalidArgument(f"url {url!a}: {path!a} is no path in a repository")
+    return Repository(found[1], revision, file)
 
 
 class Hub:
