@@ -196,7 +196,7 @@ def test_the_servers_settings_are_stronger_and_in_the_engines_words(tmp_path: Pa
     archive = with_settings(folder, engine="vllm", vllm_engine_config={"enforce_eager": True}, **given)
     assert archive.handler == "vllm_handler"
     assert archive.handler_settings == {
-        "model_path": str(folder),
+        "model_path": ".",
         "vllm_engine_config": {
             "enforce_eager": True,
             "dtype": "bfloat16",

@@ -104,7 +104,7 @@ class LanguageModelFormat(ModelFormat):
         engine = self._engine(path, {**section, **given}.get("engine"), bool(names), requirements)
         settings = _settings_for(path, engine, given)
         if engine == "vllm" and not section.get("model_path"):
-            settings["model_path"] = str(directory)
+            settings["model_path"] = names[0] if len(names) == 1 else "."
         handler = ENGINES[engine][0]
         model = {"handler": handler, **({"serializedFile": names[0]} if len(names) == 1 else {})}
         own = len(names) == 1 and (single or directory.resolve() == self._store)

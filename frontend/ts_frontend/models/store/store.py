@@ -205,7 +205,10 @@ class ModelStore:
         if not is_hub_name(url):
             return url
         here = any(Path(place, f"{url}{end}").exists() for place in (".", self._root or ".") for end in ("", ".mar"))
-        return url if here else f"{hub.SCHEME}{url}"
+        if here:
+            return url
+        _log.info("There is no %s on this machine: it is taken as a name of Hugging Face's hub", url)
+        return f"{hub.SCHEME}{url}"
 
     async def fetch_apart(self, url: str) -> Fetched:
         """The same, but a copy gets a new folder outside the store, so that a URL may have several copies. Never raises
