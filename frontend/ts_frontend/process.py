@@ -25,7 +25,7 @@ import psutil
 
 from ts.protocol.memory import keep_freed
 from ts_frontend.config.checks import secured
-from ts_frontend.config.kinds import ConfigError, bucket_of
+from ts_frontend.config.kinds import ConfigError, bucket_of, lies_elsewhere
 from ts_frontend.config.load import forget_secrets, located
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
@@ -421,8 +421,8 @@ def prepare(config: ServerConfig) -> None:
     if config.work_dir is not None:
         _make_places(config, config.work_dir)
     served = (config.model_store, *config.model_repository, *config.program.lines, config.dev_model)
-    from_urls = any("://" in one for one in config.load_models)  # their copies need no store
-    if not from_urls and not any(one is not None for one in served):
+    elsewhere = any(lies_elsewhere(one.rpartition("=")[2]) for one in config.load_models)  # they need no store
+    if not elsewhere and not any(one is not None for one in served):
         raise ConfigError("Missing mandatory parameter --model-store (or --model-repository)")
     for directory in config.model_repository:
         if bucket_of(directory) is None:
@@ -430,7 +430,9 @@ def prepare(config: ServerConfig) -> None:
         elif config.model_control_mode == "poll":
             raise ConfigError(f"model_control_mode is poll, and {bucket_of(directory)} isn't read again: use explicit")
     for key in ("model_store", "workflow_store"):
-        _check_place(config, key, "directory", getattr(config, key))
+        assumed = elsewhere and config.sources.get(key, "").startswith(("profile", "as "))
+        if not assumed:
+            _check_place(config, key, "directory", getattr(config, key))
     for key in ("log_config", "certificate_file", "private_key_file", "client_ca_file", "metrics_config"):
         _check_place(config, key, "file", getattr(config, key))
     if any(secured(config)):

@@ -465,6 +465,7 @@ def _model_store(config: ServerConfig, formats: Formats, directory: Path) -> Mod
         files_max=config.extract_files_max,
         trusted=[f"{url}/" for url in repositories_in_s3(config)],
         copies=directory / "downloads",
+        environ=config.environment,
     )
 
 

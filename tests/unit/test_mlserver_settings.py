@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ts_frontend.config.foreign.mlserver import MLServerDefaults, dotenv, read
-from ts_frontend.errors import InvalidArgument
+from ts_frontend.config.foreign.mlserver import MLServerDefaults, dotenv, hugging_face, read
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.errors import InvalidArchive, InvalidArgument
+from ts_frontend.models.formats.formats import known_formats
 
 
 def values(settings: dict[str, Any], **environ: str) -> dict[str, str]:
@@ -117,3 +120,98 @@ def test_a_variable_that_is_no_json() -> None:
 def test_a_file_of_variables() -> None:
     text = '# no\nexport A=1\nB = "x y" \nC=d # more\n\nnothing\n'
     assert dotenv(text) == {"A": "1", "B": "x y", "C": "d"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "environ", "expected"),
+    [
+        ({"task": "text-generation"}, {}, ("", {"task": "text-generation"}, {})),
+        (
+            {"task": "text2text-generation", "pretrained_model": "org/t5", "pretrained_tokenizer": "org/t"},
+            {},
+            ("org/t5", {"task": "text-generation", "tokenizer": "org/t"}, {}),
+        ),
+        (
+            {"task": "feature-extraction", "device": -1, "intra_op_threads": 2, "framework": "pt"},
+            {},
+            ("", {"task": "embeddings"}, {"cpuThreads": 2, "deviceType": "cpu"}),
+        ),
+        (
+            {"task": "text-generation", "device": "cuda:1", "model_kwargs": {"torch_dtype": "float16"}},
+            {},
+            ("", {"task": "text-generation", "dtype": "float16"}, {"deviceType": "gpu", "deviceIds": [1]}),
+        ),
+        (
+            {"device": 0},
+            {"TASK": "text-generation", "PRETRAINED_MODEL": "org/m", "OPTIMUM_MODEL": "false", "DEVICE": "cpu"},
+            ("org/m", {"task": "text-generation"}, {"deviceType": "gpu", "deviceIds": [0]}),
+        ),
+    ],
+)
+def test_the_hugging_face_runtime_in_this_servers_words(
+    extra: dict[str, Any], environ: dict[str, str], expected: tuple[str, dict[str, Any], dict[str, Any]]
+) -> None:
+    variables = {f"MLSERVER_MODEL_HUGGINGFACE_{name}": text for name, text in environ.items()}
+    assert tuple(hugging_face(extra, variables)) == expected
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({}, "task is None; text-generation, text2text-generation and feature-extraction are served"),
+        ({"task": "fill-mask"}, "task is 'fill-mask'.*others by the package mlserver_huggingface"),
+        ({"task": "text-generation", "optimum_model": True}, "served by PyTorch"),
+        ({"task": "text-generation", "framework": "tf"}, "served by PyTorch"),
+        ({"task": "text-generation", "device": "tpu"}, "device is 'tpu'; allowed are cpu, cuda"),
+        ({"task": "text-generation", "model_kwargs": {"load_in_8bit": True}}, "model_kwargs has load_in_8bit"),
+    ],
+)
+def test_what_of_that_runtime_is_not_served(extra: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        hugging_face(extra, {})
+
+
+def folder_with(place: Path, settings: dict[str, Any]) -> Path:
+    """MLServer's folder `mine`, and the package transformers, which is found and not imported."""
+    (place / "mine" / "weights").mkdir(parents=True)
+    (place / "mine" / "model-settings.json").write_text(json.dumps(settings))
+    (place / "mine" / "weights" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (place / "mine" / "weights" / "model.safetensors").touch()
+    (place / "transformers.py").write_text("raise AssertionError")
+    return place / "mine"
+
+
+RUNTIME = {
+    "name": "chat",
+    "implementation": "mlserver_huggingface.HuggingFaceRuntime",
+    "parameters": {"version": "v3", "uri": "./weights", "extra": {"task": "text-generation", "device": "cpu"}},
+}
+
+
+def test_a_folder_of_that_runtime_is_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_with(tmp_path, RUNTIME)
+    monkeypatch.syspath_prepend(tmp_path)
+    archive = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0).open(folder, tmp_path)
+    assert (archive.name, archive.version, archive.dir) == ("chat", "v3", folder / "weights")
+    assert (archive.handler, archive.adapter) == ("transformers_handler", "")
+    assert archive.handler_settings == {"task": "text-generation"} and archive.config["deviceType"] == "cpu"
+    (tmp_path / "mlserver_huggingface.py").touch()
+    importlib.invalidate_caches()
+    archive = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0).open(folder, tmp_path)
+    assert archive.adapter == "mlserver_runtime", "the package itself runs it"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"uri": ".", "extra": {"task": "text-generation"}}, "there is no language model at ."),
+        ({"extra": {"task": "fill-mask"}}, "extra: task is 'fill-mask'"),
+    ],
+)
+def test_a_folder_of_that_runtime_without_such_a_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parameters: dict[str, Any], says: str
+) -> None:
+    folder = folder_with(tmp_path, {**RUNTIME, "parameters": parameters})
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidArchive, match=says):
+        known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0).open(folder, tmp_path)

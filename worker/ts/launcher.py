@@ -12,7 +12,7 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from queue import Full, Queue
 from typing import IO, Any, TypeAlias
 
@@ -66,12 +66,13 @@ def start(
     models: str | None = None,
     enable_model_api: bool = False,
     exit_on_error: bool = False,
+    options: Sequence[str] = (),
 ) -> Queue[str | None]:
     """Stops a running server, starts one, and prints its output until it is ready. The queue gets the lines after that,
     LINES_MAX at most while nobody takes them, and None at the server's end; they are printed too.
 
     Of a server that doesn't start all lines are printed, then its exit code, and the queue has None alone. With
-    `exit_on_error`, no server starts whose `models` can't be loaded.
+    `exit_on_error`, no server starts whose `models` can't be loaded. `options`: further words of the command.
     """
     stop()
     named = {
@@ -88,6 +89,7 @@ def start(
         "--exit-on-error": exit_on_error,
     }
     words += [flag for flag, given in switches.items() if given]
+    words += options
     process = subprocess.Popen(
         # A pipe gets the server's log only on request.
         [*COMMAND, "--start", *words, "--set", "console_log=true"],

@@ -1,6 +1,7 @@
-"""Serves one language model with `vllm_handler`: `python -m ts.llm_launcher --model_id NAME` until Ctrl-C.
+"""Serves one language model: `python -m ts.llm_launcher --model_id NAME` until Ctrl-C.
 
-The model is a directory in the model store, which is deleted at the end.
+`--model_id` is a `.gguf` file, a folder of Hugging Face, or a name on its hub. A model of vLLM is a directory in the
+model store, which is deleted at the end; other engines serve the files where they lie.
 """
 
 from __future__ import annotations
@@ -22,30 +23,65 @@ import yaml
 
 from ts import launcher
 
+#: The packages of the engines.
+PACKAGES = {"vllm": "vllm", "transformers": "transformers", "llama.cpp": "xllamacpp"}
+#: Options that only vLLM has, by their names in vLLM, and options of all engines by their names in `language_models`.
+OF_VLLM = (
+    *("max_num_seqs", "download_dir", "tensor_parallel_size", "gpu_memory_utilization", "quantization", "enable_lora"),
+    "enforce_eager",
+)
+OF_ALL = {"dtype": "dtype", "max_model_len": "maxModelLength", "trust_remote_code": "trustRemoteCode"}
+_SEQUENCES = 256
+
 
 def parser() -> argparse.ArgumentParser:
-    """TorchServe's options."""
-    made = argparse.ArgumentParser(prog="python -m ts.llm_launcher", description="Serve a language model with vLLM.")
-    made.add_argument("--model_name", default="model", help="what it is called in URLs")
-    made.add_argument("--model_store", default="model_store", help="directory that it is served from")
-    made.add_argument("--model_id", required=True, help="name on the Hugging Face hub, or a directory")
-    made.add_argument("--disable_token_auth", action="store_true", help="ask no tokens")
-    made.add_argument("--vllm_engine.max_num_seqs", type=int, default=256, help="requests at a time")
-    made.add_argument("--vllm_engine.max_model_len", type=int, help="tokens of a prompt and its answer")
-    made.add_argument("--vllm_engine.download_dir", help="where weights are kept")
-    made.add_argument("--startup_timeout", type=int, default=1200, help="seconds that loading may take")
-    made.add_argument("--engine", default="vllm", choices=["vllm"], help="TensorRT-LLM isn't part of this server")
+    """TorchServe's options, under TorchServe's names and those of MAX, Dynamo and `vllm serve`."""
+    made = argparse.ArgumentParser(
+        prog="python -m ts.llm_launcher", description="Serve a language model.", allow_abbrev=False
+    )
+    add = made.add_argument
+    add("--model_name", "--model-name", "--served-model-name", default="model", help="what it is called in URLs")
+    add("--model_store", "--model-store", default="model_store", help="directory that it is served from")
+    add(
+        *("--model_id", "--model-id", "--model", "--model-path", "--model_path"),
+        default="meta-llama/Meta-Llama-3.1-8B-Instruct",
+        help="a .gguf file, a folder, or a name on the Hugging Face hub",
+    )
+    add("--disable_token_auth", action="store_true", help="ask no tokens")
+    add("--vllm_engine.max_num_seqs", "--max-num-seqs", type=int, help=f"requests at a time ({_SEQUENCES})")
+    add("--vllm_engine.max_model_len", "--max-model-len", type=int, help="tokens of a prompt and its answer")
+    add("--vllm_engine.download_dir", "--download-dir", help="where vLLM keeps weights")
+    add("--startup_timeout", type=int, default=1200, help="seconds that loading may take")
+    add("--engine", choices=[*PACKAGES, "trt_llm"], help="default: the best installed one for the model")
+    add("--dtype", help="type of the weights, as bfloat16")
+    add("--trt_llm_engine.max_batch_size", type=int, help="TensorRT-LLM isn't part of this server")
+    add("--trt_llm_engine.kv_cache_free_gpu_memory_fraction", type=float, help="the same")
+    add(
+        "--trust-remote-code", "--trust_remote_code", action="store_true", default=None, help="run the model's own code"
+    )
+    add("--tensor-parallel-size", type=int, help="GPUs that vLLM spreads the model over (all)")
+    add("--gpu-memory-utilization", type=float, help="part of the GPU's memory for vLLM")
+    add("--quantization", help="vLLM's form of quantized weights")
+    add("--enable-lora", action="store_true", default=None, help="vLLM takes adapters")
+    add("--enforce-eager", action="store_true", default=None, help="vLLM makes no CUDA graphs")
     return made
 
 
+def _given(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """The options of these names that have a value; TorchServe's have a prefix."""
+    values = vars(options)
+    found = {name: values.get(f"vllm_engine.{name}", values.get(name)) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def model_config(given: argparse.Namespace, gpus: int) -> dict[str, Any]:
-    """The model-config.yaml. `gpus`: the number of GPUs for the model, 0 for the CPU."""
-    options = vars(given)
-    names = ("max_num_seqs", "max_model_len", "download_dir")
-    engine = {name: options[f"vllm_engine.{name}"] for name in names if options[f"vllm_engine.{name}"] is not None}
-    if gpus > 1:
-        engine["tensor_parallel_size"] = gpus
-    many = {"parallelType": "custom", "parallelLevel": gpus} if gpus > 1 else {}
+    """The model-config.yaml of a model of vLLM. `gpus`: the number of GPUs for the model, 0 for the CPU."""
+    engine = {"max_num_seqs": _SEQUENCES, **_given(given, (*OF_VLLM, *OF_ALL))}
+    parallel = engine.get("tensor_parallel_size") or gpus
+    if parallel > 1:
+        engine["tensor_parallel_size"] = parallel
+    many = {"parallelType": "custom", "parallelLevel": parallel} if parallel > 1 and gpus else {}
+    place = Path(given.model_id)
     return {
         "minWorkers": 1,
         "maxWorkers": 1,
@@ -54,7 +90,10 @@ def model_config(given: argparse.Namespace, gpus: int) -> dict[str, Any]:
         "maxConcurrency": engine["max_num_seqs"],
         "deviceType": "gpu" if gpus else "cpu",
         **many,
-        "handler": {"model_path": given.model_id, "vllm_engine_config": engine},
+        "handler": {
+            "model_path": str(place.absolute()) if place.exists() else given.model_id,
+            "vllm_engine_config": engine,
+        },
     }
 
 
@@ -91,21 +130,58 @@ def create_mar_file(args: argparse.Namespace, model_snapshot_path: str | None = 
         yield folder.as_posix()
 
 
+def engine_of(given: argparse.Namespace) -> str:
+    """The engine for a model: the named one; "" leaves the choice to the server. Exits if none is installed."""
+    if given.engine == "trt_llm":
+        sys.exit(f"TensorRT-LLM isn't part of this server. There are the engines {', '.join(PACKAGES)}")
+    place = Path(given.model_id)
+    gguf = place.suffix == ".gguf" or (place.is_dir() and any(place.glob("*.gguf")))
+    able = ["llama.cpp"] if gguf else ["vllm", "transformers"] if place.is_dir() else [*PACKAGES]
+    possible = [given.engine] if given.engine else able
+    there = [one for one in possible if importlib.util.find_spec(PACKAGES[one]) is not None]
+    if not there:
+        install = f"{shlex.quote(sys.executable)} -m pip install"
+        how = ", or ".join(f"{install} {PACKAGES[one]}" for one in possible)
+        sys.exit(f"The engine {' or '.join(possible)} is not installed. Install it: {how}")
+    return str(given.engine or ("vllm" if there[0] == "vllm" and not place.is_dir() else ""))
+
+
+@contextlib.contextmanager
+def _model(given: argparse.Namespace, engine: str) -> Iterator[tuple[str, list[str]]]:
+    """What the server is to load, and its further words. Exits for options that the engine doesn't have."""
+    if engine == "vllm":
+        with model_directory(given, _gpus()):
+            yield given.model_name, []
+        return
+    if lacking := _given(given, OF_VLLM):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in lacking)
+        sys.exit(f"{flags}: only for the engine vllm (--engine vllm); {engine or 'this model'} doesn't have it")
+    Path(given.model_store).mkdir(parents=True, exist_ok=True)
+    settings = {OF_ALL[name]: value for name, value in _given(given, tuple(OF_ALL)).items()}
+    settings |= {"engine": engine} if engine else {}
+    place = Path(given.model_id)
+    timeout = str(given.startup_timeout)
+    more = {"default_startup_timeout": timeout, "default_response_timeout": timeout}
+    if settings:
+        more["language_models"] = json.dumps(settings)
+    words = [word for key, value in more.items() for word in ("--set", f"{key}={value}")]
+    yield f"{given.model_name}={place.absolute() if place.exists() else given.model_id}", words
+
+
 def main(words: Sequence[str] | None = None) -> None:
-    """Serves until Ctrl-C or SIGTERM. Exits with 1 without vLLM, without the model, or if the server ends."""
+    """Serves until Ctrl-C or SIGTERM. Exits with 1 without an engine, without the model, or if the server ends."""
     given = parser().parse_args(words)
-    if importlib.util.find_spec(given.engine) is None:
-        install = f"{shlex.quote(sys.executable)} -m pip install {given.engine}"
-        sys.exit(f"The package {given.engine}, the engine of vllm_handler, is not installed. Install it: {install}")
+    engine = engine_of(given)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with model_directory(given, _gpus()), contextlib.suppress(KeyboardInterrupt):
+    with _model(given, engine) as (named, more), contextlib.suppress(KeyboardInterrupt):
         try:
             lines: Queue[str | None] = launcher.start(
                 model_store=given.model_store,
                 no_config_snapshots=True,
-                models=given.model_name,
+                models=named,
                 disable_token=given.disable_token_auth,
                 exit_on_error=True,
+                options=more,
             )
             if lines.get() is None:  # a started server prints further lines
                 sys.exit("The server did not start")

@@ -44,7 +44,9 @@ def check(words: Sequence[str]) -> int:
         "requests. Exit status: 0 without errors, 1 with some, 2 if it can't be tried.",
     )
     parser.add_argument(
-        "path", type=Path, help="an archive, a model's folder, a handler's file, or a directory of them"
+        "path",
+        help="an archive, a model's folder or file, a handler's file, a directory of them, or a name of Hugging Face's "
+        "hub (hf://ORG/NAME)",
     )
     parser.add_argument(
         "--input", action="append", type=Path, default=[], metavar="FILE", help="a request to send; can be repeated"
@@ -52,7 +54,9 @@ def check(words: Sequence[str]) -> int:
     parser.add_argument("--no-load", action="store_true", help="only read the files: no handler runs")
     add_setting_groups(parser, "flags of torchserve --start, applied to the trial")
     arguments = parser.parse_args(words)
-    if not arguments.path.exists():
+    path = Path(arguments.path)
+    url = arguments.path if arguments.path.startswith("hf://") else ""
+    if not url and not path.exists():
         print(f"torchserve check: {arguments.path} does not exist", file=sys.stderr)
         return NOT_UNDERSTOOD_STATUS
     from ts_frontend.diagnosis import check as trial  # imports the whole server
@@ -66,7 +70,7 @@ def check(words: Sequence[str]) -> int:
     except OSError as error:
         print(f"torchserve check: --input {error.filename}: {error.strerror}", file=sys.stderr)
         return NOT_UNDERSTOOD_STATUS
-    report = trial.check(arguments.path, config, samples, load=not arguments.no_load, tell=_tell)
+    report = trial.check(path, config, samples, load=not arguments.no_load, tell=_tell, url=url)
     return show(report, arguments)
 
 

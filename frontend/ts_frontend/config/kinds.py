@@ -162,6 +162,16 @@ def _models(text: str) -> ModelEntries:
     return {name: dict(versions) for name, versions in tree.items()}
 
 
+def _settings(text: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError('allowed is a JSON object, such as {"dtype": "bfloat16"}')
+    return found
+
+
 def _entries(tree: object) -> list[tuple[str, Mapping[str, object]]]:
     """("name/version", settings) of every entry. :raises ValueError: another shape."""
     found = []
@@ -254,6 +264,7 @@ WORDS = SettingKind("comma list", _words)
 PROGRAMS = SettingKind("`FILE ARGUMENT …; FILE …`", _programs)
 KEYS = SettingKind("comma list", _keys)
 MODELS = SettingKind("JSON", _models)
+OBJECT = SettingKind("JSON object", _settings)
 MODE = SettingKind("octal permissions", _mode)
 HOST = SettingKind("IP address or `unix:/PATH`", parse_host)
 HOSTS = SettingKind("comma list of names and addresses", lambda text: tuple(map(parse_name, _words(text))))
@@ -262,6 +273,24 @@ PORT = whole(0, 65535)
 MEMORY = SettingKind("whole number \\| `auto`", lambda text: -1 if text.lower() == "auto" else whole().parse(text))
 PORTS = SettingKind("comma list of whole numbers", lambda text: tuple(int(PORT.parse(word)) for word in _words(text)))
 EXTRA_PORTS = SettingKind("comma list of `PORT[:DIALECT]`", _extra_ports)
+
+
+#: The form of a repository's name on Hugging Face's hub, and the files' suffixes that it doesn't have.
+HUB_NAME = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"
+_FILES = (".mar", ".gz", ".tgz", ".gguf", ".zip")
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether it may be a name of the hub, ORG/NAME or ORG/NAME@REVISION."""
+    found = re.fullmatch(rf"{HUB_NAME}(?:@[\w./%-]+)?", text, re.ASCII)
+    return found is not None and Path(text).suffix not in _FILES
+
+
+def lies_elsewhere(url: str) -> bool:
+    """Whether the operator's `url` names a model outside any store. Blocking."""
+    path = Path(url)
+    here = "/" in url and (path.is_dir() or (path.suffix == ".gguf" and path.is_file()))
+    return "://" in url or here or is_hub_name(url)
 
 
 def bucket_of(path: Path) -> str | None:

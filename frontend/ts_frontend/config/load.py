@@ -4,6 +4,7 @@ a snapshot, the defaults. The only module of the frontend that reads the environ
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -262,10 +263,12 @@ def _known(values: Mapping[str, _Value], found: _Findings) -> dict[str, _Value]:
     without effect. A setting's own name is stronger than an alias."""
     own: dict[str, _Value] = {}
     meant: dict[str, _Value] = {}
-    for key, value in values.items():
+    for key, value in sorted(values.items(), key=lambda one: canonical(one[0]) == "model_revision"):
         name = canonical(key)
         if key in NO_EFFECT:
             found.info(no_effect(key, value.source, f"it {NO_EFFECT[key]}"))
+        elif name == "model_dir" and "://" in value.text:
+            _add_meant(meant, "load_models", replace(value, text=f"model={value.text.strip()}"), found)
         elif name in SETTINGS:
             own[name] = value
         elif name in ALIASES:
@@ -279,13 +282,28 @@ def _known(values: Mapping[str, _Value], found: _Findings) -> dict[str, _Value]:
 def _add_meant(meant: dict[str, _Value], key: str, value: _Value, found: _Findings) -> None:
     """Adds an option's setting: a model's name and place belong together; of two other texts the last counts."""
     before = meant.get(key)
-    if before is not None and key == "load_models" and ("=" in before.text) != ("=" in value.text):
+    if key == "load_models" and value.text.startswith("@"):
+        if before is None or "=" not in before.text:
+            found.errors.append(f"{value.source} needs --model_id, the name on the hub that it is of")
+            return
+        value = _Value(before.text + value.text, f"{before.source}, {value.source}")
+    elif before is not None and key == "language_models":
+        value = _Value(
+            json.dumps(_joined(json.loads(before.text), json.loads(value.text))), f"{before.source}, {value.source}"
+        )
+    elif before is not None and key == "load_models" and ("=" in before.text) != ("=" in value.text):
         name, place = (before, value) if "=" in value.text else (value, before)
         text = f"{name.text}={place.text.partition('=')[2]}"
         value = _Value(text, f"{place.source}, {name.source}")
     elif before is not None and key != "profile" and before.text != value.text:
         found.warn(f"{key} is {value.text} ({value.source}), which replaces {before.text} ({before.source})")
     meant[key] = value
+
+
+def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Both settings of language models, with the arguments of an engine in both."""
+    both = {key: {**one[key], **other[key]} for key in one.keys() & other.keys() if isinstance(other[key], dict)}
+    return {**one, **other, **both}
 
 
 def _meant(name: str, meaning: Meaning, value: _Value, found: _Findings) -> dict[str, _Value]:

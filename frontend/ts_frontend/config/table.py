@@ -28,6 +28,7 @@ from ts_frontend.config.kinds import (
     MEMORY,
     MODE,
     MODELS,
+    OBJECT,
     OPEN_INFERENCE,
     PATH,
     PATHS,
@@ -521,6 +522,13 @@ class ServerConfig:
         None,
         "folder of the only model, or the folder that contains it, as KServe mounts it; `load_models` names the "
         "model. It is the `model_store` if that is not set",
+        restored=False,
+    )
+    language_models: Mapping[str, Any] = _own(
+        OBJECT,
+        dict,
+        "JSON object: settings for the handlers of all language models, stronger than `handler` in their "
+        "`model-config.yaml` ([language-models.md](language-models.md#settings-for-all-language-models))",
         restored=False,
     )
     enable_docs_url: bool | None = _own(

@@ -23,7 +23,7 @@ from ts_frontend.diagnosis.lint import lint
 from ts_frontend.diagnosis.report import Report, Section, Severity, size
 from ts_frontend.errors import ServeError
 from ts_frontend.job import Job
-from ts_frontend.models.archive import Archive
+from ts_frontend.models.archive import Archive, is_gguf, real
 from ts_frontend.models.extraction import work_dir
 from ts_frontend.models.formats.format import ModelFiles
 from ts_frontend.models.formats.formats import FOLDERS_MAX
@@ -73,12 +73,14 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model to try: an archive, a model's folder, or a `handler`'s file. `versioned`: a folder with versions."""
+    """A model to try, by its `title`: an archive, a model's folder, or a `handler`'s file. `versioned`: a folder with
+    versions; `hub`: the name of its repository of Hugging Face's hub."""
 
     title: str
     path: Path
     versioned: bool = False
     handler: bool = False
+    hub: str = ""
 
 
 #: Tells how long a step may still take, while it runs.
@@ -92,16 +94,18 @@ def check(
     *,
     load: bool = True,
     tell: Tell = lambda text: None,
+    url: str = "",
 ) -> Report:
     """Reports a server's findings, with these settings, about the models at `path`: an archive, a model's folder, a
-    handler's file, or a directory of them. Without `load` their handlers don't run. Raises ServeError, OSError."""
+    handler's file, or a directory of them. Without `load` their handlers don't run. `url`: a model of Hugging Face's
+    hub instead. Raises ServeError, OSError."""
     with work_dir(config.temp_dir) as directory:  # the next server removes it if this process is killed
-        config = _apart(path, config, directory)
+        config = _apart(directory if url else path, config, directory)
         if not load:
             config = replace(config, worker_start="exec")  # nothing is imported in advance
         logs = setup_logs(config)
         try:
-            return asyncio.run(_check(path, Server(config, logs), samples, load, tell))
+            return asyncio.run(_check(path, url, Server(config, logs), samples, load, tell))
         finally:
             logs.close()
 
@@ -150,7 +154,9 @@ def _told_if_slow(tell: Tell, text: str) -> Iterator[None]:
         later.cancel()
 
 
-async def _check(path: Path, server: Server, samples: Sequence[SampleRequest], load: bool, tell: Tell) -> Report:
+async def _check(
+    path: Path, url: str, server: Server, samples: Sequence[SampleRequest], load: bool, tell: Tell
+) -> Report:
     report = Report("model")
     _settings(report, server.config)
     async with server.parts(serving=False) as parts:
@@ -159,7 +165,7 @@ async def _check(path: Path, server: Server, samples: Sequence[SampleRequest], l
             listened(searched),
             _told_if_slow(tell, f"still looking for models in {path}: {FOLDERS_MAX} folders at most"),
         ):
-            found = await asyncio.to_thread(candidates, path, parts)
+            found = await _of_hub(url, parts, report) if url else await asyncio.to_thread(candidates, path, parts)
         if len(found) > MODELS_MAX:
             searched.warn("files", f"there are {len(found)} models: the first {MODELS_MAX} are tried. Name fewer")
         if searched.findings:
@@ -167,7 +173,7 @@ async def _check(path: Path, server: Server, samples: Sequence[SampleRequest], l
         trial = _Trial(server.config, parts, samples, load, tell)
         for candidate in found[:MODELS_MAX]:
             await trial.run(report, candidate)
-    if not found:
+    if not found and not url:
         report.section(str(path)).error("files", NO_MODEL)
     elif load and any(section.failed for section in report.sections):
         for warning in missing_torch(server.config):
@@ -179,6 +185,16 @@ NO_MODEL = (
     "there is no model: neither an archive (.mar, .tar.gz), nor a folder with MAR-INF/MANIFEST.json, config.pbtxt, "
     "versions or model-settings.json. A handler's file can be named itself"
 )
+
+
+async def _of_hub(url: str, parts: Parts, report: Report) -> list[Candidate]:
+    """The candidate that a URL of the hub names; [] and an error in the report if it can't be fetched."""
+    try:
+        fetched = await parts.store.fetch(url, named=True)
+    except ServeError as error:
+        report.section(url).error("files", error.message)
+        return []
+    return [Candidate(url, fetched.path, hub=fetched.hub)]
 
 
 def candidates(path: Path, parts: Parts) -> list[Candidate]:
@@ -263,10 +279,11 @@ class _Trial:
         return [archive]
 
     def _fetched(self, candidate: Candidate) -> Fetched:
-        return Fetched(candidate.path.resolve(), str(candidate.path), downloaded=False)
+        return Fetched(real(candidate.path), str(candidate.path), downloaded=False, hub=candidate.hub)
 
     async def _try(self, section: Section, candidate: Candidate, archive: Archive) -> None:
-        files, unpacked_bytes = await asyncio.to_thread(_measured, archive.dir)
+        single = candidate.path if archive.packed is None and is_gguf(candidate.path.name) else None
+        files, unpacked_bytes = await asyncio.to_thread(_measured, single or archive.dir)
         section.facts |= {"files": files, "size_bytes": unpacked_bytes}
         if not candidate.handler:
             what = f"{archive.name or candidate.path.stem} {archive.version}"
@@ -398,6 +415,8 @@ def _short(answer: bytes) -> str:
 
 
 def _measured(directory: Path) -> tuple[int, int]:
+    if directory.is_file():
+        return 1, directory.stat().st_size
     count = total_bytes = 0
     for folder, _, names in os.walk(directory):
         for name in names:

@@ -7,6 +7,7 @@ import ast
 import difflib
 import functools
 import importlib.util
+import json
 import os
 import sys
 import warnings
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import ts.version
+from ts_frontend.config.files import read_file
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.diagnosis.report import Section
 from ts_frontend.models.archive import Archive
@@ -151,6 +153,8 @@ def _there(first: str, folders: tuple[Path, ...]) -> bool:
 
 
 BUILT_IN = Path(ts.version.__file__).parent / "torch_handler"
+#: Files of Hugging Face that may name code.
+_NAMING_CODE = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 _CONFIG_NAMES = ("model-config.yaml", "model_config.yaml", "model-config.yml", "model_config.yml")
 
 
@@ -160,6 +164,7 @@ def lint(section: Section, archive: Archive, config: ServerConfig, *, loads: boo
     if archive.adapter:
         return
     _files(section, archive)
+    _brought_code(section, archive)
     _config_file(section, archive)
     _requirements(section, archive, config)
     _handler(section, archive, config)
@@ -174,6 +179,37 @@ def _files(section: Section, archive: Archive) -> None:
     ):
         if name and not (archive.dir / name).exists():
             section.error("manifest", f"{member} is {name}, which isn't in the archive{_meant(name, archive.dir)}")
+
+
+def _brought_code(section: Section, archive: Archive) -> None:
+    """Adds which code of a folder of Hugging Face, or of another repository of the hub, its handler would run."""
+    if archive.handler not in ("transformers_handler", "vllm_handler"):
+        return
+    code = sorted({name for file in _NAMING_CODE for name in _code_named_in(archive.dir / file)})
+    if not code:
+        return
+    names = ", ".join(code)
+    section_of = archive.config.get("handler")
+    settings = {**(section_of if isinstance(section_of, dict) else {}), **archive.handler_settings}
+    if settings.get("trustRemoteCode") or (settings.get("vllm_engine_config") or {}).get("trust_remote_code"):
+        section.warn("code", f"trustRemoteCode is true: the model's own code runs in the worker: {names}")
+    else:
+        section.ok("code", f"the model brings code, which isn't run without trustRemoteCode: {names}")
+
+
+def _code_named_in(file: Path) -> Iterator[str]:
+    """The code that `auto_map` names: `FILE.py: CLASS`, with the repository if it is another one."""
+    try:
+        named = json.loads(read_file(file, SOURCE_BYTES_MAX))["auto_map"]
+        values = list(named.values()) if isinstance(named, dict) else [named]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return
+    for value in values:
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str) and "." in one:
+                repository, found, place = one.rpartition("--")
+                module, _, name = place.rpartition(".")
+                yield f"{module}.py: {name}{f' (of {repository})' if found else ''}"
 
 
 def _config_file(section: Section, archive: Archive) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -40,6 +41,9 @@ _log = logging.getLogger(__name__)
 #: The configuration's name, and the suffixes of files of weights, where no manifest names them.
 CONFIG_FILE = "model-config.yaml"
 WEIGHTS = frozenset({".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".onnx", ".pt2", ".npz"})
+#: The suffix of a language model's file, which is a model by itself.
+GGUF = ".gguf"
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 _TEXT_BYTES_MAX = OUTLINE_BYTES_MAX
 _YAML_NODES_MAX = 100_000
 #: Of a number in YAML: longer ones have no text in JSON, or take seconds to read.
@@ -132,7 +136,8 @@ class Archive:
     `adapter`: the module that runs a handler written for another server (`ts.compat.NAME`), with `adapter_settings`.
     `signature`: the tensors that the model's files declare outside `config`. `completed`: returns the archive with the
     configuration that the loaded handler has completed. `priorities`: the priority levels and queue timeouts of
-    requests. `remembered`: False for an archive that each start finds by itself, so that no snapshot lists it."""
+    requests. `handler_settings`: stronger than the section `handler` of the configuration. `remembered`: False for an
+    archive that each start finds by itself, so that no snapshot lists it."""
 
     dir: Path
     packed: PackedFiles | None = None
@@ -151,6 +156,7 @@ class Archive:
     signature: Signature | None = None
     priorities: Priorities | None = None
     completed: Callable[[Archive, dict[str, Any]], Archive] | None = None
+    handler_settings: dict[str, Any] = field(default_factory=dict)
     remembered: bool = True
 
     def remove(self) -> None:
@@ -199,6 +205,17 @@ def root_of(directory: Path) -> Path:
     if len(entries) == 1 and entries[0].is_dir() and not entries[0].is_symlink() and entries[0].name != "MAR-INF":
         return entries[0]
     return directory
+
+
+def is_gguf(name: str) -> bool:
+    """Whether a file of this name is a language model, or the first part of one."""
+    return name.endswith(GGUF) and not _LATER_PART.search(name)
+
+
+def real(path: Path) -> Path:
+    """The path without links. A link to a language model's file stays, whose name says what it is: in caches that of
+    the target is a digest."""
+    return path.parent.resolve() / path.name if is_gguf(path.name) and path.is_file() else path.resolve()
 
 
 def read_manifest(path: Path, file: Path) -> dict[str, Any]:

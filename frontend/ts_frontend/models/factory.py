@@ -334,6 +334,7 @@ class ModelFactory:
             "decode_input_request": config.decode_input_request,
             "metrics_config": str(config.metrics_config) if config.metrics_config else None,
             "config_file": archive.config_file,
+            "handler_settings": archive.handler_settings,
             "manifest": archive.manifest,
             "request_bytes_max": config.max_request_size,
             "response_bytes_max": config.max_response_size,

@@ -60,7 +60,8 @@ class ModelLoader:
         """Opens a fetched archive, of which only the outline is unpacked until `build`. One without a name that serves
         a single model gets the model's name. Raises ServeError."""
         place = fetched.path, self._work_dir, self._extract_limits
-        opening = partial(self.formats.open, *place, outline=True, pin=fetched.pin, name=requested.model_name or "")
+        name, hub = requested.model_name or "", fetched.hub
+        opening = partial(self.formats.open, *place, outline=True, pin=fetched.pin, name=name, hub=hub)
         async with undone_on_failure() as undo:
             archive = await in_thread(opening, Archive.remove)
             undo.push_async_callback(asyncio.to_thread, archive.remove)

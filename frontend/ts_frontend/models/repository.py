@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from ts_frontend.config.kinds import names_there
 from ts_frontend.errors import Code, InvalidArchive, InvalidArgument, ModelNotFound, ServeError, UrlForbidden
-from ts_frontend.models.archive import Archive
+from ts_frontend.models.archive import GGUF, Archive
 from ts_frontend.models.extraction import create_file, safe_parts
 from ts_frontend.models.formats.format import ModelFiles
 from ts_frontend.models.manager import ModelManager
@@ -340,7 +340,7 @@ class Repository:
 
     def _archive_of(self, name: str) -> str:
         for archive in self._manager.loader.store.names():
-            if name in (archive, archive.removesuffix(".mar"), archive.removesuffix(".tar.gz")):
+            if name in (archive, *map(archive.removesuffix, (".mar", ".tar.gz", GGUF))):
                 return archive
         raise ModelNotFound(name, lambda: names_there("Models to load", self._to_load(), name))
 

@@ -17,7 +17,7 @@ from ts_frontend.config.kinds import ProgramLine
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind, VersionState, WorkflowState
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
-from ts_frontend.models.archive import Archive
+from ts_frontend.models.archive import GGUF, Archive, is_gguf
 from ts_frontend.models.loader import ModelLoader
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
@@ -388,9 +388,10 @@ class _StartupLoader:
         name, separator, url = entry.partition("=")
         if not separator or "/" in name or ":" in name:
             name, url = "", entry
-        url = self._archive(url)
+        url = await asyncio.to_thread(self._store.on_hub, self._archive(url))
         whole = self._config.model_dir is not None or self._alone
-        if whole and url not in self._names and await asyncio.to_thread(self._store.directory, url) is None:
+        known = url in self._names or is_gguf(url) or "://" in url
+        if whole and not known and await asyncio.to_thread(self._store.directory, url) is None:
             name, url = name or entry, self._store.only()  # the store is itself the model, or has only one
         named = [] if name else await self._manager.loader.each_model_at(url)
         for archive in named:
@@ -418,8 +419,8 @@ class _StartupLoader:
 
     def _archive(self, url: str) -> str:
         """The name of an archive, which may be given without its ending."""
-        with_ending = f"{url}.mar"
-        return with_ending if "/" not in url and url not in self._names and with_ending in self._names else url
+        ended = (f"{url}{suffix}" for suffix in ("", ".mar", GGUF))
+        return url if "/" in url else next((one for one in ended if one in self._names), url)
 
     def _requested(self, name: str) -> Requested:
         return Requested(model_name=name or None, initial_workers=self._workers)
@@ -431,7 +432,7 @@ class _StartupLoader:
 
 def _whole(entry: str) -> bool:
     """Whether an entry of load_models names an archive's file in full, so that the store needn't be searched."""
-    return entry.endswith((".mar", ".tar.gz"))
+    return entry.endswith((".mar", ".tar.gz", GGUF))
 
 
 def packed(path: Path) -> bool:

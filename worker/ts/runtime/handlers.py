@@ -168,14 +168,14 @@ def context_of(settings: Settings) -> Context:
 
 
 def _model_config(settings: Settings) -> dict[str, Any]:
-    path = settings.get("config_file")
-    if not path:
-        return dict(settings.get("model_config") or {})
-    import yaml
+    path, more = settings.get("config_file"), settings.get("handler_settings") or {}
+    found: Any = dict(settings.get("model_config") or {})
+    if path:
+        import yaml
 
-    text = Path(settings["model_dir"], path).read_text(encoding="utf-8")
-    parsed = yaml.safe_load(text)
-    return parsed if isinstance(parsed, dict) else {}
+        found = yaml.safe_load(Path(settings["model_dir"], path).read_text(encoding="utf-8"))
+    config = found if isinstance(found, dict) else {}
+    return {**config, "handler": {**(config.get("handler") or {}), **more}} if more else config
 
 
 def _metrics(settings: Settings) -> Any:

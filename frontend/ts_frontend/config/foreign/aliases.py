@@ -10,14 +10,15 @@ profile, and the profile overrides a snapshot. A listener whose port the profile
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from ts_frontend.config.kinds import SWITCH, grouped
+from ts_frontend.config.kinds import SWITCH, grouped, is_hub_name
 
 _LOCAL = "http://127.0.0.1"
 #: These servers have no limit over HTTP, or 64 MiB; tensors of images are larger than TorchServe's 6.5 MB.
@@ -183,9 +184,55 @@ def _verbosity(text: str) -> Said:
 
 def _one_model(text: str) -> Said:
     path = PurePath(text)
-    name = path.name.removesuffix(".mar")
+    if is_hub_name(text):
+        return Said({"load_models": f"{path.name.partition('@')[0]}={text}", "profile": "max"})  # or a name of the hub
+    name = path.name.removesuffix(".mar").removesuffix(".gguf")
     loaded = {"load_models": f"{name}={path.name}", "profile": "max"}
     return Said(loaded if len(path.parts) == 1 else {**loaded, "model_store": str(path.parent)})
+
+
+def language(key: str, read: Callable[[str], object] = str) -> Meaning:
+    """A meaning that sets a setting of all language models."""
+    return lambda text: Said({"language_models": json.dumps({key: read(text)})})
+
+
+def vllm(name: str, read: Callable[[str], object] = str) -> Meaning:
+    """A meaning that sets an argument of vLLM's engine."""
+    return lambda text: Said({"language_models": json.dumps({"vllm_engine_config": {name: read(text)}})})
+
+
+def _of_engine(text: str) -> Said:
+    """KServe's backend."""
+    engines = {"auto": "", "vllm": "vllm", "huggingface": "transformers"}
+    if text not in engines:
+        raise ValueError(f"allowed are {', '.join(engines)}")
+    return Said({"language_models": json.dumps({"engine": engines[text]})} if engines[text] else {})
+
+
+#: Tasks of KServe, vLLM and Hugging Face, and those of the engine transformers.
+TASKS = {
+    **dict.fromkeys(("text_generation", "text2text_generation", "generate"), "text-generation"),
+    **dict.fromkeys(
+        ("text_embedding", "feature_extraction", "sentence_similarity", "embed", "embeddings"), "embeddings"
+    ),
+    **dict.fromkeys(("text_ranking", "rerank", "score"), "rerank"),
+}
+
+
+def _task(text: str) -> str:
+    found = TASKS.get(text.replace("-", "_"))
+    if found is None:
+        raise ValueError("allowed are text_generation, text2text_generation, text_embedding, rerank")
+    return found
+
+
+def _of_hub(text: str) -> Said:
+    """KServe's model_id: a name of the hub, or a path. KServe's own name for its model is `model`."""
+    return Said({"load_models": f"model={text}"})
+
+
+def _revision(text: str) -> Said:
+    return Said({"load_models": f"@{text}"})
 
 
 def _quieter(level: str) -> Meaning:
@@ -239,11 +286,43 @@ def _mutual(text: str) -> Said:
     return Said({"enable_grpc_ssl": "true"} if SWITCH.parse(text) else {})
 
 
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("allowed are whole numbers")
+    return int(text)
+
+
+def _decimal(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("allowed are numbers") from None
+
+
+#: vLLM's arguments that are accepted, and how they are read.
+VLLM: Mapping[str, Callable[[str], Any]] = MappingProxyType(
+    {
+        "tensor_parallel_size": _whole,
+        "pipeline_parallel_size": _whole,
+        "max_num_seqs": _whole,
+        "max_num_batched_tokens": _whole,
+        "gpu_memory_utilization": _decimal,
+        "quantization": str,
+        "kv_cache_dtype": str,
+        "enable_lora": SWITCH.parse,
+        "enforce_eager": SWITCH.parse,
+        "enable_prefix_caching": SWITCH.parse,
+    }
+)
+
+
 # --- the table
 
 _ALWAYS_SERVED = "is always served here; an address on a loopback interface or a Unix socket hides it"
 _ANY = "any number of calls can be open"
 _LATENCY = "only programs of aiSSEMBLE and KServe log times; the metrics have them"
+_TEXTS = "language models take texts and give texts, vectors or scores; other tasks aren't served so"
+_UNLOGGED = "texts are never logged"
 _TUNES = "it tunes a part that this server doesn't have"
 
 _ROWS = (
@@ -301,6 +380,41 @@ _ROWS = (
     Alias("enable_latency_logging", "KServe", nothing(_LATENCY), "no effect, except in their own programs", True),
     Alias("model_name", "KServe", sets("load_models"),
           "`load_models`: a model of the store, by name; beside `--model` or `--model-path`, that model's name"),
+    Alias("model_id", "KServe", _of_hub,
+          "`load_models`: a name on Hugging Face's hub, or a path; `--model_name` names the model, else it is `model`"),
+    Alias("model_revision", "KServe", _revision, "the revision of `--model_id`"),
+    Alias("backend", "KServe", _of_engine, "`language_models`: `engine`"),
+    Alias("task", "KServe", language("task", _task), "`language_models`: `task`"),
+    Alias("dtype", "KServe, vLLM", language("dtype"), "`language_models`: `dtype`"),
+    Alias("max_model_len", "KServe, vLLM", language("maxModelLength", _whole),
+          "`language_models`: `maxModelLength`"),
+    Alias("max_length", "KServe", language("maxModelLength", _whole), "`language_models`: `maxModelLength`"),
+    Alias("tokenizer_id", "KServe", language("tokenizer"), "`language_models`: `tokenizer`"),
+    Alias("tokenizer", "vLLM", language("tokenizer"), "`language_models`: `tokenizer`"),
+    Alias("tokenizer_revision", "KServe, vLLM", vllm("tokenizer_revision"), "an argument of vLLM's engine"),
+    Alias("trust_remote_code", "KServe, vLLM", language("trustRemoteCode", SWITCH.parse),
+          "`language_models`: `trustRemoteCode`", True),
+    *(
+        Alias(name, "vLLM", vllm(name, read), "an argument of vLLM's engine", read is SWITCH.parse)
+        for name, read in VLLM.items()
+    ),
+    Alias("served_model_name", "vLLM", sets("load_models"), "as `--model_name`"),
+    *(
+        Alias(name, "KServe", _refused(_TEXTS), "refused", switch)
+        for name, switch in (
+            ("return_probabilities", True),
+            ("return_raw_logits", True),
+            ("return_token_type_ids", True),
+            ("return_offsets_mapping", True),
+            ("tensor_input_names", False),
+        )
+    ),
+    *(
+        Alias(name, "KServe", nothing("a language model's tokenizer says it"), "no effect", True)
+        for name in ("disable_lower_case", "disable_special_tokens")
+    ),
+    Alias("disable_log_requests", "KServe", nothing(_UNLOGGED), "no effect: texts are never logged", True),
+    Alias("max_log_len", "KServe", nothing(_UNLOGGED), "no effect"),
     Alias("grpc_max_send_message_length", "KServe", sets("max_response_size"), "`max_response_size`, bytes"),
     Alias("grpc_max_receive_message_length", "KServe", sets("max_request_size"), "`max_request_size`, bytes"),
     Alias("ssl_certfile", "KServe", _sets_and("certificate_file", use_tls="true"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ts_frontend.config.foreign.aliases import TASKS
 from ts_frontend.errors import InvalidArgument
 
 
@@ -176,3 +178,55 @@ def _cors(found: Any) -> dict[str, str]:
         return {ours: ",".join(map(str, value)) for ours, value in lists.items() if value}
     except (ValueError, TypeError, AttributeError):
         raise InvalidArgument(f"MLServer's setting cors_settings is an object of lists, not {found!r}") from None
+
+
+# --- the runtime mlserver_huggingface.HuggingFaceRuntime
+
+HUGGING_FACE = ("mlserver_huggingface.HuggingFaceRuntime", "mlserver_huggingface.runtime.HuggingFaceRuntime")
+PACKAGE = "mlserver_huggingface"
+_HUGGING_FACE_PREFIX = "MLSERVER_MODEL_HUGGINGFACE_"
+_MODEL_KWARGS = {"torch_dtype": "dtype", "dtype": "dtype", "trust_remote_code": "trustRemoteCode"}
+
+
+class HuggingFaceModel(NamedTuple):
+    """A model of that runtime in this server's words. `place`: its folder or its name on the hub, "" for the model's
+    `uri`; `settings`: as those of `language_models`; `config`: keys of a model-config.yaml."""
+
+    place: str
+    settings: dict[str, Any]
+    config: dict[str, Any]
+
+
+def hugging_face(extra: Mapping[str, Any], environ: Mapping[str, str]) -> HuggingFaceModel:
+    """Maps the runtime's settings (`parameters.extra`); its variables count for those that are left out. Raises
+    InvalidArgument for what isn't served."""
+    given = {**{name: text for name, text in _prefixed(environ, _HUGGING_FACE_PREFIX).items() if text}, **extra}
+    task = TASKS.get(str(given.get("task") or "").replace("-", "_"))
+    if task is None:
+        raise InvalidArgument(
+            f"task is {given.get('task')!r}; text-generation, text2text-generation and feature-extraction are served "
+            f"as language models, and others by the package {PACKAGE}, if it is installed"
+        )
+    if str(given.get("optimum_model") or "false").lower() != "false" or given.get("framework") not in (None, "pt"):
+        raise InvalidArgument("optimum_model and framework: models are served by PyTorch; leave them out")
+    settings: dict[str, Any] = {"task": task}
+    if given.get("pretrained_tokenizer"):
+        settings["tokenizer"] = str(given["pretrained_tokenizer"])
+    for key, value in (given.get("model_kwargs") or {}).items():
+        if key not in _MODEL_KWARGS:
+            raise InvalidArgument(f"model_kwargs has {key}; there are {', '.join(_MODEL_KWARGS)}")
+        settings[_MODEL_KWARGS[key]] = value
+    return HuggingFaceModel(str(given.get("pretrained_model") or ""), settings, _device(given))
+
+
+def _device(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The device and the threads as keys of a model-config.yaml."""
+    text = str(given.get("device") if given.get("device") is not None else "")
+    threads = given.get("intra_op_threads")
+    found: dict[str, Any] = {} if threads is None else {"cpuThreads": int(threads)}
+    if text in ("-1", "cpu"):
+        return found | {"deviceType": "cpu"}
+    number = re.fullmatch(r"(?:cuda)?:?(\d+)?", text)
+    if number is None:
+        raise InvalidArgument(f"device is {given['device']!r}; allowed are cpu, cuda, cuda:N, N and -1")
+    return found | ({"deviceType": "gpu"} if text else {}) | ({"deviceIds": [int(number[1])]} if number[1] else {})

@@ -15,7 +15,8 @@ from ts_frontend.models.archive import Archive
 class ModelFiles:
     """The files of one model to open. `path`: the given path, for errors; `directory`: the root of the files, a copy
     unpacked for this model if `owned`. `name` and `config_text` (a configuration in the format's own form) replace
-    those in the files. `argv` and `cwd`: a program's arguments and working directory, None for its own directory."""
+    those in the files. `hub`: the name of the hub's repository that has them. `argv` and `cwd`: a program's arguments
+    and working directory, None for its own directory."""
 
     path: Path
     directory: Path
@@ -24,6 +25,7 @@ class ModelFiles:
     config_text: str | None = None
     argv: Sequence[str] = ()
     cwd: Path | None = None
+    hub: str = ""
 
 
 class StoredModel(NamedTuple):
@@ -46,6 +48,8 @@ class ModelFormat(ABC):
     nested: ClassVar[bool] = False
     #: A model store may itself be one model, served from the start when no models are named.
     alone: ClassVar[bool] = False
+    #: Repositories of Hugging Face's hub are opened, and nothing in them runs here.
+    of_hub: ClassVar[bool] = False
     #: Files without a name of their own may serve several models: `named` says which.
     several: ClassVar[bool] = False
 
@@ -66,6 +70,10 @@ class ModelFormat(ABC):
     def claims(self, path: Path) -> bool:
         """Whether a file or directory that shows the sign can be nothing else."""
         return self.matches(path)
+
+    def holds(self, folder: Path) -> bool:
+        """Whether a folder that shows the sign is no model but has several, each in a file."""
+        return False
 
     @abstractmethod
     def open(self, files: ModelFiles) -> list[Archive]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveNotFound, InvalidArchive
-from ts_frontend.models.archive import Archive, PackedFiles, root_of
+from ts_frontend.models.archive import Archive, PackedFiles, real, root_of
 from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
 from ts_frontend.models.formats.language import LanguageModelFormat, completed
@@ -20,7 +20,8 @@ from ts_frontend.models.formats.script import ScriptFormat
 from ts_frontend.models.formats.torchserve import TorchServeFormat, bare
 from ts_frontend.models.formats.triton import TritonFormat
 from ts_frontend.models.formats.weights import WeightsFormat
-from ts_frontend.models.store.http import Stop
+from ts_frontend.models.store.http import Stop, limits_of
+from ts_frontend.models.store.hub import Hub
 from ts_frontend.models.store.pins import Pin
 
 log = logging.getLogger(__name__)
@@ -34,11 +35,21 @@ FOLDERS_MAX = 20_000
 def known_formats(config: ServerConfig, *, env: Mapping[str, str], work_dir: Path, gpus: int) -> Formats:
     """The formats of a server; a new format is added here. `env`: the workers' environment; `work_dir`: for scratch
     files; `gpus`: the number of GPUs to place workers on."""
+    language = LanguageModelFormat(
+        gpus, bool(config.default_service_handler), config.model_store, config.language_models
+    )
     return Formats(
         (
-            MLServerFormat(config.mlserver, config.model_store, Path.cwd() if config.mlserver.only else None),
+            MLServerFormat(
+                config.mlserver,
+                config.model_store,
+                Path.cwd() if config.mlserver.only else None,
+                language,
+                lambda url: Hub(config.environment).fetch(url, limits_of(config), Stop()),
+                env,
+            ),
             TritonFormat(gpus, config.default_workers_per_model),
-            LanguageModelFormat(gpus, bool(config.default_service_handler)),
+            language,
             ScriptFormat(config.environment.get("SAGEMAKER_PROGRAM", ""), bool(config.default_service_handler)),
             ProgramFormat(config, env, work_dir),
             WeightsFormat(handled=bool(config.default_service_handler)),
@@ -111,15 +122,18 @@ class Formats:
         outline: bool = False,
         pin: Pin | None = None,
         name: str = "",
+        hub: str = "",
     ) -> Archive:
         """Opens the archive file, model directory or program at `path`. Of a directory with versions, it opens the last
         one, as that of a model `name`.
 
         An archive is unpacked to `work_dir/models/<32 hex>`, which appears only when it's complete; with `outline`, its
         outline is, if its format needs no more to open it (`PackedFiles`). Everything else is used where it lies.
-        `pin`: the digest of the archive file.
+        `pin`: the digest of the archive file. `hub`: the name of a hub's repository, in whose folder the path is.
         Raises ArchiveNotFound, InvalidArchive, ServeError (disk); Stopped once `stop` is set.
         """
+        if hub:
+            return self._of_hub(path, hub)
         if path.is_dir():
             folder = self.folder_of_versions(path.resolve())
             if folder is not None and (found := self.versioned(folder)) is not None and found.claims(folder):
@@ -129,7 +143,7 @@ class Formats:
         if not path.is_file():
             raise ArchiveNotFound(f"Model not found at: {path}")
         if self.shown(path) is not None:
-            return self._open(ModelFiles(path.resolve(), path.resolve().parent), self.of(path))
+            return self._open(ModelFiles(real(path), real(path).parent), self.of(path))
         packed = PackedFiles(path, work_dir / "models", limits, pin)
         try:
             packed.outline(stop) if outline else packed.unpack(stop)
@@ -141,6 +155,16 @@ class Formats:
             packed.remove()
             raise
 
+    def _of_hub(self, path: Path, name: str) -> Archive:
+        """Opens a repository, or a file of it, by a format that runs none of its code. Raises InvalidArchive."""
+        for one in self._all:
+            if one.of_hub and one.matches(path):
+                return self._open(ModelFiles(path, path if path.is_dir() else path.parent, hub=name), one)
+        raise InvalidArchive(
+            f"{name} of the hub is no language model. Of others only folders that you looked at are served: "
+            f"`hf download ORG/{name} --local-dir {name}`, and name that folder"
+        )
+
     def open_in_place(self, path: Path, argv: Sequence[str], cwd: Path) -> Archive:
         """Opens a path given by the operator, and not listed in snapshots: a program or a folder with one, run with
         `argv` in `cwd`; or a model's folder, without these. Raises ArchiveNotFound, InvalidArchive."""
@@ -151,7 +175,7 @@ class Formats:
         elif path.is_dir():
             archive = self._open(ModelFiles(path, root_of(path.resolve())))
         elif found.matches(path):
-            archive = self._open(ModelFiles(path.resolve(), path.resolve().parent), found)
+            archive = self._open(ModelFiles(real(path), real(path).parent), found)
         else:
             raise ArchiveNotFound(f"Program not found at: {path}")
         return replace(archive, remembered=False)
@@ -160,9 +184,9 @@ class Formats:
         """Opens a handler's file or a model's folder where it lies. Raises ArchiveNotFound, InvalidArchive."""
         if not path.exists():
             raise ArchiveNotFound(f"Model not found at: {path}")
-        if self.shown(path.resolve()) is None or self.is_handler(path):
+        if self.shown(real(path)) is None or self.is_handler(path):
             return bare(path.resolve())
-        return self.open_in_place(path.resolve(), (), Path.cwd())
+        return self.open_in_place(real(path), (), Path.cwd())
 
     def _open(self, files: ModelFiles, found: ModelFormat | None = None) -> Archive:
         found = found or self.of(files.directory, unpacked=files.owned)
@@ -227,11 +251,12 @@ class Formats:
 
     def is_alone(self, root: Path) -> bool:
         """Whether a store is itself one model that is served although no models are named."""
-        return (found := self.shown(root)) is not None and found.alone
+        return (found := self.shown(root)) is not None and found.alone and not found.holds(root)
 
     def is_model(self, folder: Path) -> bool:
         """Whether a store is itself a model, by a sign of its format."""
-        return (folder / "MAR-INF").is_dir() or any(one.matches(folder) for one in self._all if not one.versioned)
+        plain = (one for one in self._all if not one.versioned)
+        return (folder / "MAR-INF").is_dir() or any(one.matches(folder) and not one.holds(folder) for one in plain)
 
     @property
     def assumed(self) -> bool:

@@ -7,16 +7,17 @@ import importlib.metadata
 import importlib.util
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ts_frontend.errors import InvalidArchive
-from ts_frontend.models.archive import CONFIG_FILE, Archive, read_config, read_text
+from ts_frontend.models.archive import CONFIG_FILE, GGUF, Archive, is_gguf, read_config, read_text
 from ts_frontend.models.extraction import refusal
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
 
-SUFFIX = ".gguf"
-_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
+_FIRST_PART = re.compile(r"-00001-of-\d{5}$")
 #: Each engine's handler, its package, and the extra of this server that installs it.
 ENGINES = {
     "llama.cpp": ("llama_cpp_handler", "xllamacpp", "gguf"),
@@ -45,6 +46,14 @@ _USUAL: dict[str, Any] = {
         "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [-1]}],
     },
 }
+#: The section with vLLM's arguments, and those of the settings that all engines have.
+_VLLM = "vllm_engine_config"
+_VLLM_NAMES = {
+    "dtype": "dtype",
+    "maxModelLength": "max_model_len",
+    "tokenizer": "tokenizer",
+    "trustRemoteCode": "trust_remote_code",
+}
 #: Requests that run side by side, by handler. llama.cpp divides its context among them.
 _CONCURRENCY = {"llama_cpp_handler": 4, "transformers_handler": 64, "vllm_handler": 256}
 HANDLERS = frozenset(_CONCURRENCY)
@@ -57,52 +66,76 @@ def completed(handler: str | None, config: dict[str, Any]) -> dict[str, Any]:
 
 class LanguageModelFormat(ModelFormat):
     """`handler: {engine: …}` in the folder's model-config.yaml names another engine; of several `.gguf` files, `file`
-    names one. `handled`: the server has a handler for folders that name none; `gpus`: of this machine."""
+    names one. `handled`: the server has a handler for folders that name none; `gpus`: of this machine; `store`: the
+    folder of models, whose `.gguf` files are models of their own names; `settings`: the server's for all language
+    models, which are stronger. A `config_text` of the files has such settings, as JSON."""
 
     alone = True
+    of_hub = True
 
-    def __init__(self, gpus: int = 0, handled: bool = False) -> None:
-        self._gpus, self._handled = gpus, handled
+    def __init__(
+        self,
+        gpus: int = 0,
+        handled: bool = False,
+        store: Path | None = None,
+        settings: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self._gpus, self._handled, self._settings = gpus, handled, settings
+        self._store = None if store is None else store.resolve()
 
     def matches(self, path: Path) -> bool:
         if not path.is_dir():
-            return path.suffix == SUFFIX and path.is_file()
+            return path.suffix == GGUF and path.is_file()
         if (path / "MAR-INF").is_dir() or self._handled:
             return False
         return bool(_files(path)) or _is_of_transformers(path)
 
+    def holds(self, folder: Path) -> bool:
+        return not (folder / CONFIG_FILE).is_file() and len(_files(folder)) > 1
+
     def open(self, files: ModelFiles) -> list[Archive]:
         path, directory = files.path, files.directory
-        single = path.suffix == SUFFIX and path.is_file()
-        names = [path.name] if single else _files(directory)
-        configured = not single and (directory / CONFIG_FILE).is_file()
+        single = path.suffix == GGUF and path.is_file()
+        names = _files(directory)
+        # The other files of its folder belong to it, but not those of strangers.
+        whole = not files.hub and (not single or names == [path.name])
+        names = [path.name] if single else names
+        configured = whole and (directory / CONFIG_FILE).is_file()
         config = read_config(path, directory / CONFIG_FILE) if configured else {}
-        requirements = not single and (directory / "requirements.txt").is_file()
-        engine = self._engine(path, config, bool(names), requirements)
+        requirements = whole and (directory / "requirements.txt").is_file()
+        section = config.get("handler")
+        section = section if isinstance(section, dict) else {}
+        given = {**(json.loads(files.config_text) if files.config_text else {}), **self._settings}
+        engine = self._engine(path, {**section, **given}.get("engine"), bool(names), requirements)
+        settings = _settings_for(path, engine, given)
+        if engine == "vllm" and not section.get("model_path"):
+            settings["model_path"] = names[0] if len(names) == 1 else "."
         handler = ENGINES[engine][0]
         model = {"handler": handler, **({"serializedFile": names[0]} if len(names) == 1 else {})}
+        own = len(names) == 1 and (single or directory.resolve() == self._store)
         archive = Archive(
             dir=directory,
-            name=re.sub(r"[^\w.-]", "_", path.stem if single else directory.name, flags=re.ASCII) or "model",
+            name=name_of(names[0] if own else files.hub or directory.name),
             manifest={"runtime": "python", "model": model},
             handler=handler,
             serialized_file=model.get("serializedFile"),
             requirements_file="requirements.txt" if requirements else None,
             config_file=CONFIG_FILE if configured else None,
             config=config,
-            remembered=single,
+            handler_settings=settings,
+            remembered=single or bool(files.hub),
         )
         return [archive]
 
-    def _engine(self, path: Path, config: dict[str, Any], gguf: bool, requirements: bool) -> str:
+    def _engine(self, path: Path, named: Any, gguf: bool, requirements: bool) -> str:
         """The engine that a model's settings name, or the best one that is installed. Raises InvalidArchive if it
         isn't, and no requirements file may bring it."""
-        section = config.get("handler")
-        named = section.get("engine") if isinstance(section, dict) else None
         if named is not None and named not in ENGINES:
             raise refusal(path, f"engine is {named!r}; there are {', '.join(ENGINES)}", CONFIG_FILE)
         best = "llama.cpp" if gguf else "vllm" if self._is_for_vllm(path) else "transformers"
         engine = str(named or best)
+        if gguf and engine == "transformers":
+            raise refusal(path, "the engine transformers does not read .gguf files here: llama.cpp does")
         _, package, extra = ENGINES[engine]
         if not requirements and importlib.util.find_spec(package) is None:
             raise refusal(
@@ -121,10 +154,42 @@ class LanguageModelFormat(ModelFormat):
         return self._gpus == 0
 
 
+def _settings_for(path: Path, engine: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The server's settings for all language models in the words of an engine. Raises InvalidArchive for one that the
+    engine doesn't have."""
+    found = {key: value for key, value in given.items() if key not in ("engine", _VLLM)}
+    arguments = dict(given.get(_VLLM) or {})
+    if engine == "vllm":
+        found.pop("task", None)  # vLLM reads it from the model
+        arguments |= {_VLLM_NAMES[key]: found.pop(key) for key in tuple(found) if key in _VLLM_NAMES}
+        return found | ({_VLLM: arguments} if arguments else {})
+    if arguments:
+        raise refusal(path, f"{', '.join(arguments)} is for the engine vllm; this model's engine is {engine}")
+    if engine == "llama.cpp":
+        found.pop("trustRemoteCode", None)  # there is none in such a file
+        length, task = found.pop("maxModelLength", None), found.pop("task", None)
+        if task == "rerank":
+            raise refusal(path, f"task is {task!r}; llama.cpp has text-generation and embeddings")
+        if lacking := [key for key in ("dtype", "tokenizer") if found.pop(key, "auto") != "auto"]:
+            raise refusal(path, f"llama.cpp has no setting {lacking[0]}: a .gguf file has its own")
+        found |= (
+            {}
+            if length is None
+            else {"contextTokens": length * found.get("parallel", _CONCURRENCY[ENGINES[engine][0]])}
+        )
+        found |= {"embeddings": True} if task == "embeddings" else {}
+    return found
+
+
+def name_of(file: str) -> str:
+    """The name of the model in a file or folder of this name."""
+    stem = _FIRST_PART.sub("", file.removesuffix(GGUF))
+    return re.sub(r"[^\w.-]", "_", stem, flags=re.ASCII) or "model"
+
+
 def _files(folder: Path) -> list[str]:
     """The models of a folder: of one in several parts, the first part."""
-    names = sorted(one.name for one in folder.iterdir() if one.suffix == SUFFIX and one.is_file())
-    return [name for name in names if not _LATER_PART.search(name)]
+    return sorted(one.name for one in folder.iterdir() if is_gguf(one.name) and one.is_file())
 
 
 def _is_of_transformers(folder: Path) -> bool:

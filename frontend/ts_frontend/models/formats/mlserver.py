@@ -6,13 +6,23 @@ import functools
 import json
 import logging
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ts_frontend.config.files import read_file
-from ts_frontend.config.foreign.mlserver import MEMBERS, PARAMETERS, MLServerDefaults
-from ts_frontend.config.kinds import nearest
+from ts_frontend.config.foreign.mlserver import (
+    HUGGING_FACE,
+    MEMBERS,
+    PACKAGE,
+    PARAMETERS,
+    MLServerDefaults,
+    hugging_face,
+)
+from ts_frontend.config.kinds import is_hub_name, nearest
 from ts_frontend.config.parameters import WORKERS_MAX
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.archive import Archive, read_text
@@ -35,13 +45,23 @@ _NUMBER_MAX = 2**31 - 1
 class MLServerFormat(ModelFormat):
     """`defaults`: values for the keys that a model-settings.json leaves out; with an `implementation` among them, a
     directory needs no such file. `store`: an import path for the models inside it; `start_dir`: an import path for all
-    models, the directory in which MLServer's command was run."""
+    models, the directory in which MLServer's command was run. `language`: opens the models of its Hugging Face runtime,
+    unless that is installed, with the workers' environment `environ`; `hub`: fetches a repository of the hub."""
 
     adapter = "mlserver_runtime"
     nested = True
 
-    def __init__(self, defaults: MLServerDefaults, store: Path | None = None, start_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        defaults: MLServerDefaults,
+        store: Path | None = None,
+        start_dir: Path | None = None,
+        language: ModelFormat | None = None,
+        hub: Callable[[str], Path] | None = None,
+        environ: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._defaults = defaults
+        self._language, self._hub, self._environ = language, hub, environ
         self._store = None if store is None else store.absolute()
         self._start_dir = start_dir
 
@@ -71,6 +91,8 @@ class MLServerFormat(ModelFormat):
         if not isinstance(implementation, str) or "." not in implementation:
             reason = f"implementation is the path of a class, package.module.Class, not {implementation!r}"
             raise refusal(path, reason, FILE)
+        if implementation in HUGGING_FACE and self._language is not None and not find_spec(PACKAGE):
+            return [self._language_model(files, settings, parameters, self._language)]
         python_path = self._python_path(path)
         folders = (directory, *map(Path, python_path))
         archive = Archive(
@@ -94,6 +116,32 @@ class MLServerFormat(ModelFormat):
             signature=_signature(path, settings),
         )
         return [archive]
+
+    def _language_model(
+        self, files: ModelFiles, settings: Mapping[str, Any], parameters: Mapping[str, Any], language: ModelFormat
+    ) -> Archive:
+        """The model of MLServer's Hugging Face runtime as a language model. Raises InvalidArchive."""
+        extra = parameters.get("extra") or {}
+        try:
+            found = hugging_face(extra if isinstance(extra, dict) else {}, self._environ)
+        except (InvalidArgument, ValueError) as error:
+            raise refusal(files.path, f"extra: {getattr(error, 'message', error)}", FILE) from None
+        place = found.place or str(parameters.get("uri") or "")
+        folder, hub = (files.directory / place).resolve(), ""
+        if not folder.exists() and is_hub_name(place) and self._hub is not None:
+            folder, hub = self._hub(f"hf://{place}"), place.partition("@")[0].rpartition("/")[2]
+        if not language.matches(folder):
+            raise refusal(files.path, f"there is no language model at {place or folder}", FILE)
+        text = json.dumps(found.settings)
+        (opened,) = language.open(ModelFiles(folder, folder, hub=hub, config_text=text))
+        own = str(settings.get("name") or "") or files.directory.name
+        return replace(
+            opened,
+            name=None if files.owned and not settings.get("name") else own,
+            version=str(parameters.get("version") or NO_VERSION),
+            config={**_with_args(opened.config), **found.config},
+            remembered=self.matches(files.directory),
+        )
 
     def _python_path(self, path: Path) -> list[str]:
         """Import paths besides the model's own folder: the root of its store (as after `mlserver start DIR`), and the
@@ -120,6 +168,15 @@ class MLServerFormat(ModelFormat):
     def default_version(self, archives: Sequence[Archive]) -> str | None:
         """The newest version, regardless of the order of loading."""
         return newest((one.version, bool(one.adapter_settings.get("versioned"))) for one in archives)
+
+
+def _with_args(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with the input of the Hugging Face runtime besides the language model's own."""
+    declared = config.get("openInference")
+    if not isinstance(declared, dict) or not isinstance(declared.get("inputs"), list):  # the folder's own
+        return dict(config)
+    inputs = [{"name": "args", "datatype": "BYTES", "shape": [-1]}, *declared["inputs"]]
+    return {**config, "openInference": {**declared, "inputs": [{**one, "optional": True} for one in inputs]}}
 
 
 def newest(versions: Iterable[tuple[str, bool]]) -> str:

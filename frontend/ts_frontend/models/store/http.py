@@ -31,6 +31,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from urllib.request import url2pathname
 
 from ts_frontend.config.files import sync_directory
+from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveExists, DownloadFailed, ServeError
 from ts_frontend.tasks import owned
 
@@ -149,6 +150,16 @@ class DownloadLimits:
     connect_timeout_s: float = 10.0
     total_s: float = TOTAL_S
     files_max: int = FILES_MAX
+
+
+def limits_of(config: ServerConfig) -> DownloadLimits:
+    """The limits of a server's downloads."""
+    return DownloadLimits(
+        config.download_bytes_max,
+        config.download_timeout_s,
+        total_s=config.download_total_timeout_s,
+        files_max=config.extract_files_max,
+    )
 
 
 def failure(url: str, reason: str) -> DownloadFailed:
@@ -320,6 +331,11 @@ class Transfer:
         if size is not None and self._done_bytes - first != size:
             raise failure(self._url, f"it ended after {self._done_bytes - first} of {size} bytes")
         return digest.hexdigest()
+
+    def count(self, count: int) -> None:
+        """Counts bytes that others have written."""
+        self._stop.check()
+        self._count(count)
 
     def finish(self) -> None:
         _log.info("%s", self._progress.summary(self._done_bytes, time.monotonic()))

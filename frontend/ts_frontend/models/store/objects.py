@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -153,17 +153,22 @@ class Bucket(ABC):
             yield page
 
     @classmethod
-    @contextmanager
-    def explained(cls, url: str, place: Place) -> Iterator[None]:
-        """Turns the errors of the library into ServeErrors."""
-        try:
-            yield
-        except ServeError:
+    def explained(cls, url: str, place: Place) -> AbstractContextManager[None]:
+        """Turns the errors of the store's library into ServeErrors."""
+        return explained(cls.MODULES, partial(cls.told, url, place))
+
+
+@contextmanager
+def explained(modules: tuple[str, ...], told: Callable[[Exception], ServeError]) -> Iterator[None]:
+    """Turns the errors of a library, of classes in `modules`, into ServeErrors. Nothing else is caught."""
+    try:
+        yield
+    except ServeError:
+        raise
+    except Exception as error:
+        if not type(error).__module__.startswith(modules):
             raise
-        except Exception as error:
-            if not type(error).__module__.startswith(cls.MODULES):
-                raise
-            raise cls.told(url, place, error) from error
+        raise told(error) from error
 
 
 def download(

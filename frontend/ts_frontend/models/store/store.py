@@ -12,17 +12,19 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
-from ts_frontend.config.kinds import nearest
+from ts_frontend.config.kinds import is_hub_name, nearest
 from ts_frontend.errors import ArchiveNotFound, InvalidArgument, UrlForbidden
+from ts_frontend.models.archive import is_gguf, real
 from ts_frontend.models.formats.format import StoredModel
 from ts_frontend.models.formats.formats import Formats
-from ts_frontend.models.store import gcs, objects, s3
+from ts_frontend.models.store import gcs, hub, objects, s3
 from ts_frontend.models.store.http import (
     BYTES_MAX,
     FILES_MAX,
@@ -70,8 +72,11 @@ def _check_remote(url: str, plain: str, scheme: str) -> None:
     if scheme in _OBJECTS:
         objects.parse(plain)
         return
+    if scheme == "hf":
+        hub.parse(plain)
+        return
     if scheme not in ("http", "https", "file"):
-        raise InvalidArgument(f"url {url!a}: {scheme} is not supported; http, https, s3, gs and file are")
+        raise InvalidArgument(f"url {url!a}: {scheme} is not supported; http, https, s3, gs, hf and file are")
     try:
         parts = urlsplit(plain)
         port_is_fine = parts.port is None or parts.port > 0
@@ -112,7 +117,8 @@ _Place = Callable[[str], "tuple[Path, Path | None]"]
 class Fetched:
     """An archive file or model directory. `url`: as it was given; `downloaded`: `path` is a copy made for this model;
     `folder`: the folder outside the store that holds only this copy; `pin`: the digest that the URL demands;
-    `named`: the operator named it at the start."""
+    `named`: the operator named it at the start; `hub`: the name of its repository of Hugging Face's hub, which is used
+    in the hub's cache."""
 
     path: Path
     url: str
@@ -120,6 +126,7 @@ class Fetched:
     folder: Path | None = None
     pin: Pin | None = field(default=None, compare=False)
     named: bool = field(default=False, compare=False)
+    hub: str = ""
 
     @property
     def recorded(self) -> str:
@@ -131,7 +138,8 @@ class ModelStore:
     """`model_store`: the directory, or None. `allowed_urls`: regular expressions for whole URLs, ignoring case; None:
     only the model zoo. Files inside the store are always allowed. `trusted`: prefixes of further allowed URLs.
     `copies`: the directory for downloads of `fetch_apart`, or None. `formats`: the formats of its models. `missing`,
-    `place`: the beginning of errors about a missing archive, and the name of the store in them.
+    `place`: the beginning of errors about a missing archive, and the name of the store in them. `environ`: the
+    environment of the server.
 
     Raises InvalidArgument for an invalid regular expression.
     """
@@ -150,6 +158,7 @@ class ModelStore:
         missing: str = "Model not found at",
         place: str = "model store",
         formats: Formats | None = None,
+        environ: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._root = model_store.resolve() if model_store is not None else None
         self._explicit = allowed_urls is not None
@@ -161,6 +170,7 @@ class ModelStore:
         self._copies = copies
         self._missing, self._place = missing, place
         self._formats = formats or Formats()
+        self._hub = hub.Hub(environ)
 
     async def fetch(self, url: str, *, signed: bool = False, named: bool = False) -> Fetched:
         """The archive at `url`, copied into the store if it comes from elsewhere. `signed`: an http(s) URL is one of S3
@@ -173,18 +183,31 @@ class ModelStore:
         if named and (path := await asyncio.to_thread(self.directory, url)) is not None:
             # A relative path is that of this start's directory, which the next may not have.
             return Fetched(path, url if Path(url).is_absolute() or SCHEME.match(url) else str(path), False, named=True)
+        if named and url.lower().startswith(hub.SCHEME):
+            return replace(await self._fetched(url, self._apart, False, named=True), named=True)
         place = self._apart if self._root is None and self._copies is not None else self._in_store
         return await self._fetched(url, place, signed)
 
     def directory(self, url: str) -> Path | None:
-        """The directory of this machine that the operator's `url` names outside the store: a path with a slash that the
-        store doesn't have, or a `file://` URL. Blocking."""
+        """The directory of this machine, or the `.gguf` file, that the operator's `url` names outside the store: a path
+        with a slash that the store doesn't have, or a `file://` URL. Blocking."""
         scheme = SCHEME.match(url)
         if "/" not in url or (scheme is not None and scheme[1].lower() != "file"):
             return None
         path = Path(url2pathname(urlsplit(url).path) if scheme else url)
         stored = self._root is not None and (self._root / path).exists() and not path.is_absolute()
-        return path.resolve() if path.is_dir() and not stored and not self._lies_inside(path) else None
+        used = path.is_dir() or (is_gguf(path.name) and path.is_file())
+        return real(path) if used and not stored and not self._lies_inside(path) else None
+
+    def on_hub(self, url: str) -> str:
+        """The operator's `url`; `hf://ORG/NAME` for a bare `ORG/NAME`, which is nothing on this machine. Blocking."""
+        if not is_hub_name(url):
+            return url
+        here = any(Path(place, f"{url}{end}").exists() for place in (".", self._root or ".") for end in ("", ".mar"))
+        if here:
+            return url
+        _log.info("There is no %s on this machine: it is taken as a name of Hugging Face's hub", url)
+        return f"{hub.SCHEME}{url}"
 
     async def fetch_apart(self, url: str) -> Fetched:
         """The same, but a copy gets a new folder outside the store, so that there may be several per URL."""
@@ -210,9 +233,9 @@ class ModelStore:
             await asyncio.to_thread(fill, target)
             return fetched
 
-    async def _fetched(self, url: str, place: _Place, signed: bool) -> Fetched:
+    async def _fetched(self, url: str, place: _Place, signed: bool, named: bool = False) -> Fetched:
         stop = Stop()
-        work = owned(asyncio.to_thread(self._fetch_now, url, stop, place, signed))
+        work = owned(asyncio.to_thread(self._fetch_now, url, stop, place, signed, named))
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -231,6 +254,8 @@ class ModelStore:
         scheme = SCHEME.match(url)
         if scheme is not None and name == url:
             return await self.fetch_apart(url)
+        if scheme is not None and scheme[1].lower() == "hf":
+            return await self.fetch(url)
         if scheme is None or (
             scheme[1].lower() == "file" and self._root is not None and not (self._root / name).is_file()
         ):
@@ -262,7 +287,7 @@ class ModelStore:
     def names(self) -> list[str]:
         """The names of the models that ALL loads: every archive and directory of the store that isn't hidden; for some
         formats, the models inside a directory instead of it. "." is the store itself. Blocking."""
-        if self._root is None:
+        if self._root is None or not self._root.is_dir():
             return []
         with os.scandir(self._root) as entries:
             names = [entry.name for entry in entries if _is_archive(entry)]
@@ -292,13 +317,13 @@ class ModelStore:
             )
         return names[0]
 
-    def _fetch_now(self, url: str, stop: Stop, place: _Place, signed: bool) -> Fetched:
+    def _fetch_now(self, url: str, stop: Stop, place: _Place, signed: bool, named: bool) -> Fetched:
         try:
-            return self._fetch(url, stop, place, signed)
+            return self._fetch(url, stop, place, signed, named)
         except OSError as error:
             raise ArchiveNotFound(f"{self._missing}: {url} ({error.strerror or error})") from error
 
-    def _fetch(self, url: str, stop: Stop, place: _Place, signed: bool) -> Fetched:
+    def _fetch(self, url: str, stop: Stop, place: _Place, signed: bool, named: bool) -> Fetched:
         pin = PIN.search(url)
         plain = url[: pin.start()] if pin else url
         check_text(url, plain)
@@ -311,7 +336,13 @@ class ModelStore:
             if self._lies_inside(path) or (path.is_dir() and self._allow(plain)):
                 path, checked = self._used_in_place(url, path, pin, stop)
                 return Fetched(path, url, downloaded=False, pin=checked)
-        self._allow(plain)
+        if not named:
+            self._allow(plain)
+        if scheme[1].lower() == "hf":
+            if pin:
+                raise InvalidArgument(f"{url}: a repository has no SHA-256; name its commit, {plain}@COMMIT")
+            path = self._hub.fetch(plain, self._limits, stop)
+            return Fetched(path, url, downloaded=False, hub=hub.parse(plain).title)
         path, folder = place(plain)
         try:
             self._copy(plain, path, pin, stop, signed)
@@ -373,14 +404,14 @@ class ModelStore:
         if not path.is_file() and not path.is_dir():
             raise ArchiveNotFound(f"{self._missing}: {url} (it is neither a file nor a directory)")
         if pin is None:
-            return path.resolve(), None
+            return real(path), None
         if path.is_dir():
             raise InvalidArgument(f"{url}: a directory has no SHA-256; leave #sha256= out")
-        real, sha256 = path.resolve(), pin[1].lower()
-        with real.open("rb") as file:
+        found, sha256 = real(path), pin[1].lower()
+        with found.open("rb") as file:
             stamp = Stamp.of(os.fstat(file.fileno()))
             check_digest(url, digest(file, stop), sha256)
-        return real, Pin(sha256, stamp)
+        return found, Pin(sha256, stamp)
 
     def _in_store(self, url: str) -> tuple[Path, None]:
         if self._root is None:
@@ -443,7 +474,8 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def _is_archive(entry: os.DirEntry[str]) -> bool:
     """Whether ALL loads the entry. One that is broken, such as a link to nothing, counts: its load names the error."""
-    return not entry.name.startswith(".") and (entry.name.endswith(_ARCHIVE_SUFFIXES) or _is_folder(entry))
+    named = entry.name.endswith(_ARCHIVE_SUFFIXES) or is_gguf(entry.name)
+    return not entry.name.startswith(".") and (named or _is_folder(entry))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
