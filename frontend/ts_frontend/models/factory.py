@@ -16,6 +16,7 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive
 from ts_frontend.job import Job
 from ts_frontend.models.archive import Archive
+from ts_frontend.models.formats.language import HANDLERS
 from ts_frontend.models.handler_imports import may_need_torch
 from ts_frontend.models.model import NO_WORKER, Model
 from ts_frontend.models.pickles import SUFFIXES, how_to_serve
@@ -233,6 +234,7 @@ class ModelFactory:
             repeats=Repeats() if settings.idempotent else None,
             sharing=self._sharing(f"{name}_{version}", archive, settings),
             files=None if archive.packed is None else archive.packed.needed,
+            ends_alone=handler in HANDLERS,
         )
 
     def _sharing(self, name: str, archive: Archive, settings: ModelSettings) -> Sharing:

@@ -200,7 +200,8 @@ class WorkerPlan:
     (declared by its files or its handler); `on_spent`: gets the seconds that an ended worker spent reading and writing
     tensors; `repeats`: its handler may be called again for a request; `in_process`: its worker is a thread of the
     server, and isn't counted as a worker; `sharing`: how the workers get the model's weights; `files`: provides the
-    model's files before a worker starts.
+    model's files before a worker starts; `ends_alone`: of a request that takes too long, only the request ends, if the
+    handler then lets go of it.
     """
 
     spec: ProcessSpec
@@ -221,6 +222,7 @@ class WorkerPlan:
     in_process: bool = False
     sharing: Sharing = Sharing()
     files: Callable[[], Awaitable[None]] | None = None
+    ends_alone: bool = False
 
 
 def _shared_file() -> IO[bytes]:

@@ -629,11 +629,22 @@ class Worker:
                 job.fail(DeadlineExceeded(f"The stream's reader has taken nothing for {limit_s:g} s"))
                 self.release(job)
                 batch.active_s = running.turn_s = now_s
+        if self._plan.ends_alone:
+            self._end_silent(now_s, limit_s)
         if not running.overdue(now_s, limit_s):
             self._not_hung()
         elif self._ready_to_kill(now_s):
             self.hung = True
             self.kill(f"It gave no answer for {limit_s:g} s (responseTimeout)")
+
+    def _end_silent(self, now_s: float, limit_s: float) -> None:
+        """Ends the requests that have had no answer for too long. One that its handler holds on to for as long again is
+        a hung worker's."""
+        for job, batch in list(self._running.jobs.values()):
+            if not job.done and now_s - batch.active_s > limit_s and not batch.unread(now_s):
+                job.expire(DeadlineExceeded(f"The model gave no answer for {limit_s:g} s (responseTimeout)"))
+                self.release(job)
+                batch.active_s = now_s
 
     def _not_hung(self) -> None:
         """Makes a hung worker accept requests again after an answer."""

