@@ -225,7 +225,7 @@ class RouteTable:
         return Match(
             effect,
             any(one.managing for one in rows) or not (rows or reads),
-            any(one.json for one in rows),
+            row.json if row else any(one.json for one in rows),
             row.dialect
             if row
             else _dialect(segments, named or [one for one, _ in fitting if one.when not in self._off]),

@@ -16,12 +16,11 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive
 from ts_frontend.job import Job
 from ts_frontend.models.archive import Archive
-from ts_frontend.models.formats.language import HANDLERS
 from ts_frontend.models.handler_imports import may_need_torch
 from ts_frontend.models.model import NO_WORKER, Model
 from ts_frontend.models.pickles import SUFFIXES, how_to_serve
 from ts_frontend.models.settings import ModelSettings, Requested
-from ts_frontend.models.signature import Signature, signature_of
+from ts_frontend.models.signature import LANGUAGE_MODEL, Signature, signature_of
 from ts_frontend.models.statistics import CountedBatches
 from ts_frontend.scheduling.batcher import Policy, Priorities, Repeats
 from ts_frontend.scheduling.queues import JobQueue, PriorityJobFactory, PriorityQueue, TicketQueue, WorkQueue
@@ -234,7 +233,7 @@ class ModelFactory:
             repeats=Repeats() if settings.idempotent else None,
             sharing=self._sharing(f"{name}_{version}", archive, settings),
             files=None if archive.packed is None else archive.packed.needed,
-            ends_alone=handler in HANDLERS,
+            ends_alone=signature.platform == LANGUAGE_MODEL,
         )
 
     def _sharing(self, name: str, archive: Archive, settings: ModelSettings) -> Sharing:

@@ -13,6 +13,8 @@ from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.settings import ModelSettings
 
 KEY = "openInference"
+#: The platform of language models.
+LANGUAGE_MODEL = "language_model"
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class Generator:
         takes = inspect.signature(model.forward).parameters
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
         self._has_positions = "position_ids" in takes
+        self._cache_name = "past_key_values" if "past_key_values" in takes else "cache"
         self._changed = threading.Condition()
         self._waiting: deque[Text] = deque()
         self._batch: _Batch | None = None
@@ -163,15 +164,15 @@ class Generator:
                 decoder_input_ids=ids,
                 encoder_outputs=(source.states,),
                 attention_mask=source.mask,
-                past_key_values=cache,
                 use_cache=True,
+                **{self._cache_name: cache},
             )
             scored: torch.Tensor = found.logits[:, -1]
             return scored
-        options: dict[str, Any] = dict(self._options)
+        options: dict[str, Any] = {**self._options, self._cache_name: cache}
         if self._has_positions:
             options["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        found = self._model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **options)
+        found = self._model(input_ids=ids, attention_mask=mask, use_cache=True, **options)
         scores: torch.Tensor = found.logits[:, -1]
         return scores
 

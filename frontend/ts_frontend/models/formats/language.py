@@ -16,6 +16,7 @@ from ts_frontend.errors import InvalidArchive
 from ts_frontend.models.archive import CONFIG_FILE, GGUF, Archive, is_gguf, read_config, read_text
 from ts_frontend.models.extraction import refusal
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
+from ts_frontend.models.signature import LANGUAGE_MODEL
 
 _FIRST_PART = re.compile(r"-00001-of-\d{5}$")
 #: Each engine's handler, its package, and the extra of this server that installs it.
@@ -36,7 +37,7 @@ _USUAL: dict[str, Any] = {
     "minWorkers": 1,
     "maxWorkers": 1,
     "openInference": {
-        "platform": "language_model",
+        "platform": LANGUAGE_MODEL,
         "inputs": [
             {"name": "text_input", "datatype": "BYTES", "shape": [-1]},
             {"name": "stream", "datatype": "BOOL", "shape": [-1], "optional": True},
