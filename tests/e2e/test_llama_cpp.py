@@ -44,6 +44,11 @@ def test_requests_name_an_adapter(client_python: Callable[[str], Path], tmp_path
         assert base != other == said("chat:other")
         with ThreadPoolExecutor(8) as pool:
             assert list(pool.map(said, ["chat", "other"] * 8)) == [base, other] * 8
+        asked = {"prompt": "The sky is", "temperature": 0, "max_tokens": 8}
+        for name, text in (("", base), ("other", other)):
+            headers = {"X-Amzn-SageMaker-Adapter-Identifier": name} if name else {}
+            answer = httpx.post(f"{server.http}/invocations", json=asked, headers=headers, timeout=GUARD_S)
+            assert answer.json()["choices"][0]["text"] == text
         listed = [one["id"] for one in httpx.get(f"{server.http}/v1/models").json()["data"]]
         assert listed == ["chat", "chat:other", "other"]
         unknown = httpx.post(f"{server.http}/v1/completions", json={"model": "chat:none", "prompt": "a"})

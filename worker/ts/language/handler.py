@@ -25,6 +25,8 @@ EVENTS = "text/event-stream"
 #: The tensors of Triton's vLLM backend: a text, and what its clients may send beside it.
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
 STREAM, SAMPLING, WITHOUT_INPUT = "stream", "sampling_parameters", "exclude_input_in_output"
+#: SageMaker's name for the adapter that a call of /invocations is for.
+ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 #: The length of an answer to a request of another API that names none.
 TOKENS_USUAL = 256
 #: Names that other servers' clients have for OpenAI's members.
@@ -58,6 +60,14 @@ class LanguageModelHandler(ABC):
         """Yields the head of the engine's answer to OpenAI's request, then its bytes as they come. Leaving early ends
         the request in the engine. Raises PredictionException."""
 
+    def waiting(self) -> int | None:
+        """The requests that wait in the engine; None if it doesn't say."""
+        return None
+
+    def _tell_waiting(self) -> None:
+        if (waiting := self.waiting()) is not None:
+            self.tally.gauge("vllm:num_requests_waiting", waiting)
+
     async def handle(self, data: Sequence[Any], context: Context) -> list[Any]:
         """Each request's answer, or its exception."""
         self.tally.begin(context)
@@ -81,6 +91,8 @@ class LanguageModelHandler(ABC):
             except ValueError:
                 given = given.decode("utf-8", "replace")
         if isinstance(given, dict):
+            if adapter := context.get_request_header(idx, ADAPTER):
+                given = given | {"model": str(adapter)}
             return await self._passed(
                 idx, path or (CHAT if "messages" in given else TEXT), json.dumps(given).encode(), context
             )
@@ -113,6 +125,7 @@ class LanguageModelHandler(ABC):
             async with aclosing(self.ask(path, body)) as pieces:
                 head = await anext(pieces)
                 assert isinstance(head, Head)
+                self._tell_waiting()
                 yield head, pieces, count  # type: ignore[misc]  # what follows the head is bytes
 
     # --- texts of other APIs

@@ -32,6 +32,7 @@ class TransformersHandler(LanguageModelHandler):
         super().__init__()
         self._calls: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {}
         self._task = ""
+        self._generator: Any = None
 
     def initialize(self, context: Context) -> None:
         """Raises PackageMissing; ValueError for wrong settings, and what transformers says of the files."""
@@ -67,11 +68,14 @@ class TransformersHandler(LanguageModelHandler):
                 texts_max=int(section.get("parallel") or _PARALLEL),
                 tokens_max=section.get("maxModelLength"),
             )
-            self._calls = with_agents(texts)
+            self._calls, self._generator = with_agents(texts), texts.generator
         else:
             from ts.language.embedding import EncoderSurface
 
             self._calls = EncoderSurface(model, tokenizer, folder, self._task == SCORE).calls
+
+    def waiting(self) -> int | None:
+        return None if self._generator is None else self._generator.counts[1]
 
     async def ask(self, path: str, body: bytes) -> Answer:
         from ts.language.surface import Refusal
