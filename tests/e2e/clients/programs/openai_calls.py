@@ -21,7 +21,10 @@ ASK: Any = [{"role": "user", "content": "What is the capital of France? Answer w
 GREEDY: Any = {"model": "chat", "temperature": 0, "max_tokens": 24}
 SCHEMA = {
     "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 30}, "people": {"type": "integer"}},
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "people": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
     "required": ["city", "people"],
     "additionalProperties": False,
 }
@@ -43,17 +46,19 @@ def openais(client: openai.OpenAI) -> dict[str, Any]:
         client.chat.completions.create(messages=ASK, stream=True, stream_options={"include_usage": True}, **GREEDY)
     )
     formed: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}
-    objects = [
+    several = [
         client.chat.completions.create(
             model="chat",
-            messages=[{"role": "user", "content": f"Describe a city, number {at}"}],
+            messages=[{"role": "user", "content": "Describe a city"}],
             response_format=formed,
+            n=4,
             temperature=1.2,
             seed=at,
-            max_tokens=200,
+            max_tokens=60,
         )
-        for at in range(20)
+        for at in range(5)
     ]
+    objects = [choice for one in several for choice in one.choices]
     called = client.chat.completions.create(
         model="chat",
         messages=[{"role": "user", "content": REPEAT}],
@@ -80,7 +85,7 @@ def openais(client: openai.OpenAI) -> dict[str, Any]:
         "usage": whole.usage and whole.usage.total_tokens,
         "streamed": "".join(one.choices[0].delta.content or "" for one in pieces if one.choices),
         "streamed usage": pieces[-1].usage and pieces[-1].usage.total_tokens,
-        "objects": [json.loads(one.choices[0].message.content or "") for one in objects],
+        "objects": [json.loads(one.message.content or "") for one in objects],
         "tool": [call.function.name, json.loads(call.function.arguments), called.choices[0].finish_reason],
         "choices": len(chosen.choices),
         "alternatives": [len(one.top_logprobs) for one in chosen.choices[0].logprobs.content],
