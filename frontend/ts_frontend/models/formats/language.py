@@ -122,7 +122,7 @@ class LanguageModelFormat(ModelFormat):
             serialized_file=model.get("serializedFile"),
             requirements_file="requirements.txt" if requirements else None,
             config_file=CONFIG_FILE if configured else None,
-            config=config,
+            config=completed(handler, config),
             handler_settings=settings,
             remembered=single or bool(files.hub),
         )
