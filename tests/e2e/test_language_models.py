@@ -388,6 +388,8 @@ def test_a_client_that_leaves_frees_the_engine(url: str) -> None:
         ({"messages": ASK}, 400),
         ({"model": "chat", "messages": [{"role": "user", "content": "word " * 40_000}]}, 400),
         ({"model": "chat", "messages": ASK, "max_tokens": "many"}, 400),
+        ({"model": "chat", "messages": [{"role": "user", "content": "x"}] * 100_000}, 400),
+        ({"model": "chat", "messages": ASK, "tools": "none"}, 400),
     ],
 )
 def test_bad_bodies_are_refused_in_openais_form(url: str, body: dict[str, Any], status: int) -> None:

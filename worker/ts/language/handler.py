@@ -25,6 +25,8 @@ EVENTS = "text/event-stream"
 #: The tensors of Triton's vLLM backend: a text, and what its clients may send beside it.
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
 STREAM, SAMPLING, WITHOUT_INPUT = "stream", "sampling_parameters", "exclude_input_in_output"
+#: Messages of one chat at most, counted in bodies of this size: templates take a time that grows with their square.
+MESSAGES_MAX, LARGE_BYTES = 8192, 65_536
 #: SageMaker's name for the adapter that a call of /invocations is for.
 ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 #: The length of an answer to a request of another API that names none.
@@ -107,6 +109,8 @@ class LanguageModelHandler(ABC):
     # --- OpenAI's own calls
 
     async def _passed(self, idx: int, path: str, body: bytes, context: Context) -> Any:
+        if len(body) > LARGE_BYTES:
+            _check_messages(body)
         async with self._begun(path, body) as (head, pieces, count):
             context.set_response_content_type(idx, head.content_type)
             if head.status != 200:
@@ -182,6 +186,16 @@ async def _send(context: Context, idx: int, piece: Any) -> None:
 
 def _output(texts: Sequence[str]) -> Tensor:
     return Tensor(TEXT_OUTPUT, "BYTES", bytes_array([text.encode("utf-8", "replace") for text in texts], [len(texts)]))
+
+
+def _check_messages(body: bytes) -> None:
+    """Raises PredictionException for more messages than a chat template renders in bounded time."""
+    try:
+        messages = json.loads(body).get("messages")
+    except (ValueError, RecursionError, AttributeError):
+        return  # the engine says what is wrong
+    if isinstance(messages, list) and len(messages) > MESSAGES_MAX:
+        raise PredictionException(f"messages has {len(messages)} entries; a request may have {MESSAGES_MAX}", 400)
 
 
 def _encoded(asked: dict[str, Any]) -> tuple[str, bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ _PARALLEL = 4
 #: The longest path of a folder for sockets, whose own paths have at most 107 characters.
 _PLACE_MAX = 75
 _READ_BYTES = 64 * 1024
+#: The engine's messages about requests that it can't read, which it calls errors of its own.
+_OF_CLIENTS = re.compile(rb'"message":"(?:Failed to parse|\'\w+\' is required|Missing )')
 
 
 class LlamaCppHandler(LanguageModelHandler):
@@ -168,8 +171,13 @@ async def _asked(address: str, path: str, body: bytes) -> Answer:
                 raise PredictionException("The engine ended its answer early", 503)
             parser.feed_data(data)
             if parts.begun and not told:
+                status = parser.get_status_code()
+                if status == 500:
+                    if not parts.ended:
+                        continue
+                    status = 400 if _OF_CLIENTS.search(b"".join(parts.pieces)) else 500
                 told = True
-                yield Head(parser.get_status_code(), parts.content_type)
+                yield Head(status, parts.content_type)
             pieces, parts.pieces = parts.pieces, []
             if pieces:
                 yield b"".join(pieces)
