@@ -190,6 +190,7 @@ def test_responses_and_messages_say_what_the_chat_says(url: str) -> None:
         ("v1/messages", {"messages": ASK}, "max_tokens"),
         ("v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 1}, "messages"),
         ("tokenize", {"prompt": 5}, "prompt"),
+        ("tokenize", {"messages": 5}, "messages"),
         ("detokenize", {"tokens": [-1]}, "tokens"),
         ("v1/embeddings", {"model": "sentences", "input": []}, "input"),
         ("v1/embeddings", {"model": "sentences", "input": "a", "dimensions": 1000}, "dimensions"),

@@ -24,7 +24,7 @@ CHAT, TEXT = "v1/chat/completions", "v1/completions"
 EVENTS = "text/event-stream"
 #: The tensors of Triton's vLLM backend: a text, and what its clients may send beside it.
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
-STREAM, SAMPLING, WITHOUT_INPUT = "stream", "sampling_parameters", "exclude_input_in_output"
+STREAM, SAMPLING = "stream", "sampling_parameters"
 #: Messages of one chat at most, counted in bodies of this size: templates take a time that grows with their square.
 MESSAGES_MAX, LARGE_BYTES = 8192, 65_536
 #: SageMaker's name for the adapter that a call of /invocations is for.
@@ -101,9 +101,10 @@ class LanguageModelHandler(ABC):
         if path or not isinstance(given, str):
             raise PredictionException("The body is a JSON object with a prompt or messages, or a text", 400)
         asked = {"model": context.model_name, "prompt": given, "max_tokens": TOKENS_USUAL}
-        async for text, _ in self._pieces(asked):
-            if text:
-                await _send(context, idx, text)
+        async with aclosing(self._pieces(asked)) as pieces:
+            async for text, _ in pieces:
+                if text:
+                    await _send(context, idx, text)
         return ""
 
     # --- OpenAI's own calls
@@ -139,10 +140,11 @@ class LanguageModelHandler(ABC):
         asked, texts = _asked(request, context.model_name)
         if asked[STREAM]:
             said: dict[str, Any] = {}
-            async for text, told in self._pieces(asked | {"prompt": texts[0]}):
-                said |= told
-                if text:
-                    await _send(context, idx, InferenceResponse([_output([text])]))
+            async with aclosing(self._pieces(asked | {"prompt": texts[0]})) as pieces:
+                async for text, told in pieces:
+                    said |= told
+                    if text:
+                        await _send(context, idx, InferenceResponse([_output([text])]))
             return InferenceResponse([_output([""])], parameters=said)
         found = await asyncio.gather(*(self._whole(asked | {"prompt": text}) for text in texts))
         return InferenceResponse(
@@ -209,7 +211,7 @@ def _asked(request: InferenceRequest, model: str) -> tuple[dict[str, Any], list[
     if isinstance(request, V1Request):
         given |= request.payload.get("parameters") or {}
     if (tensor := request.input(SAMPLING)) is not None:
-        given |= _object(_strings(tensor)[0], SAMPLING)
+        given |= json_object(_strings(tensor)[0], SAMPLING)
     tensor = request.input(TEXT_INPUT) or (request.inputs[0] if len(request.inputs) == 1 else None)
     if tensor is None or tensor.datatype != "BYTES" or not tensor.array.size:
         raise PredictionException(f"The prompt is a text, in the input {TEXT_INPUT} of BYTES", 400)
@@ -230,13 +232,14 @@ def _strings(tensor: Tensor) -> list[str]:
     return [bytes(value).decode("utf-8", "replace") for value in tensor.array.ravel()]
 
 
-def _object(text: str, name: str) -> dict[str, Any]:
+def json_object(text: str | bytes, name: str) -> dict[str, Any]:
+    """Reads a JSON object, for errors by `name`. Raises PredictionException."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise PredictionException(f"{name} is not valid JSON: {error}", 400) from None
     if not isinstance(found, dict):
-        raise PredictionException(f"{name} is a JSON object, not {text[:80]}", 400)
+        raise PredictionException(f"{name} is a JSON object, not {str(found)[:80]}", 400)
     return found
 
 

@@ -152,11 +152,7 @@ class TextSurface:
 
     def read(self, body: Fields, chat: bool) -> Wish:
         """Raises Refusal."""
-        try:
-            asked = completions.read(body, chat, HONOURS)
-        except BadCompletion as error:
-            others = f"; {_OTHERS}" if error.reason == "unsupported_parameter" else ""
-            raise Refusal(f"{error}{others}", error.parameter, code=error.reason) from None
+        asked = _asked(body, chat)
         for name, least, most, whole in _RANGES:
             _check(body, name, least, most, whole)
         count = body.get("n") or 1
@@ -300,7 +296,7 @@ class TextSurface:
     async def _tokenize(self, body: Fields) -> Answer:
         """vLLM's and llama.cpp's forms."""
         if "messages" in body:
-            tokens = self.chat_tokens(body, completions.read(body, True, HONOURS).messages)
+            tokens = self.chat_tokens(body, _asked(body, True).messages)
         else:
             text = body.get("prompt", body.get("content"))
             if not isinstance(text, str):
@@ -316,6 +312,15 @@ class TextSurface:
             raise Refusal(f"tokens is a list of numbers below {self._vocabulary}", "tokens")
         text = decoded(self.tokenizer, tokens)
         return whole({"prompt": text, "content": text})
+
+
+def _asked(body: Fields, chat: bool) -> Asked:
+    """Raises Refusal."""
+    try:
+        return completions.read(body, chat, HONOURS)
+    except BadCompletion as error:
+        others = f"; {_OTHERS}" if error.reason == "unsupported_parameter" else ""
+        raise Refusal(f"{error}{others}", error.parameter, code=error.reason) from None
 
 
 async def gathered(run: Run) -> list[Piece]:

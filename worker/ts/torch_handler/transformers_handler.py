@@ -13,8 +13,7 @@ from typing import Any
 
 from ts.context import Context
 from ts.handler_utils.utils import needed
-from ts.language.handler import Answer, Head, LanguageModelHandler
-from ts.utils.util import PredictionException
+from ts.language.handler import Answer, Head, LanguageModelHandler, json_object
 
 GENERATE, EMBED, SCORE = "text-generation", "embeddings", "rerank"
 TASKS = (GENERATE, EMBED, SCORE)
@@ -85,22 +84,12 @@ class TransformersHandler(LanguageModelHandler):
             if call is None:
                 there = ", ".join(f"/{one}" for one in self._calls)
                 raise Refusal(f"{_KINDS[self._task]} has no /{path[:80]}; it has {there}", status=404)
-            async with aclosing(await call(_object(body))) as answer:
+            async with aclosing(await call(json_object(body, "The body"))) as answer:
                 async for piece in answer:
                     yield piece
         except Refusal as error:
             yield Head(error.status, "application/json")
             yield error.body()
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise PredictionException(f"The body is not valid JSON: {error}", 400) from None
-    if not isinstance(found, dict):
-        raise PredictionException("The body is a JSON object", 400)
-    return found
 
 
 def _task(folder: Path) -> str:
