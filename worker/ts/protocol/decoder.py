@@ -71,6 +71,7 @@ from ts.protocol.frames import (
     Stop,
     Times,
 )
+from ts.protocol.memory import unfilled
 
 #: Makes a named tuple of its values at half the cost of calling its type.
 new: Final = tuple.__new__
@@ -465,7 +466,7 @@ class Decoder:
     def _begin_open(self, kind: int, key: int, flags: int, length: int, part: memoryview) -> None:
         """Opens a frame of `length` bytes, of which `part` has arrived, at least the size of a U64."""
         if not flags:
-            whole = bytearray(length)
+            whole = unfilled(length)
             room = memoryview(whole)
         else:
             if not flags & CONTINUED:
@@ -510,7 +511,7 @@ class Decoder:
         (total,) = _Reader(body).unpack(U64)
         if total > self.message_bytes_max:
             raise FrameError(f"message of {total} bytes is over the limit of {self.message_bytes_max}")
-        self._partial[kind, key] = bytearray(total), 0
+        self._partial[kind, key] = unfilled(total), 0
 
 
 def decode_bytes(data: bytes) -> list[Message]:

@@ -1,4 +1,4 @@
-"""The C library's handling of freed memory, for the frontend and for workers.
+"""The memory of large bodies, for the frontend and for workers.
 
 By default, glibc returns the free end of the heap to the system as soon as it is larger than twice the largest freed
 block (from 256 KiB on). Each large body then gets new pages, which the kernel clears, maps one by one and unmaps again:
@@ -12,6 +12,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Mapping
+from typing import Any, Final
 
 #: The values that glibc comes to by itself once the process has freed a block of 32 MiB: smaller ones are taken from
 #: the heap, whose free end is kept up to twice that size.
@@ -21,6 +22,19 @@ KEPT_BYTES_MAX = 2 * HEAP_BLOCK_BYTES_MAX
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 #: The variables by which a user sets the same.
 _VARIABLES = frozenset({"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"})
+#: Below this size, clearing takes less time than the call that leaves it out.
+_UNFILLED_BYTES_MIN: Final = 32 * 1024
+_made: Any = ctypes.pythonapi.PyByteArray_FromStringAndSize
+_made.argtypes, _made.restype = (ctypes.c_void_p, ctypes.c_ssize_t), ctypes.py_object
+
+
+def unfilled(size: int) -> bytearray:
+    """A buffer that the caller fills before anyone else sees it: a large one holds what its memory held before, because
+    clearing a mebibyte takes 75 µs."""
+    if size < _UNFILLED_BYTES_MIN:
+        return bytearray(size)
+    found: bytearray = _made(None, size)
+    return found
 
 
 def keep_freed() -> None:
