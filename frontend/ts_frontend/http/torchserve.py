@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
 from typing import Final
 from urllib.parse import parse_qsl
 
@@ -191,11 +192,15 @@ async def answer_of(job: Job) -> HttpAnswer:
 
 def handler_headers(pairs: Pairs) -> list[Header]:
     """Returns the headers that a handler set, without those that HTTP can't carry or that only the server sets."""
-    return [
-        (name.lower().encode(), value.encode("latin-1"))
-        for name, value in pairs
-        if name.lower() not in _RESERVED and _NAME.fullmatch(name) and _VALUE.fullmatch(value)
-    ]
+    return [header for pair in pairs if (header := _header_of(*pair)) is not None]
+
+
+@lru_cache(maxsize=64)
+def _header_of(name: str, value: str) -> Header | None:
+    lower = name.lower()
+    if lower in _RESERVED or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+        return None
+    return lower.encode(), value.encode("latin-1")
 
 
 def json_of_model(body: Buffer, pairs: Pairs) -> HttpAnswer:

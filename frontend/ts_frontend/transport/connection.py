@@ -201,7 +201,12 @@ class Connection:
         self._server.flooded(self, text)
 
     def wrote(self) -> None:
-        if not self._inside and not self._scheduled:
+        if self._inside or self._scheduled:
+            return
+        http = self.http
+        if isinstance(http, Http1) and http.stream is None:
+            self.flush()  # the answer is complete: nothing comes that could be sent with it
+        else:
             self._scheduled = True
             self.loop.call_soon(self._flush_later)
 

@@ -90,11 +90,15 @@ class Http1Stream(Stream):
     def respond(self, status: int, fields: Fields, body: Data = b"") -> None:
         if not any(name == b"content-length" for name, _ in fields) and status not in NO_BODY:
             fields = (*fields, (b"content-length", b"%d" % len(body)))
-        self.begin(status, fields)
-        self.write(body)
+        self._begin(status, fields)
+        self._write(body)
         self.finish()
 
     def begin(self, status: int, fields: Fields) -> None:
+        self._begin(status, fields)
+        self.http.events.wrote()
+
+    def _begin(self, status: int, fields: Fields) -> None:
         if self.done or self.begun:
             return
         self.begun, self.status = True, status
@@ -116,13 +120,16 @@ class Http1Stream(Stream):
         elif self.keeps and self.peer.version == "1.0":
             more.append(_KEEP)
         lines = [b"HTTP/1.1 %d %s\r\n" % (status, _PHRASES.get(status, b""))]
-        lines += [b"%s: %s\r\n" % field for field in fields]
-        lines += [b"%s: %s\r\n" % field for field in more]
+        for name, value in (*fields, *more):
+            lines += (name, b": ", value, b"\r\n")
         lines.append(b"\r\n")
         self.http.out.append(b"".join(lines))
-        self.http.events.wrote()
 
     def write(self, data: Data) -> None:
+        self._write(data)
+        self.http.events.wrote()
+
+    def _write(self, data: Data) -> None:
         size = len(data)
         if self.done or self.no_body or not size:
             return
@@ -132,7 +139,6 @@ class Http1Stream(Stream):
             self.http.queued += size
         else:
             self._send(data, size)
-        self.http.events.wrote()
 
     def _send(self, data: Data, size: int) -> None:
         if self.chunked:
@@ -245,6 +251,11 @@ class Http1:
         if data[at] in b"\r\n":  # empty lines before the request (2.2)
             blank = _BLANK.match(data, at)
             return at if blank is None else blank.end()
+        known = self._known
+        if known is not None and data.startswith(known.raw, at):
+            self._searched = 0
+            self._begin(known)
+            return at + len(known.raw)
         found = _HEAD_END.search(data, at + max(0, self._searched - 3))
         size = (found.end() if found else len(data)) - at
         if size > self._head_bytes_max:
@@ -256,10 +267,7 @@ class Http1:
             return at
         self._searched = 0
         end = found.end()
-        raw, known = data[at:end], self._known
-        if known is not None and known.raw == raw:
-            self._begin(known)
-            return end
+        raw = data[at:end]
         line_end = data.find(b"\n", at) - 1
         spoken = data[max(at, line_end - 9) : line_end]
         if spoken not in _SPOKEN:
