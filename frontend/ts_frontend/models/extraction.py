@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Self, TypeAlias
+from typing import IO, Any, TypeAlias
 
 from ts_frontend.errors import InvalidArchive, ServeError
 from ts_frontend.models.store.http import Stop
@@ -347,14 +347,13 @@ def _check_kind(archive: Path, name: str, mode: int) -> None:
 class _TarEntry(tarfile.TarInfo):
     """A header block, refused before tarfile reads its announced data (long names, pax records, maps) into memory."""
 
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        entry = super().frombuf(buf, encoding, errors)
-        if entry.type in _TAR_META_TYPES and entry.size > _TAR_HEADER_BYTES_MAX:
-            raise ValueError(f"a header of {entry.size} bytes")
-        if entry.type == tarfile.GNUTYPE_SPARSE:
-            raise ValueError(f"{entry.name!a} is a sparse file")
-        return entry
+    def _proc_member(self, package: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _TAR_META_TYPES and self.size > _TAR_HEADER_BYTES_MAX:
+            raise ValueError(f"a header of {self.size} bytes")
+        if self.type == tarfile.GNUTYPE_SPARSE:
+            self._refuse_sparse()
+        member: tarfile.TarInfo = super()._proc_member(package)  # type: ignore[misc]  # which tarfile names for subclasses
+        return member
 
     def _refuse_sparse(self, *_: Any) -> None:
         raise ValueError(f"{self.name!a} is a sparse file")
