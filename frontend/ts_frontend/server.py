@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from ts.version import is_compiled
 from ts_frontend.authorization.authorization import Authorization, open_authorization
 from ts_frontend.config import checks as config_checks
 from ts_frontend.config.display import snapshot_settings
@@ -388,6 +389,8 @@ class Server:
         """Loads the models and workflows of the start, then listens. Returns warnings, also of models that failed."""
         config, manager = self.config, parts.manager
         parts.listeners.check_addresses()
+        if not is_compiled():
+            log.info("Pure Python: the compiled form takes less CPU time for each request (docs/performance.md).")
         missing = missing_torch(config)
         for warning in missing:
             log.warning("%s", warning)
