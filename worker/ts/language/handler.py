@@ -207,28 +207,51 @@ def _encoded(asked: dict[str, Any]) -> tuple[str, bytes]:
 def _asked(request: InferenceRequest, model: str) -> tuple[dict[str, Any], list[str]]:
     """OpenAI's body of a request with tensors, without its prompt, and the prompts. Raises PredictionException."""
     asked: dict[str, Any] = {"model": model, "max_tokens": TOKENS_USUAL}
-    given = dict(request.parameters)
-    if isinstance(request, V1Request):
-        given |= request.payload.get("parameters") or {}
+    given = parameters(request)
     if (tensor := request.input(SAMPLING)) is not None:
-        given |= json_object(_strings(tensor)[0], SAMPLING)
+        given |= json_object(strings(tensor)[0], SAMPLING)
     tensor = request.input(TEXT_INPUT) or (request.inputs[0] if len(request.inputs) == 1 else None)
     if tensor is None or tensor.datatype != "BYTES" or not tensor.array.size:
         raise PredictionException(f"The prompt is a text, in the input {TEXT_INPUT} of BYTES", 400)
     for name, value in given.items():
         if name == "messages" and isinstance(value, str):
-            value = json.loads(value)
-        if not name.startswith(("triton_", "sequence_")) and name not in ("timeout", "priority", "content_type"):
-            asked[_NAMES.get(name, name)] = value
+            value = _messages(value)
+        asked[_NAMES.get(name, name)] = value
     flag = request.input(STREAM)
     asked[STREAM] = request.stream and (flag is None or bool(flag.numbers().ravel()[0]))
-    texts = _strings(tensor)
+    texts = strings(tensor)
     if asked[STREAM] and len(texts) > 1:
         raise PredictionException(f"A stream has one prompt; {tensor.name} has {len(texts)}", 400)
     return asked, texts
 
 
-def _strings(tensor: Tensor) -> list[str]:
+def parameters(request: InferenceRequest) -> dict[str, Any]:
+    """The parameters of a request that are for the model. Raises PredictionException."""
+    given = dict(request.parameters)
+    if isinstance(request, V1Request):
+        more = request.payload.get("parameters") or {}
+        if not isinstance(more, dict):
+            raise PredictionException(f"parameters is a JSON object, not {str(more)[:80]}", 400)
+        given |= more
+    return {
+        name: value
+        for name, value in given.items()
+        if not name.startswith(("triton_", "sequence_")) and name not in ("timeout", "priority", "content_type")
+    }
+
+
+def _messages(text: str) -> list[Any]:
+    """The parameter `messages`, which is text over gRPC. Raises PredictionException."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PredictionException(f"messages is not valid JSON: {error}", 400) from None
+    if not isinstance(found, list):
+        raise PredictionException(f"messages is a JSON list, not {text[:80]}", 400)
+    return found
+
+
+def strings(tensor: Tensor) -> list[str]:
     return [bytes(value).decode("utf-8", "replace") for value in tensor.array.ravel()]
 
 
