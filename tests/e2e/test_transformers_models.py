@@ -206,6 +206,16 @@ def test_what_cannot_be_done_names_the_member(url: str, path: str, body: dict[st
     assert post(url, "v1/completions", prompt=PROMPT, max_tokens=1)["choices"]
 
 
+@pytest.mark.parametrize("messages", ["no JSON", '{"role": "user"}', "[" * 100_000])
+def test_messages_of_a_tensor_request_that_are_no_chat_are_the_clients_fault(url: str, messages: str) -> None:
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [""]}
+    asked = {"inputs": [tensor], "parameters": {"messages": messages}}
+    answer = httpx.post(f"{url}/v2/models/chat/infer", json=asked, timeout=GUARD_S)
+    assert answer.status_code == 400 and "messages is " in answer.json()["error"], answer.text
+    asked["parameters"] = {"messages": json.dumps(ASK), "max_tokens": 1}
+    assert httpx.post(f"{url}/v2/models/chat/infer", json=asked, timeout=GUARD_S).status_code == 200
+
+
 def test_vectors_are_those_of_sentence_transformers(url: str, models: Models) -> None:
     expected = ran("sentence_vectors.py", models.env, str(models.folder / "sentences"), *SENTENCES)
     found = post(url, "v1/embeddings", model="sentences", input=SENTENCES)

@@ -24,20 +24,17 @@ from ts.compat.triton_backend.modules import TorchModule
 from ts.context import Context
 from ts.handler_utils.utils import as_sent, row_value
 from ts.language.embedding import BATCH_TOKENS, INPUTS_MAX, Batches, Encoded, padded, usage
-from ts.language.handler import Answer, parameters, strings
+from ts.language.handler import ARGUMENT, Answer, json_bytes, parameters, results, strings
 from ts.language.surface import Fields, Refusal, whole
 from ts.protocol.frames import Input
 from ts.protocol.tasks import ANSWER, CLASSIFY, FILL, TAG
 from ts.tensors import values
 from ts.tensors.forms import ModelSpec
 from ts.tensors.rows import plain_value
-from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, Tensor, bytes_array
+from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, Tensor
 from ts.tensors.v1_form import INSTANCES, V1Request, V1Response
 from ts.utils.util import PredictionException
 
-OUTPUT = "output"
-#: MLServer's name for one argument of a pipeline, and its name for a list of JSON.
-_ARGUMENT, _CONTENT_TYPE = "args", "hg_jsonlist"
 #: What `predictions` adds to V1's answers.
 PREDICTIONS = ("", "probabilities", "raw_logits")
 #: A token of these has a number for each word of the vocabulary.
@@ -135,11 +132,9 @@ class TaskModel:
         if not request.inputs or any(one.datatype != "BYTES" for one in request.inputs):
             return await self._numbers(request)
         found = await self._results(self._joined(request.inputs), given)
-        if request.inputs[0].name == _ARGUMENT and len(found) == 1 and isinstance(found[0], list):
+        if request.inputs[0].name == ARGUMENT and len(found) == 1 and isinstance(found[0], list):
             found = found[0]
-        data = [_json(one) for one in found]
-        output = Tensor(OUTPUT, "BYTES", bytes_array(data, [len(data), 1]), {"content_type": _CONTENT_TYPE})
-        return InferenceResponse([output])
+        return InferenceResponse([results(found)])
 
     async def _of_body(self, row: Any, name: str) -> bytes:
         """What a pipeline gives for the `inputs` of a JSON object with `parameters`, for other JSON, or for a text."""
@@ -156,14 +151,14 @@ class TaskModel:
                     raise Refusal("parameters is a JSON object", "parameters")
                 found = await self._results(texts, given)
                 alone = isinstance(inputs, str) and self._task == CLASSIFY and "top_k" not in given
-                return _json(found if isinstance(inputs, list) or alone else found[0])
+                return json_bytes(found if isinstance(inputs, list) or alone else found[0])
         sent = [Input(key, "", _bytes(part)) for key, part in parts.items()]
         request = values.request_of(sent, (), ModelSpec(name, "", {}, {}))
         if all(one.datatype == "BYTES" for one in request.inputs):
             found = await self._results(self._joined(request.inputs), {})
-            return _json(found if self._task == CLASSIFY or len(found) > 1 else found[0])
+            return json_bytes(found if self._task == CLASSIFY or len(found) > 1 else found[0])
         answered = {one.name: plain_value(one) for one in (await self._numbers(request)).outputs}
-        return _json(next(iter(answered.values())) if len(answered) == 1 else answered)
+        return json_bytes(next(iter(answered.values())) if len(answered) == 1 else answered)
 
     async def _numbers(self, request: InferenceRequest) -> InferenceResponse:
         """The outputs of `forward` for tensors. Raises PredictionException."""
@@ -407,7 +402,3 @@ def _read(value: Any) -> Any:
 def _bytes(value: Any) -> bytes:
     sent = as_sent(value)
     return sent if isinstance(sent, bytes) else sent.encode()
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, default=lambda number: number.item()).encode("utf-8", "replace")

@@ -65,6 +65,7 @@ class TransformersHandler(LanguageModelHandler):
         if section.get("chatTemplate"):
             tokenizer.chat_template = section["chatTemplate"]
         encodes = transformers.AutoConfig.from_pretrained(folder, **given).is_encoder_decoder
+        self.continues = not encodes
         name = "AutoModelForSeq2SeqLM" if encodes and self._task == GENERATE else _CLASSES[self._task]
         model, loading = getattr(transformers, name).from_pretrained(
             folder, dtype=section.get("dtype", "auto"), output_loading_info=True, **given
