@@ -186,6 +186,7 @@ def test_responses_and_messages_say_what_the_chat_says(url: str) -> None:
         ("v1/completions", {"prompt": "a", "top_k": "many"}, "top_k"),
         ("v1/completions", {"prompt": "a", "echo": True}, "echo"),
         ("v1/responses", {"input": 5}, "input"),
+        ("v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         ("v1/responses", {"input": "a", "previous_response_id": "x"}, "previous_response_id"),
         ("v1/messages", {"messages": ASK}, "max_tokens"),
         ("v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 1}, "messages"),
@@ -203,6 +204,7 @@ def test_what_cannot_be_done_names_the_member(url: str, path: str, body: dict[st
     error = post(url, path, 400, **body)["error"]
     assert error["message"] and error["type"] == "invalid_request_error"
     assert parameter is None or error["param"] == parameter, error
+    assert ("the engine vllm takes images" in error["message"]) is ("image" in json.dumps(body))
     assert post(url, "v1/completions", prompt=PROMPT, max_tokens=1)["choices"]
 
 
