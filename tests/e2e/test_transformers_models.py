@@ -236,6 +236,21 @@ def test_vectors_are_those_of_sentence_transformers(url: str, models: Models) ->
         assert answer["data"][0]["embedding"] == pytest.approx(expected[at % len(SENTENCES)], abs=1e-5)
 
 
+def test_a_name_of_the_hub_serves_vectors(models: Models, tmp_path: Path, serving: Any) -> None:
+    """From the cache of the hub's tools, without a network."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "hub" / "models--org--sentences"
+    shutil.copytree(models.folder / "sentences", repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    env = {**models.env, "HF_HUB_CACHE": str(tmp_path / "hub")}
+    with serving(tmp_path, None, {"env": env, "load_models": "org/sentences"}, ["--ncs"]) as server:
+        server.wait_for_log("of sentences_1.0 is ready")
+        found = post(server.http, "v1/embeddings", model="sentences", input=SENTENCES)["data"]
+    expected = ran("sentence_vectors.py", models.env, str(models.folder / "sentences"), *SENTENCES)
+    assert [one["embedding"] for one in found] == [pytest.approx(vector, abs=1e-5) for vector in expected]
+
+
 def test_pairs_are_scored_and_ordered(url: str) -> None:
     documents = ["a cat", "the sky is blue", "dogs"]
     scores = [one["score"] for one in post(url, "v1/score", model="reranker", text_1="sky", text_2=documents)["data"]]
