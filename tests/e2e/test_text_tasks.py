@@ -125,6 +125,8 @@ def test_answers_to_questions_are_the_best_spans(url: str, models: Models) -> No
     short, long = models.expected["questions"]
     assert post(url, "predictions/questions", ASKED) == near(short)
     assert post(url, "predictions/questions", {"inputs": ASKED}) == near(short)
+    parts = {name: (None, text) for name, text in ASKED.items()}
+    assert httpx.post(f"{url}/predictions/questions", files=parts, timeout=GUARD_S).json() == near(short)
     assert infer(url, "questions", question=[QUESTION] * 2, context=[CONTEXT, CONTEXT * 40])[1] == near([short, long])
     found = post(url, "v1/models/questions:predict", {"instances": [ASKED, {**ASKED, "context": CONTEXT * 40}]})
     assert found["predictions"] == near([short, long])
@@ -175,11 +177,13 @@ def test_open_inference_answers_as_mlservers_runtime(server: Any, url: str, mode
     with grpc.insecure_channel(server.inference) as channel:
         answer = GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=GUARD_S)
     assert [json.loads(one) for one in answer.outputs[0].contents.bytes_contents] == near(classes)
+    generated = post(url, "v2/models/classes/generate", {"text_input": TEXTS[0]})
+    assert json.loads(generated["output"]) == near(classes[0])
     (output,) = httpx.get(f"{url}/v2/models/classes").json()["outputs"]
     assert (output["name"], output["datatype"]) == ("output", "BYTES")
 
 
-def test_requests_side_by_side_share_a_pass_and_keep_their_own(url: str, models: Models) -> None:
+def test_requests_side_by_side_keep_their_own_answers(url: str, models: Models) -> None:
     def ask(at: int) -> Any:
         return post(url, "predictions/classes", TEXTS[at % 3])
 
@@ -230,6 +234,7 @@ def test_pairs_are_scored_with_their_types(url: str, models: Models) -> None:
         ("masks", {"inputs": "no mask"}, "No mask_token"),
         ("masks", {"inputs": "a [MASK]", "parameters": {"top_k": 999}}, "top_k is at most"),
         ("masks", {"inputs": "a [MASK]", "parameters": {"targets": []}}, "targets is a list"),
+        ("masks", {"inputs": "[MASK] " * 400, "parameters": {"top_k": 99}}, "39600 words for 400 masks, at most 20000"),
         ("questions", {"inputs": "a"}, "a question is an object with question and context"),
         ("questions", {"inputs": {"question": "word " * 400, "context": "b"}}, "question has"),
         ("questions", {"inputs": {"question": "a", "context": " "}}, "aren't empty"),
@@ -251,7 +256,9 @@ def test_refusals_of_v1_and_of_tensors(url: str) -> None:
     refused = post(url, "v2/models/questions/infer", {"inputs": uneven}, 400)
     assert "different numbers of texts" in json.dumps(refused)
     found = post(url, "v1/models/mask_chances:predict", {"instances": ["[MASK] " * 500] * 20}, 400)
-    assert "numbers, at most" in json.dumps(found)
+    assert "for 10000 masks, at most" in json.dumps(found)
+    wrong = post(url, "v1/models/questions:predict", {"instances": [{"q": "a", "context": "b"}]}, 400)
+    assert "the texts are two, question and context" in json.dumps(wrong)
 
 
 def test_long_texts_are_cut_to_what_the_model_takes(url: str) -> None:

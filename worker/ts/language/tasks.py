@@ -37,10 +37,10 @@ from ts.utils.util import PredictionException
 
 #: What `predictions` adds to V1's answers.
 PREDICTIONS = ("", "probabilities", "raw_logits")
-#: A token of these has a number for each word of the vocabulary.
-_MASK_TOKENS = 2048
-#: The most numbers of an answer with all of the vocabulary.
-_NUMBERS_MAX = 1 << 21
+#: For masks, each token has a number for each word of the vocabulary: so many are computed at once, of all tokens.
+_MASK_NUMBERS = 1 << 26
+#: A request for masks has an answer with so many words at most, and so many numbers with all of the vocabulary.
+_WORDS_MAX, _NUMBERS_MAX = 20_000, 1 << 21
 #: The members of a text that has two parts; all but a pair's second are needed.
 _PARTS = {CLASSIFY: ("text", "text_pair"), ANSWER: ("question", "context")}
 #: A question with a part of its context has so many tokens, and two parts so many in common, as in pipelines.
@@ -98,7 +98,8 @@ class TaskModel:
         self._refusals: tuple[type[Exception], ...] = ()
         if task != ANSWER:
             self._pipeline, self._refusals = _pipeline(task, model, tokenizer)
-        self._batches = Batches(self._computed, _MASK_TOKENS if task == FILL else BATCH_TOKENS)
+        most = _MASK_NUMBERS // model.config.vocab_size if task == FILL else BATCH_TOKENS
+        self._batches = Batches(self._computed, most)
         self._forward = GraphAdapter(TorchModule.of(model, model.device))
         self.calls = {"classify": self._classify, "v1/classify": self._classify} if task == CLASSIFY else {}
 
@@ -119,9 +120,10 @@ class TaskModel:
             raise PredictionException(str(error), 400) from None
 
     async def _of_v1(self, request: V1Request) -> InferenceResponse:
-        texts = self._texts(next(request.payload[name] for name in INSTANCES if name in request.payload))
-        if texts is None:
+        texts = self._texts(next(one for name in INSTANCES if isinstance(one := request.payload.get(name), list)))
+        if texts is None and not _are_texts(request.inputs):
             return await self._numbers(request)
+        texts = self._joined(request.inputs) if texts is None else texts
         given = parameters(request)
         if given and self._task != ANSWER:
             raise Refusal(f"predictions of V1 have no parameters for {self._task}; {', '.join(given)} are for others")
@@ -129,7 +131,7 @@ class TaskModel:
 
     async def _of_tensors(self, request: InferenceRequest, given: Fields) -> InferenceResponse:
         """MLServer's form for texts: JSON of the result for each. Of one `args`, a list is its elements."""
-        if not request.inputs or any(one.datatype != "BYTES" for one in request.inputs):
+        if not _are_texts(request.inputs):
             return await self._numbers(request)
         found = await self._results(self._joined(request.inputs), given)
         if request.inputs[0].name == ARGUMENT and len(found) == 1 and isinstance(found[0], list):
@@ -154,7 +156,7 @@ class TaskModel:
                 return json_bytes(found if isinstance(inputs, list) or alone else found[0])
         sent = [Input(key, "", _bytes(part)) for key, part in parts.items()]
         request = values.request_of(sent, (), ModelSpec(name, "", {}, {}))
-        if all(one.datatype == "BYTES" for one in request.inputs):
+        if _are_texts(request.inputs):
             found = await self._results(self._joined(request.inputs), {})
             return json_bytes(found if self._task == CLASSIFY or len(found) > 1 else found[0])
         answered = {one.name: plain_value(one) for one in (await self._numbers(request)).outputs}
@@ -209,10 +211,13 @@ class TaskModel:
         if self._questions is not None:
             return await self._answered(self._questions, inputs, given)
         texts = [self._encoded(one, given, v1) for one in inputs]
-        if v1 and self._predictions and self._task == FILL:
-            count = sum(one.ids.count(self._tokenizer.mask_token_id) for one in texts) * len(self._tokenizer)
-            if count > _NUMBERS_MAX:
-                raise Refusal(f"the answer has {count} numbers, at most {_NUMBERS_MAX}: send fewer texts at once")
+        if self._task == FILL:
+            masks = sum(one.ids.count(self._tokenizer.mask_token_id) for one in texts)
+            whole_vocabulary = bool(v1 and self._predictions)
+            count = masks * (self._model.config.vocab_size if whole_vocabulary else given.get("top_k", 5))
+            most = _NUMBERS_MAX if whole_vocabulary else _WORDS_MAX
+            if count > most:
+                raise Refusal(f"the answer has {count} words for {masks} masks, at most {most}: send fewer at once")
         return await self._batches.results(texts)
 
     async def _answered(self, questions: _Questions, inputs: list[Any], given: Fields) -> list[Any]:
@@ -240,10 +245,12 @@ class TaskModel:
             elif self._task == FILL:
                 before["tokenizer_kwargs"] = {"truncation": True}
             found: Any = made.preprocess(text, **before)
+            one = next(found) if self._task == TAG else found
         except self._refusals as error:
             raise Refusal(str(error)) from None
-        one = next(found) if self._task == TAG else found
         ids = one["input_ids"][0].tolist()
+        if not ids:
+            raise Refusal("a text has no tokens")
 
         def result(numbers: torch.Tensor) -> Any:
             if v1:
@@ -386,6 +393,10 @@ def _pipeline(task: str, model: Any, tokenizer: Any) -> tuple[Any, tuple[type[Ex
 
     made = pipelines.pipeline(task, model=model, tokenizer=tokenizer, device=model.device)
     return made, (ValueError, pipelines.base.PipelineException)
+
+
+def _are_texts(tensors: Sequence[Tensor]) -> bool:
+    return bool(tensors) and all(one.datatype == "BYTES" for one in tensors)
 
 
 def _read(value: Any) -> Any:
