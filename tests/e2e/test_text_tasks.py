@@ -18,6 +18,8 @@ import pytest
 from support import GUARD_S
 from ts.protocol.open_inference_pb2 import ModelInferRequest
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from ts_frontend.protos.inference_pb2 import PredictionsRequest
+from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
 PROGRAM = Path(__file__).parent.parent / "data" / "programs" / "task_models.py"
 pytestmark = pytest.mark.external
@@ -98,8 +100,12 @@ def infer(url: str, model: str, **texts: list[str]) -> tuple[list[int], list[Any
     return output["shape"], [json.loads(one) for one in output["data"]]
 
 
-def test_predictions_are_those_of_pipelines(url: str, models: Models) -> None:
+def test_predictions_are_those_of_pipelines(server: Any, url: str, models: Models) -> None:
     expected = models.expected
+    asked = PredictionsRequest(model_name="classes", input={"data": TEXTS[0].encode()})
+    with grpc.insecure_channel(server.inference) as channel:
+        answer = InferenceAPIsServiceStub(channel).Predictions(asked, timeout=GUARD_S)
+    assert json.loads(answer.prediction) == near(expected["classes"][0])
     for name in ("classes", "tags"):
         assert post(url, f"predictions/{name}", TEXTS[0]) == near(expected[name][0]), "a text"
         assert post(url, f"predictions/{name}", json.dumps(TEXTS[0])) == near(expected[name][0]), "a text as JSON"
@@ -279,6 +285,7 @@ def test_kserves_command_line_and_mlservers_folder(models: Models, tmp_path: Pat
     with serving(tmp_path, None, {"env": models.env}, words) as server:
         server.wait_for_log("of m_1.0 is ready")
         url = f"http://127.0.0.1:{server.port('http_inference')}"
+        assert post(url, "invocations", TEXTS[0]) == near(models.expected["classes"][0])
         found = post(url, "v1/models/m:predict", {"instances": TEXTS})["predictions"]
         assert [max(one.values()) for one in found] == [
             pytest.approx(one[0]["score"], abs=6e-5) for one in models.expected["classes"]
