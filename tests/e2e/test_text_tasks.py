@@ -102,9 +102,9 @@ def infer(url: str, model: str, **texts: list[str]) -> tuple[list[int], list[Any
 
 def test_predictions_are_those_of_pipelines(server: Any, url: str, models: Models) -> None:
     expected = models.expected
-    asked = PredictionsRequest(model_name="classes", input={"data": TEXTS[0].encode()})
+    request = PredictionsRequest(model_name="classes", input={"data": TEXTS[0].encode()})
     with grpc.insecure_channel(server.inference) as channel:
-        answer = InferenceAPIsServiceStub(channel).Predictions(asked, timeout=GUARD_S)
+        answer = InferenceAPIsServiceStub(channel).Predictions(request, timeout=GUARD_S)
     assert json.loads(answer.prediction) == near(expected["classes"][0])
     for name in ("classes", "tags"):
         assert post(url, f"predictions/{name}", TEXTS[0]) == near(expected[name][0]), "a text"
@@ -113,7 +113,7 @@ def test_predictions_are_those_of_pipelines(server: Any, url: str, models: Model
     for body in (TEXTS, {"inputs": TEXTS}, {"instances": TEXTS}):
         assert post(url, "predictions/classes", body) == near(several)
     assert post(url, "predictions/tags", TEXTS) == near(expected["tags"])
-    asked = {"inputs": TEXTS, "parameters": {"top_k": None}}
+    asked: dict[str, Any] = {"inputs": TEXTS, "parameters": {"top_k": None}}
     assert post(url, "predictions/classes", asked) == near(expected["all"])
     assert post(url, "predictions/classes", {"text": QUESTION, "text_pair": CONTEXT}) == near(expected["pair"])
     asked = {"inputs": TEXTS, "parameters": {"top_k": 3}}
