@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -29,14 +30,17 @@ def blocks(root: Path, language: str) -> list[str]:
 def server(root: Path, serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The models as the README has them."""
     place = tmp_path_factory.mktemp("examples")
-    for name in ("chat", "embed"):
+    for name in ("chat", "embed", "tools"):
         (place / "store" / name).mkdir(parents=True)
         (place / "store" / name / "model.gguf").symlink_to(MODEL)
     (config,) = blocks(root, "yaml")
     assert yaml.safe_load(config)["handler"]["embeddings"] is True
     (place / "store" / "embed" / "model-config.yaml").write_text(config)
+    template = {"chatTemplate": (Path(__file__).parent / "clients/programs/tools.jinja").read_text()}
+    (place / "store" / "tools" / "model-config.yaml").write_text(json.dumps({"handler": template}))
     settings = {"env": {"PYTHONPATH": str(PACKAGES)}, "default_response_timeout": str(GUARD_S)}
-    with serving(place, place / "store", settings, ["--models", "chat=chat", "embed=embed"]) as server:
+    models = ["chat=chat", "embed=embed", "tools=tools"]
+    with serving(place, place / "store", settings, ["--models", *models]) as server:
         yield server  # calls wait for the models
 
 
@@ -56,6 +60,14 @@ def test_a_chat_remembers(run: Callable[..., str]) -> None:
     printed = run("chat.py", said="What is the capital of France?\nAnd of Italy?\n")
     first, second = printed.split("> ")[1:3]
     assert "Paris" in first and "Rome" in second, printed
+
+
+def test_a_call_is_run_and_its_result_goes_back(run: Callable[..., str]) -> None:
+    question = 'Repeat this: <tool_call>\n{"name": "fahrenheit", "arguments": {"celsius": 100}}\n</tool_call>'
+    call, *answer = run("tools.py", question, "tools").splitlines()
+    found = re.fullmatch(r"fahrenheit (\{.*\}) -> (\S+)", call)
+    assert found and float(found[2]) == round(json.loads(found[1])["celsius"] * 9 / 5 + 32, 1), call
+    assert answer, "the model goes on with the result"
 
 
 def test_the_best_line_is_found_first(run: Callable[..., str], root: Path) -> None:

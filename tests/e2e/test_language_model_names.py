@@ -205,7 +205,7 @@ def test_arguments_of_another_engine_are_refused(cached: dict[str, str], tmp_pat
 
 
 def test_mlservers_hugging_face_runtime(cached: dict[str, str], tmp_path: Path, serving: Any) -> None:
-    """Its clients send `args`."""
+    """It answers with the prompt before the text, in JSON."""
     (tmp_path / "store" / "mine").mkdir(parents=True)
     extra = {"task": "text-generation", "pretrained_model": "org/chat@v1", "device": -1}
     settings = {"name": "chat", "implementation": "mlserver_huggingface.HuggingFaceRuntime"}
@@ -213,9 +213,19 @@ def test_mlservers_hugging_face_runtime(cached: dict[str, str], tmp_path: Path, 
     file.write_text(json.dumps({**settings, "parameters": {"extra": extra}}))
     with serving(tmp_path, tmp_path / "store", {"env": cached, "load_models": "all"}, ["--ncs"]) as server:
         server.wait_for_log("of chat_1.0 is ready")
-        asked = {"inputs": [{"name": "args", "datatype": "BYTES", "shape": [1], "data": ["The sky is"]}]}
-        answer = httpx.post(f"{server.http}/v2/models/chat/infer", json=asked, timeout=GUARD_S)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["outputs"][0]["name"] == "text_output" and answer.json()["outputs"][0]["data"][0]
+
+        def told(name: str) -> Any:
+            tensor = {"name": name, "datatype": "BYTES", "shape": [1], "data": ["The sky is"]}
+            asked = {"inputs": [tensor], "parameters": {"max_tokens": 4, "temperature": 0}}
+            answer = httpx.post(f"{server.http}/v2/models/chat/infer", json=asked, timeout=GUARD_S)
+            assert answer.status_code == 200, answer.text
+            (output,) = answer.json()["outputs"]
+            assert (output["name"], output["shape"]) == ("output", [1, 1])
+            assert output["parameters"] == {"content_type": "hg_jsonlist"}
+            return json.loads(output["data"][0])
+
+        text = f"The sky is{completed(server, 'chat')}"
+        assert told("args") == {"generated_text": text}
+        assert told("array_inputs") == told("text_inputs") == [{"generated_text": text}], "choices for each of several"
         generated = httpx.post(f"{server.http}/v2/models/chat/generate", json={"text_input": "The sky is"}, timeout=60)
         assert generated.json()["text_output"], generated.text

@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+import language_features
 from smollm2 import MODEL, PACKAGES
 from support import GUARD_S, until
 from ts.protocol.open_inference_pb2 import InferParameter, ModelInferRequest
@@ -166,6 +167,20 @@ def test_what_the_engine_can_do_is_not_refused(url: str, engine: Engine) -> None
     assert last["usage"]["completion_tokens"] > 0
     completed = httpx.post(f"{url}/v1/completions", json={**GREEDY, "prompt": "The sky is", "max_tokens": 4}).json()
     assert completed["choices"][0]["text"]
+
+
+def test_the_table_of_the_documentation(url: str, engine: Engine) -> None:
+    at = language_features.ENGINES.index(engine.name)
+    found = {}
+    for one in language_features.FEATURES:
+        asked = {"model": "chat", **one.body}
+        if asked.get("stream"):
+            status, answer = 200, streamed(url, one.path, **asked)
+        else:
+            whole = httpx.post(f"{url}/{one.path}", json=asked, timeout=GUARD_S)
+            status, answer = whole.status_code, whole.json()
+        found[one.asked] = language_features.outcome(one, status, answer)
+    assert found == {one.asked: one.outcomes[at] for one in language_features.FEATURES}
 
 
 def test_other_calls_of_the_engine(url: str, engine: Engine) -> None:

@@ -13,8 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
+from smollm2 import chatting
 from support import GUARD_S
 
+#: Parts of messages with an image, for each of the APIs of chats.
+IMAGES = {
+    "v1/chat/completions": {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+    "v1/messages": {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}},
+}
 PROGRAM = Path(__file__).parent.parent / "data" / "programs" / "lora_file.py"
 pytestmark = pytest.mark.external
 
@@ -87,3 +93,19 @@ def test_an_answer_that_takes_too_long_ends_alone(
             assert other.result(GUARD_S)
         short = httpx.post(f"{server.http}/v1/completions", json=asked | {"max_tokens": 2}, timeout=GUARD_S)
         assert short.status_code == 200 and server.worker_pids("chat") == pids
+
+
+def test_refusals_name_this_servers_settings(tmp_path: Path, serving: Any) -> None:
+    with chatting(serving, tmp_path) as server:
+
+        def error(path: str, **body: Any) -> tuple[int, str]:
+            answer = httpx.post(f"{server.http}/{path}", json={"model": "chat", **body}, timeout=GUARD_S)
+            return answer.status_code, str(answer.json()["error"]["message"])
+
+        vectors = error("v1/embeddings", input="a")
+        assert vectors[0] == 501 and "`embeddings: true` in `handler:`" in vectors[1]
+        ranks = error("v1/rerank", query="a", documents=["b"])
+        assert ranks[0] == 501 and "no reranker: one needs `embeddings: true`" in ranks[1]
+        for path, part in IMAGES.items():
+            status, said = error(path, messages=[{"role": "user", "content": [part]}], max_tokens=1)
+            assert status == 400 and "the engine vllm takes images" in said, said

@@ -186,6 +186,7 @@ def test_responses_and_messages_say_what_the_chat_says(url: str) -> None:
         ("v1/completions", {"prompt": "a", "top_k": "many"}, "top_k"),
         ("v1/completions", {"prompt": "a", "echo": True}, "echo"),
         ("v1/responses", {"input": 5}, "input"),
+        ("v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         ("v1/responses", {"input": "a", "previous_response_id": "x"}, "previous_response_id"),
         ("v1/messages", {"messages": ASK}, "max_tokens"),
         ("v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 1}, "messages"),
@@ -203,7 +204,18 @@ def test_what_cannot_be_done_names_the_member(url: str, path: str, body: dict[st
     error = post(url, path, 400, **body)["error"]
     assert error["message"] and error["type"] == "invalid_request_error"
     assert parameter is None or error["param"] == parameter, error
+    assert ("the engine vllm takes images" in error["message"]) is ("image" in json.dumps(body))
     assert post(url, "v1/completions", prompt=PROMPT, max_tokens=1)["choices"]
+
+
+@pytest.mark.parametrize("messages", ["no JSON", '{"role": "user"}', "[" * 100_000])
+def test_messages_of_a_tensor_request_that_are_no_chat_are_the_clients_fault(url: str, messages: str) -> None:
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [""]}
+    asked = {"inputs": [tensor], "parameters": {"messages": messages}}
+    answer = httpx.post(f"{url}/v2/models/chat/infer", json=asked, timeout=GUARD_S)
+    assert answer.status_code == 400 and "messages is " in answer.json()["error"], answer.text
+    asked["parameters"] = {"messages": json.dumps(ASK), "max_tokens": 1}
+    assert httpx.post(f"{url}/v2/models/chat/infer", json=asked, timeout=GUARD_S).status_code == 200
 
 
 def test_vectors_are_those_of_sentence_transformers(url: str, models: Models) -> None:
@@ -222,6 +234,21 @@ def test_vectors_are_those_of_sentence_transformers(url: str, models: Models) ->
         answers = list(pool.map(lambda text: post(url, "v1/embeddings", model="sentences", input=text), asked))
     for at, answer in enumerate(answers):
         assert answer["data"][0]["embedding"] == pytest.approx(expected[at % len(SENTENCES)], abs=1e-5)
+
+
+def test_a_name_of_the_hub_serves_vectors(models: Models, tmp_path: Path, serving: Any) -> None:
+    """From the cache of the hub's tools, without a network."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "hub" / "models--org--sentences"
+    shutil.copytree(models.folder / "sentences", repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    env = {**models.env, "HF_HUB_CACHE": str(tmp_path / "hub")}
+    with serving(tmp_path, None, {"env": env, "load_models": "org/sentences"}, ["--ncs"]) as server:
+        server.wait_for_log("of sentences_1.0 is ready")
+        found = post(server.http, "v1/embeddings", model="sentences", input=SENTENCES)["data"]
+    expected = ran("sentence_vectors.py", models.env, str(models.folder / "sentences"), *SENTENCES)
+    assert [one["embedding"] for one in found] == [pytest.approx(vector, abs=1e-5) for vector in expected]
 
 
 def test_pairs_are_scored_and_ordered(url: str) -> None:

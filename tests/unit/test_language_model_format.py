@@ -91,6 +91,12 @@ BERT = {"architectures": ["BertForSequenceClassification"]}
         ({"architectures": ["BertModel"]}, ["model.safetensors", "modules.json"], "transformers_handler"),
         (BERT, ["model.safetensors"], "weights"),
         (BERT | {"id2label": {"0": "LABEL_0"}}, ["model.safetensors"], "transformers_handler"),
+        (BERT, ["model.safetensors", "tokenizer.json"], "transformers_handler"),
+        (BERT, ["model.safetensors", "tokenizer.json", "preprocessor_config.json"], "weights"),
+        ({"architectures": ["BertForTokenClassification"]}, ["model.safetensors", "vocab.txt"], "transformers_handler"),
+        ({"architectures": ["RobertaForMaskedLM"]}, ["model.safetensors", "vocab.txt"], "transformers_handler"),
+        ({"architectures": ["BertForQuestionAnswering"]}, ["model.safetensors", "vocab.txt"], "transformers_handler"),
+        ({"architectures": ["TapasForQuestionAnswering"]}, ["model.safetensors", "vocab.txt"], "weights"),
         ({"architectures": None}, ["model.safetensors"], ""),
         (LLAMA, ["model.gguf"], "llama_cpp_handler"),
     ],
@@ -104,6 +110,26 @@ def test_hugging_faces_configuration_decides(
         assert formats.open(folder, tmp_path).handler == handler
     else:
         assert not any(one.handler in HANDLERS for one in [formats.open(folder, tmp_path)])
+
+
+def test_a_named_task_decides_what_the_class_does_not(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, {"architectures": ["BertModel"]}, "model.safetensors")
+    formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
+    assert formats.open(folder, tmp_path).handler == "weights"
+    (folder / "model-config.yaml").write_text("handler: {task: fill-mask}\n")
+    archive = formats.open(folder, tmp_path)
+    assert (archive.handler, archive.handler_settings) == ("transformers_handler", {"task": "fill-mask"})
+    assert [one["name"] for one in archive.config["openInference"]["outputs"]] == ["output"]
+    (folder / "model-config.yaml").write_text("handler: [\n")
+    with pytest.raises(InvalidArchive, match=r"model-config\.yaml.*not usable as YAML"):
+        formats.open(folder, tmp_path)
+
+
+def test_the_servers_task_is_stronger_than_the_class(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, {"architectures": ["BertModel"]}, "model.safetensors")
+    config = ServerConfig(language_models={"task": "embeddings"})
+    archive = known_formats(config, env={}, work_dir=tmp_path, gpus=0).open(folder, tmp_path)
+    assert (archive.handler, archive.handler_settings) == ("transformers_handler", {"task": "embeddings"})
 
 
 def test_a_missing_engine_is_named_with_what_installs_it(tmp_path: Path, engines: Path) -> None:
@@ -236,6 +262,8 @@ def test_the_servers_settings_are_stronger_and_in_the_engines_words(tmp_path: Pa
             "tensor_parallel_size is for the engine vllm; .*llama.cpp",
         ),
         ({"dtype": "bfloat16"}, "llama.cpp has no setting dtype"),
+        ({"task": "fill-mask"}, "task is 'fill-mask'; llama.cpp has text-generation and embeddings"),
+        ({"predictions": "raw_logits"}, "predictions is for the engine transformers; .*llama.cpp"),
         ({"task": "rerank"}, "llama.cpp has text-generation and embeddings"),
         ({"engine": "transformers"}, "transformers does not read .gguf"),
     ],

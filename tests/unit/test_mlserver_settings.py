@@ -158,8 +158,8 @@ def test_the_hugging_face_runtime_in_this_servers_words(
 @pytest.mark.parametrize(
     ("extra", "says"),
     [
-        ({}, "task is None; text-generation, text2text-generation and feature-extraction are served"),
-        ({"task": "fill-mask"}, "task is 'fill-mask'.*others by the package mlserver_huggingface"),
+        ({}, "task is None; text-generation, text2text-generation, feature-extraction"),
+        ({"task": "summarization"}, "task is 'summarization'.*others by the package mlserver_huggingface"),
         ({"task": "text-generation", "optimum_model": True}, "served by PyTorch"),
         ({"task": "text-generation", "framework": "tf"}, "served by PyTorch"),
         ({"task": "text-generation", "device": "tpu"}, "device is 'tpu'; allowed are cpu, cuda"),
@@ -205,7 +205,7 @@ def test_a_folder_of_that_runtime_is_a_language_model(tmp_path: Path, monkeypatc
     ("parameters", "says"),
     [
         ({"uri": ".", "extra": {"task": "text-generation"}}, "there is no language model at ."),
-        ({"extra": {"task": "fill-mask"}}, "extra: task is 'fill-mask'"),
+        ({"extra": {"task": "summarization"}}, "extra: task is 'summarization'"),
     ],
 )
 def test_a_folder_of_that_runtime_without_such_a_model_is_refused(

@@ -231,7 +231,7 @@ def model_state(model: Model, is_default: bool, memory: Callable[[Worker], int])
         "stateful": settings.stateful,
         "tensors": model.takes_tensors,
         "streams": model.streams,
-        "chats": model.openai is not None and model.openai.speaks,
+        "chats": _chats(model),
         "inputs": [_tensor(spec) for spec in model.signature.inputs],
         "outputs": [_tensor(spec) for spec in model.signature.outputs],
         "loadFailure": pool.load_failure.cause if pool.load_failure is not None else None,
@@ -239,6 +239,12 @@ def model_state(model: Model, is_default: bool, memory: Callable[[Worker], int])
         "lastReplacement": _shown(pool.last_replacement),
         "workers": [_worker(slot, memory) for slot in pool.slots],
     }
+
+
+def _chats(model: Model) -> bool:
+    """Whether its handler speaks OpenAI's API, and generates texts: a model that classifies them declares no inputs."""
+    speaks = model.openai is not None and model.openai.speaks
+    return speaks and (bool(model.signature.inputs) or not model.signature.declared)
 
 
 def status_of(model: Model) -> str:

@@ -67,9 +67,17 @@ def test_a_checkpoint_answers_texts_and_tokens(name: str, hub: Hub, serve: Calla
 
     expected = [pytest.approx(row, rel=0.02 if name == "half" else 1e-4) for row in hub.logits[name]]
     assert expected[0] != hub.logits[name][1], "the texts differ"
-    assert asked("/v1/models/net:predict", {"instances": TEXTS})["predictions"] == expected
+    classes = [row.index(max(row)) for row in hub.logits[name]]
+    assert asked("/v1/models/net:predict", {"instances": TEXTS})["predictions"] == classes
     tensor = {"name": "texts", "shape": [2], "datatype": "BYTES", "data": TEXTS}
     (found,) = asked("/v2/models/net/infer", {"inputs": [tensor]})["outputs"]
+    assert [json.loads(one)["label"] for one in found["data"]] == [f"LABEL_{one}" for one in classes]
+    ids, mask = [2, 4, 5, 7, 3, 2, 6, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 0, 0]
+    inputs = [
+        {"name": key, "shape": [2, 5], "datatype": "INT64", "data": data}
+        for key, data in (("input_ids", ids), ("attention_mask", mask))
+    ]
+    (found,) = asked("/v2/models/net/infer", {"inputs": inputs})["outputs"]
     assert (found["name"], found["shape"]) == ("logits", [2, 2])
     assert found["datatype"] == ("BF16" if name == "half" else "FP32")
     tokens = {"input_ids": [2, 6, 3], "attention_mask": [1, 1, 1]}

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Any
 
 from ts.language.handler import EVENTS, Answer, Head
-from ts.language.surface import Fields, Refusal, Run, TextSurface, Wish, gathered, split_calls, whole
+from ts.language.surface import TEXTS_ALONE, Fields, Refusal, Run, TextSurface, Wish, gathered, split_calls, whole
 
 _COUNT = "v1/messages/count_tokens"
 #: Parameters with the same name and meaning in all three.
@@ -147,7 +147,7 @@ def _texts(content: Any, name: str) -> str:
         return content or ""
     if isinstance(content, list) and all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in content):
         return "".join(one["text"] for one in content)
-    raise Refusal(f"{name}: this engine takes texts alone", name)
+    raise Refusal(f"{name}: {TEXTS_ALONE}", name)
 
 
 # --- answers

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import inspect
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +30,25 @@ _POOLINGS = {
 }
 
 
-class Batches:
-    """Computes the texts of all waiting requests together, those of similar lengths side by side."""
+@dataclass(slots=True)
+class Encoded:
+    """A text, or a pair of them, as tokens. `types`: of a pair, which text each token is of, for models that ask."""
 
-    def __init__(self, compute: Callable[[list[list[int]]], Sequence[Any]]) -> None:
-        self._compute = compute
-        self._waiting: list[tuple[list[int], asyncio.Future[Any]]] = []
+    ids: list[int]
+    types: list[int] = field(default_factory=list)
+
+
+class Batches:
+    """Computes the texts of all waiting requests together, those of similar lengths side by side: `tokens_max` tokens
+    with padding, or one text. `compute` runs in a thread and gives a result for each."""
+
+    def __init__(self, compute: Callable[[list[Any]], Sequence[Any]], tokens_max: int = BATCH_TOKENS) -> None:
+        self._compute, self._tokens_max = compute, tokens_max
+        self._waiting: list[tuple[Encoded, asyncio.Future[Any]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def results(self, texts: list[list[int]]) -> list[Any]:
-        """The result of each text's tokens."""
+    async def results(self, texts: Sequence[Encoded]) -> list[Any]:
+        """The result of each text."""
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in texts]
         self._waiting.extend(zip(texts, futures, strict=True))
@@ -49,11 +60,11 @@ class Batches:
         await asyncio.sleep(0)  # those that came with this one join it
         try:
             while self._waiting:
-                taken, self._waiting = sorted(self._waiting, key=lambda one: len(one[0])), []
+                taken, self._waiting = sorted(self._waiting, key=lambda one: len(one[0].ids)), []
                 while taken:
                     batch = [taken.pop()]
-                    longest = max(len(batch[0][0]), 1)
-                    while taken and longest * (len(batch) + 1) <= BATCH_TOKENS:
+                    longest = max(len(batch[0][0].ids), 1)
+                    while taken and longest * (len(batch) + 1) <= self._tokens_max:
                         batch.append(taken.pop())
                     wanted = [one for one in batch if not one[1].cancelled()]
                     if wanted:
@@ -61,9 +72,9 @@ class Batches:
         finally:
             self._task = None
 
-    async def _give(self, batch: list[tuple[list[int], asyncio.Future[Any]]]) -> None:
+    async def _give(self, batch: list[tuple[Encoded, asyncio.Future[Any]]]) -> None:
         try:
-            found = await asyncio.to_thread(self._compute, [tokens for tokens, _ in batch])
+            found = await asyncio.to_thread(self._compute, [text for text, _ in batch])
         except Exception as error:
             for _, future in batch:
                 if not future.done():
@@ -72,6 +83,23 @@ class Batches:
         for (_, future), value in zip(batch, found, strict=True):
             if not future.done():
                 future.set_result(value)
+
+
+def padded(model: Any, tokenizer: Any, texts: Sequence[Encoded]) -> dict[str, torch.Tensor]:
+    """The arguments of a model for texts side by side, each [texts, tokens of the longest]."""
+    longest = max(1, *(len(one.ids) for one in texts))
+
+    def rows(values: Callable[[Encoded], list[int]], fill: int) -> torch.Tensor:
+        filled = [(found := values(one)) + [fill] * (longest - len(found)) for one in texts]
+        return torch.tensor(filled, device=model.device)
+
+    given = {
+        "input_ids": rows(lambda one: one.ids, tokenizer.pad_token_id or 0),
+        "attention_mask": rows(lambda one: [1] * len(one.ids), 0),
+    }
+    if any(one.types for one in texts) and "token_type_ids" in inspect.signature(model.forward).parameters:
+        given["token_type_ids"] = rows(lambda one: one.types, 0)
+    return given
 
 
 class EncoderSurface:
@@ -91,17 +119,9 @@ class EncoderSurface:
 
     # --- computing
 
-    def _padded(self, texts: list[list[int]]) -> dict[str, torch.Tensor]:
-        longest = max(1, *map(len, texts))
-        pad = self._tokenizer.pad_token_id or 0
-        ids = [tokens + [pad] * (longest - len(tokens)) for tokens in texts]
-        mask = [[1] * len(tokens) + [0] * (longest - len(tokens)) for tokens in texts]
-        device = self._model.device
-        return {"input_ids": torch.tensor(ids, device=device), "attention_mask": torch.tensor(mask, device=device)}
-
-    def _vectors(self, texts: list[list[int]]) -> Sequence[Any]:
+    def _vectors(self, texts: list[Encoded]) -> Sequence[Any]:
         """A vector [size] for each text, float32."""
-        given = self._padded(texts)
+        given = padded(self._model, self._tokenizer, texts)
         with torch.inference_mode():
             states = self._model(**given).last_hidden_state.float()
             mask = given["attention_mask"].unsqueeze(-1).float()
@@ -119,19 +139,19 @@ class EncoderSurface:
                 found = torch.nn.functional.normalize(found, dim=-1)
             return list(found.cpu().numpy())
 
-    def _scores(self, pairs: list[list[int]]) -> Sequence[Any]:
+    def _scores(self, pairs: list[Encoded]) -> Sequence[Any]:
         """A number from 0 to 1 for each pair."""
         with torch.inference_mode():
-            found = self._model(**self._padded(pairs)).logits.float()[:, 0]
+            found = self._model(**padded(self._model, self._tokenizer, pairs)).logits.float()[:, 0]
             return [float(one) for one in torch.sigmoid(found)]
 
-    def _tokens(self, text: Any, name: str, other: str | None = None) -> list[int]:
+    def _tokens(self, text: Any, name: str, other: str | None = None) -> Encoded:
         if isinstance(text, list) and text and all(type(one) is int for one in text):
-            return list(text[: self._tokens_max])
+            return Encoded(text[: self._tokens_max])
         if not isinstance(text, str):
             raise Refusal(f"{name} is a text or a list of texts, or of tokens", name)
         given = self._tokenizer(text, other, truncation=True, max_length=self._tokens_max)
-        return list(given["input_ids"])
+        return Encoded(list(given["input_ids"]), list(given.get("token_type_ids") or ()))
 
     # --- calls
 
@@ -153,23 +173,21 @@ class EncoderSurface:
             {"object": "embedding", "index": at, "embedding": _encoded(vector) if form == "base64" else vector.tolist()}
             for at, vector in enumerate(vectors)
         ]
-        return whole(
-            {"object": "list", "data": data, "model": body.get("model"), "usage": _usage(sum(map(len, tokens)))}
-        )
+        return whole({"object": "list", "data": data, "model": body.get("model"), "usage": usage(tokens)})
 
-    async def _pairs(self, pairs: list[tuple[str, str]]) -> tuple[list[float], int]:
-        """The score of each pair, and the number of tokens."""
+    async def _pairs(self, pairs: list[tuple[str, str]]) -> tuple[list[float], list[Encoded]]:
+        """The score of each pair, and the tokens."""
         if not 0 < len(pairs) <= INPUTS_MAX:
             raise Refusal(f"a request has 1 to {INPUTS_MAX} documents", "documents")
         if not all(isinstance(text, str) for pair in pairs for text in pair):
             raise Refusal("queries and documents are texts", "documents")
         if self._is_scorer:
             tokens = [self._tokens(first, "query", second) for first, second in pairs]
-            return await self._batches.results(tokens), sum(map(len, tokens))
+            return await self._batches.results(tokens), tokens
         tokens = [self._tokens(text, "text_1") for pair in pairs for text in pair]
         vectors = await self._batches.results(tokens)
         scores = [float(_cut(a, None) @ _cut(b, None)) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
-        return scores, sum(map(len, tokens))
+        return scores, tokens
 
     async def _rerank(self, body: Fields) -> Answer:
         """Jina's and Cohere's form."""
@@ -187,7 +205,7 @@ class EncoderSurface:
             {"index": at, "relevance_score": scores[at], **({"document": {"text": documents[at]}} if shown else {})}
             for at in order[:top]
         ]
-        return whole({"model": body.get("model"), "results": results, "usage": _usage(tokens)})
+        return whole({"model": body.get("model"), "results": results, "usage": usage(tokens)})
 
     async def _score(self, body: Fields) -> Answer:
         """vLLM's form: one text with each of several, or two lists of the same length."""
@@ -200,11 +218,12 @@ class EncoderSurface:
             raise Refusal(f"text_1 has {len(left)} texts and text_2 {len(right)}", "text_2")
         scores, tokens = await self._pairs(list(zip(left, right, strict=True)))
         data = [{"object": "score", "index": at, "score": score} for at, score in enumerate(scores)]
-        return whole({"object": "list", "data": data, "model": body.get("model"), "usage": _usage(tokens)})
+        return whole({"object": "list", "data": data, "model": body.get("model"), "usage": usage(tokens)})
 
 
-def _usage(tokens: int) -> Fields:
-    return {"prompt_tokens": tokens, "total_tokens": tokens}
+def usage(texts: Sequence[Encoded]) -> Fields:
+    count = sum(len(one.ids) for one in texts)
+    return {"prompt_tokens": count, "total_tokens": count}
 
 
 def _cut(vector: Any, size: int | None) -> Any:
@@ -219,10 +238,15 @@ def _encoded(vector: Any) -> str:
     return base64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode()
 
 
+def limits(model: Any, tokenizer: Any) -> list[Any]:
+    """The most tokens of a text by the model, and by its tokenizer; None for no limit."""
+    return [getattr(model.config, "max_position_embeddings", None), tokenizer.model_max_length]
+
+
 def _modules(folder: Path, model: Any, tokenizer: Any) -> tuple[str, bool, int]:
     """The pooling, whether vectors get the length 1, and the most tokens of a text, by sentence-transformers' files.
     Raises ValueError for modules that aren't known."""
-    most = [getattr(model.config, "max_position_embeddings", None), tokenizer.model_max_length]
+    most = limits(model, tokenizer)
     file = folder / "modules.json"
     if not file.is_file():
         return "mean", False, int(min(filter(None, most)))

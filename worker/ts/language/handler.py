@@ -25,6 +25,9 @@ EVENTS = "text/event-stream"
 #: The tensors of Triton's vLLM backend: a text, and what its clients may send beside it.
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
 STREAM, SAMPLING = "stream", "sampling_parameters"
+#: MLServer's names for one argument of a pipeline, and for a list of them; its output, and the form of that.
+ARGUMENT, ARGUMENTS = "args", ("array_inputs", "text_inputs", "inputs")
+RESULTS, RESULTS_FORM = "output", "hg_jsonlist"
 #: Messages of one chat at most, counted in bodies of this size: templates take a time that grows with their square.
 MESSAGES_MAX, LARGE_BYTES = 8192, 65_536
 #: SageMaker's name for the adapter that a call of /invocations is for.
@@ -53,6 +56,8 @@ class LanguageModelHandler(ABC):
     openai_api = True
     #: The engine's paths outside /v1 that tell nothing of other requests and change nothing.
     paths: frozenset[str] = frozenset({"rerank", "score", "tokenize", "detokenize"})
+    #: A pipeline for the model gives the prompt before the new text, and a list of choices for each of several prompts.
+    continues = True
 
     def __init__(self) -> None:
         self.tally = Tally()
@@ -137,7 +142,7 @@ class LanguageModelHandler(ABC):
 
     async def _texts(self, idx: int, request: InferenceRequest, context: Context) -> InferenceResponse:
         """The answer to a request with texts as a tensor, an element each."""
-        asked, texts = _asked(request, context.model_name)
+        asked, name, texts = _asked(request, context.model_name)
         if asked[STREAM]:
             said: dict[str, Any] = {}
             async with aclosing(self._pieces(asked | {"prompt": texts[0]})) as pieces:
@@ -147,9 +152,17 @@ class LanguageModelHandler(ABC):
                         await _send(context, idx, InferenceResponse([_output([text])]))
             return InferenceResponse([_output([""])], parameters=said)
         found = await asyncio.gather(*(self._whole(asked | {"prompt": text}) for text in texts))
-        return InferenceResponse(
-            [_output([text for text, _ in found])], parameters=found[0][1] if len(found) == 1 else {}
-        )
+        given = [text for text, _ in found]
+        output = results(self._generated(name, texts, given)) if name in (ARGUMENT, *ARGUMENTS) else _output(given)
+        return InferenceResponse([output], parameters=found[0][1] if len(found) == 1 else {})
+
+    def _generated(self, name: str, prompts: list[str], texts: list[str]) -> list[Any]:
+        """What MLServer's runtime gives for prompts in an input of that name."""
+        whole = [
+            {"generated_text": prompt + text if self.continues else text}
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        return [[one] for one in whole] if self.continues and name in ARGUMENTS else whole
 
     async def _whole(self, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         async with self._begun(*_encoded(asked)) as (head, pieces, count):
@@ -190,6 +203,17 @@ def _output(texts: Sequence[str]) -> Tensor:
     return Tensor(TEXT_OUTPUT, "BYTES", bytes_array([text.encode("utf-8", "replace") for text in texts], [len(texts)]))
 
 
+def results(values: Sequence[Any]) -> Tensor:
+    """MLServer's output: JSON of each value."""
+    data = [json_bytes(one) for one in values]
+    return Tensor(RESULTS, "BYTES", bytes_array(data, [len(data), 1]), {"content_type": RESULTS_FORM})
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON, also of numpy's numbers."""
+    return json.dumps(value, ensure_ascii=False, default=lambda number: number.item()).encode("utf-8", "replace")
+
+
 def _check_messages(body: bytes) -> None:
     """Raises PredictionException for more messages than a chat template renders in bounded time."""
     try:
@@ -204,31 +228,55 @@ def _encoded(asked: dict[str, Any]) -> tuple[str, bytes]:
     return CHAT if "messages" in asked else TEXT, json.dumps(asked).encode()
 
 
-def _asked(request: InferenceRequest, model: str) -> tuple[dict[str, Any], list[str]]:
-    """OpenAI's body of a request with tensors, without its prompt, and the prompts. Raises PredictionException."""
+def _asked(request: InferenceRequest, model: str) -> tuple[dict[str, Any], str, list[str]]:
+    """OpenAI's body of a request with tensors, without its prompt; the name of the prompts' input, and the prompts.
+    Raises PredictionException."""
     asked: dict[str, Any] = {"model": model, "max_tokens": TOKENS_USUAL}
-    given = dict(request.parameters)
-    if isinstance(request, V1Request):
-        given |= request.payload.get("parameters") or {}
+    given = parameters(request)
     if (tensor := request.input(SAMPLING)) is not None:
-        given |= json_object(_strings(tensor)[0], SAMPLING)
+        given |= json_object(strings(tensor)[0], SAMPLING)
     tensor = request.input(TEXT_INPUT) or (request.inputs[0] if len(request.inputs) == 1 else None)
     if tensor is None or tensor.datatype != "BYTES" or not tensor.array.size:
         raise PredictionException(f"The prompt is a text, in the input {TEXT_INPUT} of BYTES", 400)
     for name, value in given.items():
         if name == "messages" and isinstance(value, str):
-            value = json.loads(value)
-        if not name.startswith(("triton_", "sequence_")) and name not in ("timeout", "priority", "content_type"):
-            asked[_NAMES.get(name, name)] = value
+            value = _messages(value)
+        asked[_NAMES.get(name, name)] = value
     flag = request.input(STREAM)
     asked[STREAM] = request.stream and (flag is None or bool(flag.numbers().ravel()[0]))
-    texts = _strings(tensor)
+    texts = strings(tensor)
     if asked[STREAM] and len(texts) > 1:
         raise PredictionException(f"A stream has one prompt; {tensor.name} has {len(texts)}", 400)
-    return asked, texts
+    return asked, tensor.name, texts
 
 
-def _strings(tensor: Tensor) -> list[str]:
+def parameters(request: InferenceRequest) -> dict[str, Any]:
+    """The parameters of a request that are for the model. Raises PredictionException."""
+    given = dict(request.parameters)
+    if isinstance(request, V1Request):
+        more = request.payload.get("parameters") or {}
+        if not isinstance(more, dict):
+            raise PredictionException(f"parameters is a JSON object, not {str(more)[:80]}", 400)
+        given |= more
+    return {
+        name: value
+        for name, value in given.items()
+        if not name.startswith(("triton_", "sequence_")) and name not in ("timeout", "priority", "content_type")
+    }
+
+
+def _messages(text: str) -> list[Any]:
+    """The parameter `messages`, which is text over gRPC. Raises PredictionException."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PredictionException(f"messages is not valid JSON: {error}", 400) from None
+    if not isinstance(found, list):
+        raise PredictionException(f"messages is a JSON list, not {text[:80]}", 400)
+    return found
+
+
+def strings(tensor: Tensor) -> list[str]:
     return [bytes(value).decode("utf-8", "replace") for value in tensor.array.ravel()]
 
 

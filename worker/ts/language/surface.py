@@ -24,6 +24,7 @@ JSON = "application/json"
 HONOURS = ("n", "logprobs", "top_logprobs", "logit_bias", "tools", "tool_choice", TOKEN_PROMPTS)
 #: The engines that do the rest.
 _OTHERS = "the engines llama.cpp and vllm can"
+TEXTS_ALONE = "this engine takes texts alone; the engine vllm takes images, with a model that does"
 CHOICES_MAX = 128
 _TOKENS_OF_A_COMPLETION = 16
 
@@ -228,7 +229,7 @@ class TextSurface:
         try:
             flat = [one | {"content": completions.content(one.get("content"))} for one in messages]
         except BadCompletion as error:
-            raise Refusal(str(error), error.parameter) from None
+            raise Refusal(f"{error}: {TEXTS_ALONE}", error.parameter) from None
         for one in flat:
             for call in one.get("tool_calls") or ():
                 call["function"]["arguments"] = _object(call["function"].get("arguments"))

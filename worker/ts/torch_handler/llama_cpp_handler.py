@@ -38,6 +38,24 @@ _PARALLEL = 4
 #: The longest path of a folder for sockets, whose own paths have at most 107 characters.
 _PLACE_MAX = 75
 _READ_BYTES = 64 * 1024
+#: What the engine says of calls that other settings allow, with the status and the words for clients.
+_MEANT = (
+    (
+        b"Start it with `--embeddings`",
+        501,
+        "the model gives texts alone: vectors need `embeddings: true` in `handler:`",
+    ),
+    (
+        b"Start it with `--reranking`",
+        501,
+        "the model is served as no reranker: one needs `embeddings: true` in `handler:`",
+    ),
+    (
+        b"input is not supported",
+        400,
+        "this engine takes texts alone; the engine vllm takes images, with a model that does",
+    ),
+)
 #: The engine's messages about requests that it can't read, which it calls errors of its own.
 _OF_CLIENTS = re.compile(rb'"message":"(?:Failed to parse|\'\w+\' is required|Missing )')
 
@@ -172,10 +190,11 @@ async def _asked(address: str, path: str, body: bytes) -> Answer:
             parser.feed_data(data)
             if parts.begun and not told:
                 status = parser.get_status_code()
-                if status == 500:
+                if status >= 500:
                     if not parts.ended:
                         continue
-                    status = 400 if _OF_CLIENTS.search(b"".join(parts.pieces)) else 500
+                    status, whole = _refusal(status, b"".join(parts.pieces))
+                    parts.pieces = [whole]
                 told = True
                 yield Head(status, parts.content_type)
             pieces, parts.pieces = parts.pieces, []
@@ -183,3 +202,12 @@ async def _asked(address: str, path: str, body: bytes) -> Answer:
                 yield b"".join(pieces)
     finally:
         writer.close()
+
+
+def _refusal(status: int, body: bytes) -> tuple[int, bytes]:
+    """The engine's error in this server's words, where it means the client's fault or a setting."""
+    for said, meant, words in _MEANT:
+        if said in body:
+            kind = "invalid_request_error" if meant < 500 else "not_supported_error"
+            return meant, json.dumps({"error": {"message": words, "type": kind, "code": meant}}).encode()
+    return (400 if status == 500 and _OF_CLIENTS.search(body) else status), body

@@ -1,4 +1,5 @@
-"""Language models in Hugging Face's folders, run by the package transformers: texts, embeddings, scores of pairs.
+"""Language models in Hugging Face's folders, run by the package transformers: texts, embeddings, scores of pairs, and
+the tasks of its pipelines.
 
 The class that config.json names decides what a model does (docs/language-models.md).
 """
@@ -14,24 +15,39 @@ from typing import Any
 from ts.context import Context
 from ts.handler_utils.utils import needed
 from ts.language.handler import Answer, Head, LanguageModelHandler, json_object
+from ts.protocol.tasks import ANSWER, CLASSIFY, EMBED, FILL, GENERATE, OF_PIPELINES, SCORE, TAG, TASKS, task_of
 
-GENERATE, EMBED, SCORE = "text-generation", "embeddings", "rerank"
-TASKS = (GENERATE, EMBED, SCORE)
 #: Settings in model-config.yaml (`handler:`).
-_SETTINGS = ("engine", "task", "dtype", "trustRemoteCode", "maxModelLength", "tokenizer", "parallel", "chatTemplate")
+_SETTINGS = (
+    *("engine", "task", "dtype", "trustRemoteCode", "maxModelLength", "tokenizer", "parallel", "chatTemplate"),
+    "predictions",
+)
 _PARALLEL = 32
 #: What a model of each kind doesn't do, and which does.
 _KINDS = {GENERATE: "a model that generates text", EMBED: "a model of embeddings", SCORE: "a reranker"}
+#: transformers' classes that find the model's own.
+_CLASSES = {
+    GENERATE: "AutoModelForCausalLM",
+    EMBED: "AutoModel",
+    SCORE: "AutoModelForSequenceClassification",
+    CLASSIFY: "AutoModelForSequenceClassification",
+    TAG: "AutoModelForTokenClassification",
+    FILL: "AutoModelForMaskedLM",
+    ANSWER: "AutoModelForQuestionAnswering",
+}
 
 
 class TransformersHandler(LanguageModelHandler):
     """The handler. `handler:` in model-config.yaml has `_SETTINGS`."""
+
+    paths = LanguageModelHandler.paths | {"classify"}
 
     def __init__(self) -> None:
         super().__init__()
         self._calls: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {}
         self._task = ""
         self._generator: Any = None
+        self._tasks: Any = None
 
     def initialize(self, context: Context) -> None:
         """Raises PackageMissing; ValueError for wrong settings, and what transformers says of the files."""
@@ -49,12 +65,16 @@ class TransformersHandler(LanguageModelHandler):
         if section.get("chatTemplate"):
             tokenizer.chat_template = section["chatTemplate"]
         encodes = transformers.AutoConfig.from_pretrained(folder, **given).is_encoder_decoder
-        kind = {
-            GENERATE: transformers.AutoModelForSeq2SeqLM if encodes else transformers.AutoModelForCausalLM,
-            EMBED: transformers.AutoModel,
-            SCORE: transformers.AutoModelForSequenceClassification,
-        }[self._task]
-        model = kind.from_pretrained(folder, dtype=section.get("dtype", "auto"), **given)
+        self.continues = not encodes
+        name = "AutoModelForSeq2SeqLM" if encodes and self._task == GENERATE else _CLASSES[self._task]
+        model, loading = getattr(transformers, name).from_pretrained(
+            folder, dtype=section.get("dtype", "auto"), output_loading_info=True, **given
+        )
+        if self._task in OF_PIPELINES and (absent := sorted(loading["missing_keys"])):
+            raise ValueError(
+                f"{len(absent)} weights for {self._task} aren't in the folder and would be random, the first is "
+                f"{absent[0]}: the model isn't for this task"
+            )
         gpu_id = context.system_properties.get("gpu_id")
         model = model.to("cpu" if gpu_id is None else f"cuda:{gpu_id}").eval()
         if self._task == GENERATE:
@@ -68,10 +88,28 @@ class TransformersHandler(LanguageModelHandler):
                 tokens_max=section.get("maxModelLength"),
             )
             self._calls, self._generator = with_agents(texts), texts.generator
+        elif self._task in OF_PIPELINES:
+            from ts.language.embedding import limits
+            from ts.language.tasks import PREDICTIONS, TaskModel
+
+            predictions = section.get("predictions") or ""
+            if predictions not in PREDICTIONS:
+                raise ValueError(f"handler: predictions is {predictions!r}; there are {', '.join(PREDICTIONS[1:])}")
+            most = int(min(filter(None, [section.get("maxModelLength"), *limits(model, tokenizer)])))
+            self._tasks = TaskModel(self._task, model, tokenizer, most, predictions)
+            self._calls = self._tasks.calls
         else:
             from ts.language.embedding import EncoderSurface
 
             self._calls = EncoderSurface(model, tokenizer, folder, self._task == SCORE).calls
+
+    async def _answer(self, idx: int, row: Any, context: Context) -> Any:
+        if self._tasks is None or context.get_request_header(idx, "url_path"):
+            return await super()._answer(idx, row, context)
+        answer = await self._tasks.answer(row, context)
+        if isinstance(answer, bytes):
+            context.set_response_content_type(idx, "application/json")
+        return answer
 
     def waiting(self) -> int | None:
         return None if self._generator is None else self._generator.counts[1]
@@ -82,8 +120,9 @@ class TransformersHandler(LanguageModelHandler):
         call = self._calls.get(path)
         try:
             if call is None:
-                there = ", ".join(f"/{one}" for one in self._calls)
-                raise Refusal(f"{_KINDS[self._task]} has no /{path[:80]}; it has {there}", status=404)
+                there = ", ".join(f"/{one}" for one in self._calls) or "/predictions, /v2 and /v1/models/NAME:predict"
+                kind = _KINDS.get(self._task, f"a model for {self._task}")
+                raise Refusal(f"{kind} has no /{path[:80]}; it has {there}", status=404)
             async with aclosing(await call(json_object(body, "The body"))) as answer:
                 async for piece in answer:
                     yield piece
@@ -97,7 +136,6 @@ def _task(folder: Path) -> str:
     if (folder / "modules.json").is_file():
         return EMBED
     config = json.loads((folder / "config.json").read_text())
-    name = str((config.get("architectures") or [""])[0])
-    if name.endswith("ForSequenceClassification"):
-        return SCORE
-    return EMBED if name.endswith("Model") else GENERATE
+    if not config.get("architectures"):
+        return GENERATE
+    return task_of(config) or (EMBED if str(config["architectures"][0]).endswith("Model") else GENERATE)

@@ -18,6 +18,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from ts.protocol.tasks import ANSWER, CLASSIFY, EMBED, FILL, GENERATE, SCORE, TAG
 from ts_frontend.config.kinds import SWITCH, grouped, is_hub_name
 
 _LOCAL = "http://127.0.0.1"
@@ -211,19 +212,29 @@ def _of_engine(text: str) -> Said:
 
 #: Tasks of KServe, vLLM and Hugging Face, and those of the engine transformers.
 TASKS = {
-    **dict.fromkeys(("text_generation", "text2text_generation", "generate"), "text-generation"),
-    **dict.fromkeys(
-        ("text_embedding", "feature_extraction", "sentence_similarity", "embed", "embeddings"), "embeddings"
-    ),
-    **dict.fromkeys(("text_ranking", "rerank", "score"), "rerank"),
+    **dict.fromkeys(("text_generation", "text2text_generation", "generate"), GENERATE),
+    **dict.fromkeys(("text_embedding", "feature_extraction", "sentence_similarity", "embed", "embeddings"), EMBED),
+    **dict.fromkeys(("text_ranking", "rerank", "score"), SCORE),
+    **dict.fromkeys(("text_classification", "sequence_classification", "sentiment_analysis", "classify"), CLASSIFY),
+    **dict.fromkeys(("token_classification", "ner"), TAG),
+    "fill_mask": FILL,
+    "question_answering": ANSWER,
 }
 
 
 def _task(text: str) -> str:
     found = TASKS.get(text.replace("-", "_"))
     if found is None:
-        raise ValueError("allowed are text_generation, text2text_generation, text_embedding, rerank")
+        raise ValueError(
+            "allowed are text_generation, text2text_generation, text_embedding, rerank, sequence_classification, "
+            "token_classification, fill_mask, question_answering"
+        )
     return found
+
+
+def _predictions(kind: str) -> Meaning:
+    """A meaning for KServe's flags that say what V1 gets of a model that classifies."""
+    return lambda text: Said({"language_models": json.dumps({"predictions": kind})} if SWITCH.parse(text) else {})
 
 
 def _of_hub(text: str) -> Said:
@@ -321,7 +332,7 @@ VLLM: Mapping[str, Callable[[str], Any]] = MappingProxyType(
 _ALWAYS_SERVED = "is always served here; an address on a loopback interface or a Unix socket hides it"
 _ANY = "any number of calls can be open"
 _LATENCY = "only programs of aiSSEMBLE and KServe log times; the metrics have them"
-_TEXTS = "language models take texts and give texts, vectors or scores; other tasks aren't served so"
+_OFFSETS = "isn't there; answers of token classification have start and end, except those of V1"
 _UNLOGGED = "texts are never logged"
 _TUNES = "it tunes a part that this server doesn't have"
 
@@ -400,18 +411,18 @@ _ROWS = (
     ),
     Alias("served_model_name", "vLLM", sets("load_models"), "as `--model_name`"),
     *(
-        Alias(name, "KServe", _refused(_TEXTS), "refused", switch)
+        Alias(f"return_{name}", "KServe", _predictions(name), f"`language_models`: `predictions`: `{name}`", True)
+        for name in ("probabilities", "raw_logits")
+    ),
+    Alias("return_offsets_mapping", "KServe", _refused(_OFFSETS), "refused", True),
+    *(
+        Alias(name, "KServe", nothing("a language model's tokenizer says it"), "no effect", switch)
         for name, switch in (
-            ("return_probabilities", True),
-            ("return_raw_logits", True),
+            ("disable_lower_case", True),
+            ("disable_special_tokens", True),
             ("return_token_type_ids", True),
-            ("return_offsets_mapping", True),
             ("tensor_input_names", False),
         )
-    ),
-    *(
-        Alias(name, "KServe", nothing("a language model's tokenizer says it"), "no effect", True)
-        for name in ("disable_lower_case", "disable_special_tokens")
     ),
     Alias("disable_log_requests", "KServe", nothing(_UNLOGGED), "no effect: texts are never logged", True),
     Alias("max_log_len", "KServe", nothing(_UNLOGGED), "no effect"),

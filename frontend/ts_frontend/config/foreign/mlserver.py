@@ -204,8 +204,9 @@ def hugging_face(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Huggin
     task = TASKS.get(str(given.get("task") or "").replace("-", "_"))
     if task is None:
         raise InvalidArgument(
-            f"task is {given.get('task')!r}; text-generation, text2text-generation and feature-extraction are served "
-            f"as language models, and others by the package {PACKAGE}, if it is installed"
+            f"task is {given.get('task')!r}; text-generation, text2text-generation, feature-extraction, "
+            "text-classification, token-classification, fill-mask and question-answering are served as language "
+            f"models, and others by the package {PACKAGE}, if it is installed"
         )
     if str(given.get("optimum_model") or "false").lower() != "false" or given.get("framework") not in (None, "pt"):
         raise InvalidArgument("optimum_model and framework: models are served by PyTorch; leave them out")

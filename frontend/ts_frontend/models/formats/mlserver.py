@@ -38,6 +38,8 @@ FILE = "model-settings.json"
 LIKENESS_MIN = 0.85
 #: The version of a model that declares none.
 NO_VERSION = "1.0"
+#: The names of the Hugging Face runtime's inputs of texts.
+_INPUTS = ("args", "array_inputs", "text_inputs", "inputs")
 #: Python's JSON parser accepts infinity and NaN.
 _NUMBER_MAX = 2**31 - 1
 
@@ -171,12 +173,14 @@ class MLServerFormat(ModelFormat):
 
 
 def _with_args(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with the input of the Hugging Face runtime besides the language model's own."""
+    """The configuration with the tensors of the Hugging Face runtime besides the language model's own."""
     declared = config.get("openInference")
     if not isinstance(declared, dict) or not isinstance(declared.get("inputs"), list):  # the folder's own
         return dict(config)
-    inputs = [{"name": "args", "datatype": "BYTES", "shape": [-1]}, *declared["inputs"]]
-    return {**config, "openInference": {**declared, "inputs": [{**one, "optional": True} for one in inputs]}}
+    inputs = [*({"name": name, "datatype": "BYTES", "shape": [-1]} for name in _INPUTS), *declared["inputs"]]
+    outputs = [{"name": "output", "datatype": "BYTES", "shape": [-1, 1]}, *declared["outputs"]]
+    inputs = [{**one, "optional": True} for one in inputs]
+    return {**config, "openInference": {**declared, "inputs": inputs, "outputs": outputs}}
 
 
 def newest(versions: Iterable[tuple[str, bool]]) -> str:
