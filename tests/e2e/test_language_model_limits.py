@@ -35,7 +35,7 @@ RECURSIVE = {
     "$defs": {"a": {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}, "required": ["x"]}},
     "$ref": "#/$defs/a",
 }
-WRONG = (None, True, -1, "text", [], {}, [[]], "\ud800", "x" * 100_000)
+WRONG: tuple[Any, ...] = (None, True, -1, "text", [], {}, [[]], "\ud800", "x" * 100_000)
 MEMBERS = (
     *("messages", "model", "max_tokens", "temperature", "top_p", "n", "stop", "stream", "logprobs", "top_logprobs"),
     *("logit_bias", "response_format", "tools", "tool_choice", "seed", "stream_options", "top_k", "min_p"),

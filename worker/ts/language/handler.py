@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, NamedTuple, TypeAlias
 
@@ -41,10 +41,11 @@ _SAID = ("finish_reason", "prompt_tokens", "completion_tokens")
 
 
 class Head(NamedTuple):
-    """The beginning of an engine's answer."""
+    """The beginning of an engine's answer. `usage`: gives the tokens of a stream whose events don't tell them."""
 
     status: int
     content_type: str
+    usage: Callable[[], dict[str, Any]] | None = None
 
 
 Answer: TypeAlias = "AsyncGenerator[Head | bytes, None]"
@@ -136,6 +137,7 @@ class LanguageModelHandler(ABC):
                 head = await anext(pieces)
                 assert isinstance(head, Head)
                 self._tell_waiting()
+                count.usage = head.usage
                 yield head, pieces, count  # type: ignore[misc]  # what follows the head is bytes
 
     # --- texts of other APIs

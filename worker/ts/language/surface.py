@@ -274,8 +274,8 @@ class TextSurface:
         yield _json(form.fields | {"object": form.whole, "choices": choices, "usage": usage})
 
     async def _streamed(self, wish: Wish, form: _Completion) -> Answer:
-        yield Head(200, EVENTS)
         run = Run(self, wish)
+        yield Head(200, EVENTS, lambda: run.usage().fields())
         more: Fields = {"usage": None} if wish.asked.with_usage else {}
         try:
             async with aclosing(run.pieces()) as pieces:

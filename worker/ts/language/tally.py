@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -30,6 +30,9 @@ _HISTOGRAMS = {
     "vllm:request_time_per_output_token_seconds": "Mean time between the pieces of a streamed answer.",
     "vllm:e2e_request_latency_seconds": "Time of a request in the engine.",
 }
+#: Events of a stream that may have no token: roles, ends and usage, of several choices. So many count at its end only,
+#: since a counter can't go back.
+EVENTS_BESIDE = 8
 #: The time between two counts of a stream's tokens.
 _TELL_S = 0.5
 _EVENT = b"data: {"
@@ -85,10 +88,12 @@ class Tally:
 
 
 class Count:
-    """One request. `pieces`: the events of its stream, about one for each token, which count while it runs."""
+    """One request. `pieces`: the events of its stream, about one for each token, which count while it runs. `usage`:
+    gives its tokens if the answer doesn't."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
+        self.usage: Callable[[], dict[str, Any]] | None = None
         self._begun_s = self._told_s = perf_counter()
         self._first_s = self._last_s = 0.0
         self._pieces = self._told = 0
@@ -104,7 +109,7 @@ class Count:
             self._pieces += pieces
             if self._last_s - self._told_s >= _TELL_S:
                 self._told_s = self._last_s
-                self._tell_tokens(self._pieces)
+                self._tell_tokens(self._pieces - EVENTS_BESIDE)
         if any(name in data for name in _COUNTS):
             self._last = data
 
@@ -131,6 +136,8 @@ class Count:
 
     def _usage(self) -> dict[str, Any]:
         """The engine's own count of tokens, as OpenAI's `usage`; {} without one."""
+        if self.usage is not None:
+            return self.usage()
         for event in reversed(self._last.split(b"\n\n")):
             if any(name in event for name in _COUNTS):
                 try:
