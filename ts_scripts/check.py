@@ -45,7 +45,7 @@ AGAIN_MAX = 8
 TESTS_FAILED = 1
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 #: The interpreter of the compiled form's environment.
-COMPILED = BIN.parent / "compiled" / "bin" / "python"
+COMPILED = BIN.parent / "compiled_for_tests" / "bin" / "python"
 #: The tests of the compiled modules: protocol, runtime, the transport, the promises to handlers.
 COMPILED_PART = (
     "tests/e2e/ingress/test_ingress_services.py",
@@ -145,7 +145,7 @@ def compiled_steps(part: Sequence[str]) -> list[Step]:
     """`part`: the files of tests to run, all if there are none."""
     marked, section = "not external and not slow and not pure_form", "compiled part" if part else "usual"
     return [
-        Step("the compiled form", python("ts_scripts/compiled_environment.py")),
+        Step("the compiled form", python("ts_scripts/compiled_environment.py", "--for-tests")),
         tests("tests of the compiled form", marked, section, *PARALLEL, *part, interpreter=str(COMPILED)),
     ]
 
