@@ -96,6 +96,18 @@ COMPILED_PART = (
     "tests/unit/test_usual_calls.py",
     "tests/unit/test_worker_slots.py",
 )
+#: Files with the longest tests of a mark. They begin first: one of them would otherwise run alone at the end.
+LONGEST = (
+    "tests/deploy/test_image.py",
+    "tests/e2e/chromium/test_browser_console.py",
+    "tests/e2e/test_transformers_models.py",
+    "tests/e2e/test_language_models.py",
+    "tests/e2e/test_serving_torchrun.py",
+    "tests/e2e/test_serving_environments.py",
+    "tests/e2e/test_soak.py",
+    "tests/e2e/test_examples_models.py",
+    "tests/process/test_release.py",
+)
 NPM_INSTALL = ("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts")
 
 
@@ -122,10 +134,11 @@ def tests(title: str, marked: str, section: str, *more: str, interpreter: str = 
 
 
 def files_with(mark: str) -> list[str]:
-    """The files of tests that name this mark. Each process of pytest imports all files that it is given, which takes
-    longer than most tests with a mark."""
+    """The files of tests that name this mark, those of LONGEST first. Each process of pytest imports all files that it
+    is given, which takes longer than most tests with a mark."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
-    return [str(file.relative_to(ROOT)) for file in files if f"pytest.mark.{mark}" in file.read_text(encoding="utf-8")]
+    found = [str(file.relative_to(ROOT)) for file in files if f"pytest.mark.{mark}" in file.read_text(encoding="utf-8")]
+    return sorted(found, key=lambda name: LONGEST.index(name) if name in LONGEST else len(LONGEST))
 
 
 def usual_steps() -> list[Step]:

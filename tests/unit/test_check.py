@@ -69,6 +69,15 @@ def test_only_files_with_such_tests_are_listed_for_a_mark(
     assert check.files_with(mark) == expected
 
 
+def test_files_with_the_longest_tests_begin(check: ModuleType) -> None:
+    for mark in ("external", "long"):
+        listed = check.files_with(mark)
+        begin = [name for name in check.LONGEST if name in listed]
+        assert len(begin) > 3 and listed[: len(begin)] == begin
+        assert listed[len(begin) :] == sorted(listed[len(begin) :])
+    assert {*check.LONGEST} <= {*check.files_with("external"), *check.files_with("long")}
+
+
 def test_the_compiled_form_stays_until_its_sources_change(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
