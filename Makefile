@@ -26,7 +26,7 @@ CHAT_STAMP := $(VENV)/.installed_to_chat
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help env run chat test test-long test-external test-vllm test-slow test-compiled fuzz soak soak-measures docs wheels bench bench-peers bench-instructions format clean FORCE
+.PHONY: help env run chat test test-long test-external test-vllm test-slow test-compiled prepare fuzz soak soak-measures docs wheels bench bench-peers bench-instructions format clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1 = /p' $(MAKEFILE_LIST) | awk -F' = ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -92,6 +92,9 @@ test-slow: $(STAMP) ## the tests that take minutes or measure, on a machine that
 
 test-compiled: $(STAMP) ## the tests with the compiled form, in an environment of its own; PART=1: of what is compiled
 	@$(BIN)/python ts_scripts/check.py $(if $(filter-out 0,$(PART)),--compiled-part,--compiled)
+
+prepare: $(STAMP) ## make what test-compiled and test-external need, without tests
+	@$(BIN)/python ts_scripts/check.py --prepare
 
 fuzz: $(STAMP) ## fuzz what reads from outside: minutes, with LONG=1 hours and over 10 million inputs; ARGS="..."
 	@$(BIN)/python tests/fuzz/run.py --jobs $(JOBS) $(if $(filter-out 0,$(LONG)),--runs 350000,--runs 10000) $(ARGS)

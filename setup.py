@@ -5,7 +5,7 @@ from which a release is made) turns its links to files into links to that reposi
 Without it these links become text.
 
 TORCHRELAY_COMPILE=1 compiles the modules that setup.cfg lists with mypyc. Their sources are installed too: another
-version of Python imports those.
+version of Python imports those. TORCHRELAY_OPT_LEVEL=0 leaves the C compiler's optimisation out, for tests.
 """
 
 from __future__ import annotations
@@ -77,7 +77,11 @@ class _Compiler(build_ext):
         os.chdir(folder)
         try:
             self.distribution.ext_modules = mypycify(
-                [*_MYPY, *files], opt_level="1", debug_level="0", target_dir=str(folder / "c"), group_name=_LIBRARY
+                [*_MYPY, *files],
+                opt_level=os.environ.get("TORCHRELAY_OPT_LEVEL", "1"),
+                debug_level="0",
+                target_dir=str(folder / "c"),
+                group_name=_LIBRARY,
             )
         finally:
             os.chdir(ROOT)

@@ -36,8 +36,11 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# No test depends on the speed of the machine.
-hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# No test depends on the speed of the machine. Each run has other examples, so half as many as usual in each of CI's two
+# runs, with the pure form and the compiled one, are as many altogether; `make fuzz` has millions.
+hypothesis.settings.register_profile(
+    "tests", max_examples=50, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("tests")
 
 #: The exit code of a run in which a required test didn't pass; pytest's own end at 5.

@@ -20,8 +20,10 @@ import psutil
 
 #: A guard against a wait for ever, far above what a busy machine takes: no test's result depends on it.
 GUARD_S = 120
-PAUSE_S = 0.01
-SHORT_PAUSE_S = 0.001
+#: The pause between two looks: a tenth of the time that was waited so far, so that a long wait leaves the processor to
+#: what it waits for. The least and the longest one, with a thread and in a loop.
+PAUSES_S = (0.01, 0.05)
+SHORT_PAUSES_S = (0.001, 0.01)
 LOOKS_AT_ONCE = 20
 #: For requests that must run out of time while they run: the first that leaves a busy machine the time to begin them.
 TIMEOUTS_US = (1_000_000, 8_000_000, 60_000_000)
@@ -43,23 +45,29 @@ _PORTS = _own_ports()
 def until(look: Callable[[], Found], message: object = "", *, timeout_s: float = GUARD_S) -> Found:
     """Calls `look()` repeatedly and returns its first true value. Raises AssertionError without one within
     `timeout_s` seconds; the message may be a function, which is called then."""
-    end_s = time.monotonic() + timeout_s
+    began_s = time.monotonic()
     while not (found := look()):
-        assert time.monotonic() < end_s, _said(look, message, timeout_s)
-        time.sleep(PAUSE_S)
+        waited_s = time.monotonic() - began_s
+        assert waited_s < timeout_s, _said(look, message, timeout_s)
+        time.sleep(_pause_s(waited_s, PAUSES_S))
     return found
 
 
 async def until_async(look: Callable[[], Found], message: object = "", *, timeout_s: float = GUARD_S) -> Found:
     """`until` for a coroutine: the loop's other tasks go on between two looks. Only the first looks take no pause: what
     needs more of them waits for a thread, a process or the clock, whose processor they would take."""
-    end_s = time.monotonic() + timeout_s
+    began_s = time.monotonic()
     looks = 0
     while not (found := look()):
-        assert time.monotonic() < end_s, _said(look, message, timeout_s)
+        waited_s = time.monotonic() - began_s
+        assert waited_s < timeout_s, _said(look, message, timeout_s)
         looks += 1
-        await asyncio.sleep(0 if looks < LOOKS_AT_ONCE else SHORT_PAUSE_S)
+        await asyncio.sleep(0 if looks < LOOKS_AT_ONCE else _pause_s(waited_s, SHORT_PAUSES_S))
     return found
+
+
+def _pause_s(waited_s: float, limits_s: tuple[float, float]) -> float:
+    return min(max(waited_s / 10, limits_s[0]), limits_s[1])
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:

@@ -1,6 +1,6 @@
 """Runs all checks of this repository, and lists the failed ones at the end.
 
-Usage: python ts_scripts/check.py [--long | --external | --vllm | --slow | --compiled | --compiled-part]
+Usage: python ts_scripts/check.py [--long | --external | --vllm | --slow | --compiled | --compiled-part | --prepare]
 
 Tests that fail run once more, alone, if they are few: those that then pass are listed, because they depend on the speed
 of the machine and must be fixed, but don't fail the run.
@@ -10,7 +10,8 @@ With `--long`: the tests marked `long`. With `--external`: installs the availabl
 installs Debian's Go and Ray, and runs the tests marked `slow`, one after the other, since they measure. With `--vllm`:
 installs vLLM for CPUs (133 MB, and 1.4 GB on the disk) and makes its model, for the tests marked `vllm`. With
 `--compiled`: the usual tests with the compiled form of the package, which gets an environment of its own
-(`compiled_environment.py`); with `--compiled-part`: the tests of the compiled modules.
+(`compiled_environment.py`); with `--compiled-part`: the tests of the compiled modules. `--prepare` makes what these and
+the external tests need, and runs no tests: CI does it while the long tests wait.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ AGAIN_MAX = 8
 TESTS_FAILED = 1
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 #: The interpreter of the compiled form's environment.
-COMPILED = BIN.parent / "compiled" / "bin" / "python"
+COMPILED = BIN.parent / "compiled_for_tests" / "bin" / "python"
 #: The tests of the compiled modules: protocol, runtime, the transport, the promises to handlers.
 COMPILED_PART = (
     "tests/e2e/ingress/test_ingress_services.py",
@@ -95,6 +96,18 @@ COMPILED_PART = (
     "tests/unit/test_usual_calls.py",
     "tests/unit/test_worker_slots.py",
 )
+#: Files with the longest tests of a mark. They begin first: one of them would otherwise run alone at the end.
+LONGEST = (
+    "tests/deploy/test_image.py",
+    "tests/e2e/chromium/test_browser_console.py",
+    "tests/e2e/test_transformers_models.py",
+    "tests/e2e/test_language_models.py",
+    "tests/e2e/test_serving_torchrun.py",
+    "tests/e2e/test_serving_environments.py",
+    "tests/e2e/test_soak.py",
+    "tests/e2e/test_examples_models.py",
+    "tests/process/test_release.py",
+)
 NPM_INSTALL = ("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts")
 
 
@@ -121,10 +134,11 @@ def tests(title: str, marked: str, section: str, *more: str, interpreter: str = 
 
 
 def files_with(mark: str) -> list[str]:
-    """The files of tests that name this mark. Each process of pytest imports all files that it is given, which takes
-    longer than most tests with a mark."""
+    """The files of tests that name this mark, those of LONGEST first. Each process of pytest imports all files that it
+    is given, which takes longer than most tests with a mark."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
-    return [str(file.relative_to(ROOT)) for file in files if f"pytest.mark.{mark}" in file.read_text(encoding="utf-8")]
+    found = [str(file.relative_to(ROOT)) for file in files if f"pytest.mark.{mark}" in file.read_text(encoding="utf-8")]
+    return sorted(found, key=lambda name: LONGEST.index(name) if name in LONGEST else len(LONGEST))
 
 
 def usual_steps() -> list[Step]:
@@ -141,11 +155,16 @@ def long_steps() -> list[Step]:
     return [tests("long tests", "long and not external and not slow", "long", *PARALLEL, *files_with("long"))]
 
 
+COMPILED_FORM = Step("the compiled form", python("ts_scripts/compiled_environment.py", "--for-tests"))
+PROMETHEUS = Step("Prometheus", python("ts_scripts/debian_packages.py", "prometheus"))
+CLIENTS = Step("clients of other systems", python("ts_scripts/client_environments.py"))
+
+
 def compiled_steps(part: Sequence[str]) -> list[Step]:
     """`part`: the files of tests to run, all if there are none."""
     marked, section = "not external and not slow and not pure_form", "compiled part" if part else "usual"
     return [
-        Step("the compiled form", python("ts_scripts/compiled_environment.py")),
+        COMPILED_FORM,
         tests("tests of the compiled form", marked, section, *PARALLEL, *part, interpreter=str(COMPILED)),
     ]
 
@@ -171,10 +190,16 @@ def external_steps() -> list[Step]:
     return [
         *node,
         *packages,
-        Step("Prometheus", python("ts_scripts/debian_packages.py", "prometheus")),
-        Step("clients of other systems", python("ts_scripts/client_environments.py")),
+        PROMETHEUS,
+        CLIENTS,
         tests("external tests", "external and not slow and not vllm", "external", *PARALLEL, *files_with("external")),
     ]
+
+
+def prepare_steps() -> list[Step]:
+    """What is made in folders of its own; the rest would change the environment of running tests. Where there is no C
+    compiler, the compiled form isn't tested."""
+    return [*([COMPILED_FORM] if shutil.which(os.environ.get("CC", "cc")) else []), PROMETHEUS, CLIENTS]
 
 
 def vllm_steps() -> list[Step]:
@@ -256,6 +281,8 @@ def _asked_for(asked: argparse.Namespace) -> list[Step]:
         return external_steps()
     if asked.vllm:
         return vllm_steps()
+    if asked.prepare:
+        return prepare_steps()
     if asked.compiled or asked.compiled_part:
         return compiled_steps(COMPILED_PART if asked.compiled_part else ())
     return slow_steps() if asked.slow else usual_steps()
@@ -270,6 +297,7 @@ def main() -> None:
     which.add_argument("--slow", action="store_true", help="the tests that take minutes or measure")
     which.add_argument("--compiled", action="store_true", help="the usual tests with the compiled form")
     which.add_argument("--compiled-part", action="store_true", help="the tests of what is compiled, with that form")
+    which.add_argument("--prepare", action="store_true", help="what the compiled and the external tests need, no tests")
     asked = parser.parse_args()
     failed = run_all(_asked_for(asked))
     sys.exit(f"\nfailed: {', '.join(failed)}" if failed else 0)

@@ -247,6 +247,13 @@ CASES = {
     )
     for name, case in cases.items()
 }
+#: Cases after which the worker goes on: one worker has them all, each as a function.
+IN_ONE_WORKER = {
+    name: case
+    for name, case in CASES.items()
+    if name.startswith(("raises", "answers", "heads")) and case.kind == "def" and "yield" not in case.code
+}
+FUNCTIONS = "".join(f"\n@DEEDS.append\ndef deed(data, context):\n    {case.code}\n" for case in IN_ONE_WORKER.values())
 
 
 @pytest.fixture(scope="module")
@@ -260,6 +267,15 @@ def server(
     with serving(directory, store, {}, ["--ncs"]) as found:
         found.register("good")
         yield found
+
+
+@pytest.fixture(scope="module")
+def one_worker(server: Any, write_to: Callable[..., str]) -> str:
+    """The model that has several cases, and does the one whose number it gets."""
+    code = "    return DEEDS[int(body_of(data[0]))](data, context)"
+    source = HANDLER.format(top=f"{CLASSES}\nDEEDS = []\n{FUNCTIONS}", kind="def", code=code)
+    server.register(write_to(server.store, "several", source))
+    return "several"
 
 
 def ask(server: Any, model: str, body: bytes) -> httpx.Response:
@@ -282,9 +298,9 @@ def add(server: Any, write_to: Callable[..., str]) -> Iterator[Callable[..., str
 REFUSALS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
-def grpc_code(server: Any) -> grpc.StatusCode:
+def grpc_code(server: Any, model: str, body: bytes) -> grpc.StatusCode:
     try:
-        server.predict(NAME, b"now")
+        server.predict(model, body)
     except grpc.RpcError as error:
         assert isinstance(error, grpc.Call) and len(error.details()) < 10_000
         code: grpc.StatusCode = error.code()
@@ -293,23 +309,26 @@ def grpc_code(server: Any) -> grpc.StatusCode:
 
 
 @pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=name, marks=pytest.mark.long if name == "process: hangs at exit" else ())
-        for name, case in CASES.items()
-    ],
+    "name",
+    [pytest.param(name, id=name, marks=pytest.mark.long if name == "process: hangs at exit" else ()) for name in CASES],
 )
-def test_a_hostile_handler_harms_its_own_request_alone(server: Any, add: Callable[..., str], case: Case) -> None:
-    source = HANDLER.format(top=CLASSES, kind=case.kind, code=f"    {case.code}")
-    server.register(add(source, case.config))
-    seen = ask(server, NAME, b"now")
+def test_a_hostile_handler_harms_its_own_request_alone(
+    server: Any, add: Callable[..., str], name: str, request: pytest.FixtureRequest
+) -> None:
+    case = CASES[name]
+    if name in IN_ONE_WORKER:
+        model, body = request.getfixturevalue("one_worker"), str(list(IN_ONE_WORKER).index(name)).encode()
+    else:
+        model, body = NAME, b"now"
+        server.register(add(HANDLER.format(top=CLASSES, kind=case.kind, code=f"    {case.code}"), case.config))
+    seen = ask(server, model, body)
     assert seen.status_code == case.status and case.text in seen.text, seen.text[:500]
     assert "x-evil" not in seen.headers and len(seen.content) < 200_000
     assert ask(server, "good", b"now").content == b"good"
     if case not in ENDS.values():
-        code = grpc_code(server)
+        code = grpc_code(server, model, body)
         assert code in REFUSALS or (code is grpc.StatusCode.OK and (case.status < 300 or case in HEADS.values()))
-    until(lambda: ask(server, NAME, b"fine").text == "fine", lambda: ask(server, NAME, b"fine").text)
+    until(lambda: ask(server, model, b"fine").text == "fine", lambda: ask(server, model, b"fine").text)
 
 
 #: Handlers that can't be loaded, and what the answer to the register call says.

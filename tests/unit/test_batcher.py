@@ -93,7 +93,10 @@ def test_bytes_are_bounded_but_a_single_large_job_still_gets_in():
     with pytest.raises(Full, match="job_queue_bytes_max"):
         batcher.add(numbered(2, size_bytes=1), 0.0)
     batcher.take()
-    batcher.add(numbered(2, size_bytes=1), 0.0)
+    batcher.add(numbered(2, size_bytes=60), 0.0)
+    with pytest.raises(Full, match="60 bytes are waiting; 41 more"):
+        batcher.add(numbered(3, size_bytes=41), 0.0)
+    batcher.add(numbered(3, size_bytes=40), 0.0)
 
 
 def test_restored_jobs_go_to_the_head_in_their_order_even_when_full():

@@ -69,6 +69,35 @@ def test_only_files_with_such_tests_are_listed_for_a_mark(
     assert check.files_with(mark) == expected
 
 
+def test_files_with_the_longest_tests_begin(check: ModuleType) -> None:
+    for mark in ("external", "long"):
+        listed = check.files_with(mark)
+        begin = [name for name in check.LONGEST if name in listed]
+        assert len(begin) > 3 and listed[: len(begin)] == begin
+        assert listed[len(begin) :] == sorted(listed[len(begin) :])
+    assert {*check.LONGEST} <= {*check.files_with("external"), *check.files_with("long")}
+
+
+def test_the_compiled_form_stays_until_its_sources_change(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = module_of(root / "ts_scripts/compiled_environment.py")
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    for name in script.SOURCES:
+        assert (root / name).exists()
+        (tmp_path / name).write_text("") if "." in name else (tmp_path / name).mkdir()
+    found = [script.made_from()]
+    for name in ("worker/a.py", "frontend/b.py", "setup.cfg"):
+        (tmp_path / name).write_text("x = 1")
+        found.append(script.made_from())
+    (tmp_path / "worker/a.py").rename(tmp_path / "worker/c.py")
+    found.append(script.made_from())
+    assert len({*found}) == 5
+    (tmp_path / "worker/__pycache__").mkdir()
+    (tmp_path / "worker/__pycache__/c.pyc").write_text("")
+    assert script.made_from() == found[-1]
+
+
 SAMPLE = """
 import pathlib
 
