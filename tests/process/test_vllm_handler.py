@@ -109,6 +109,15 @@ def test_a_dead_engine_ends_the_worker(tmp_path: Path, monkeypatch: pytest.Monke
         asyncio.run(die())
 
 
+async def test_adapters_need_an_engine_that_is_started_for_them(tmp_path: Path) -> None:
+    handler = await loaded(tmp_path)
+    for change in (handler.load_adapter("a", str(tmp_path)), handler.unload_adapter("a")):
+        with pytest.raises(PredictionException, match="set enable_lora: true in vllm_engine_config") as refused:
+            await change
+        assert refused.value.error_code == 501
+    await end(handler)
+
+
 def arguments(folder: Path, section: dict[str, Any]) -> Any:
     return module._arguments(section, folder, "mine")
 

@@ -59,11 +59,14 @@ class Route(NamedTuple):
 class OpenAIHandler(NamedTuple):
     """A handler's support of OpenAI's API. `speaks`: the handler reads requests and writes answers itself; `names`:
     further model names that it answers to; `honours`: the optional parameters that it supports besides those of a plain
-    text request (None: it checks them itself)."""
+    text request (None: it checks them itself); `adapters`: the sources of a language model's adapters by name (None: it
+    can't have any); `fixed`: why they can't be changed, "" if they can."""
 
     speaks: bool = False
     names: tuple[str, ...] = ()
     honours: frozenset[str] | None = frozenset()
+    adapters: Mapping[str, str] | None = None
+    fixed: str = ""
 
 
 class Model:
@@ -278,9 +281,20 @@ class Model:
                     bool(said.get("speaks")),
                     tuple(said.get("names") or ()),
                     None if honours is None else frozenset(honours),
+                    said.get("adapters"),
+                    str(said.get("fixed") or ""),
                 )
                 break
         return self._openai
+
+    def answer_to(self, names: Sequence[str], adapters: Mapping[str, str]) -> None:
+        """Its workers now answer to these further names, and have these adapters."""
+        self._openai = (self.openai or OpenAIHandler())._replace(names=tuple(names), adapters=adapters)
+
+    def load_with(self, adapters: Mapping[str, str]) -> None:
+        """Has later workers load these adapters."""
+        load = self.pool.plan.load
+        load["handler_settings"] = {**(load.get("handler_settings") or {}), "adapters": dict(adapters)}
 
     @property
     def takes_tensors(self) -> bool:

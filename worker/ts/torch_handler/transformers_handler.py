@@ -5,6 +5,7 @@ The class that config.json names decides what a model does (docs/language-models
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -14,11 +15,15 @@ from typing import Any
 from ts.context import Context
 from ts.handler_utils.utils import needed
 from ts.language.handler import Answer, Head, LanguageModelHandler, json_object
+from ts.utils.util import PredictionException
 
 GENERATE, EMBED, SCORE = "text-generation", "embeddings", "rerank"
 TASKS = (GENERATE, EMBED, SCORE)
 #: Settings in model-config.yaml (`handler:`).
-_SETTINGS = ("engine", "task", "dtype", "trustRemoteCode", "maxModelLength", "tokenizer", "parallel", "chatTemplate")
+_SETTINGS = (
+    *("engine", "task", "dtype", "trustRemoteCode", "maxModelLength", "tokenizer", "parallel", "chatTemplate"),
+    "adapters",
+)
 _PARALLEL = 32
 #: What a model of each kind doesn't do, and which does.
 _KINDS = {GENERATE: "a model that generates text", EMBED: "a model of embeddings", SCORE: "a reranker"}
@@ -30,10 +35,10 @@ class TransformersHandler(LanguageModelHandler):
     def __init__(self) -> None:
         super().__init__()
         self._calls: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {}
-        self._task = ""
-        self._generator: Any = None
+        self._task = self._model_name = ""
+        self._texts: Any = None
 
-    def initialize(self, context: Context) -> None:
+    async def initialize(self, context: Context) -> None:
         """Raises PackageMissing; ValueError for wrong settings, and what transformers says of the files."""
         transformers = needed("transformers", "transformers", "A folder of Hugging Face")
         section = context.model_yaml_config.get("handler") or {}
@@ -67,14 +72,38 @@ class TransformersHandler(LanguageModelHandler):
                 texts_max=int(section.get("parallel") or _PARALLEL),
                 tokens_max=section.get("maxModelLength"),
             )
-            self._calls, self._generator = with_agents(texts), texts.generator
+            self._calls, self._texts = with_agents(texts), texts
+            self._model_name = context.model_name
         else:
             from ts.language.embedding import EncoderSurface
 
             self._calls = EncoderSurface(model, tokenizer, folder, self._task == SCORE).calls
+        adapters = {str(name): str(folder / str(source)) for name, source in (section.get("adapters") or {}).items()}
+        if self._texts is None or encodes:
+            self.adapters_fixed = "Adapters of the engine transformers are for models that continue a text"
+        elif adapters:
+            needed("peft", "peft", "handler: adapters")
+        elif importlib.util.find_spec("peft") is None:
+            self.adapters_fixed = (
+                "Adapters of the engine transformers need the package peft: pip install it where the server runs"
+            )
+        for name, source in adapters.items():
+            await self.load_adapter(name, source)
+        self.openai_adapters = adapters
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        if self.adapters_fixed:
+            raise PredictionException(self.adapters_fixed, 501)
+        await self._texts.load_adapter(name, folder)
+        self.openai_models += [name, f"{self._model_name}:{name}"]
+
+    async def unload_adapter(self, name: str) -> None:
+        self._texts.unload_adapter(name)
+        gone = (name, f"{self._model_name}:{name}")
+        self.openai_models = [one for one in self.openai_models if one not in gone]
 
     def waiting(self) -> int | None:
-        return None if self._generator is None else self._generator.counts[1]
+        return None if self._texts is None else self._texts.generator.counts[1]
 
     async def ask(self, path: str, body: bytes) -> Answer:
         from ts.language.surface import Refusal
