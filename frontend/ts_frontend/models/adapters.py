@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
-from weakref import WeakKeyDictionary
 
 from ts.protocol.frames import Buffer, Input
 from ts_frontend.errors import (
@@ -48,7 +47,6 @@ class Adapters:
     def __init__(self, manager: ModelManager) -> None:
         self._manager, self._registry = manager, manager.registry
         self._store = manager.loader.store.of_adapters()
-        self._turns: WeakKeyDictionary[Model, asyncio.Lock] = WeakKeyDictionary()
 
     def listed(self, name: str, version: str | None = None) -> dict[str, str]:
         """The sources of a model's adapters by name. Raises ModelNotFound, NoWorker."""
@@ -72,7 +70,7 @@ class Adapters:
         return await self._manager.tasks.load(self._unload(model, adapter))
 
     async def _load(self, model: Model, adapter: str, folder: str) -> Outcome:
-        async with self._turn(model):
+        async with model.adapters_turn:
             known = _adapters(model)
             if adapter in known and known[adapter] != folder:
                 raise AdapterExists(
@@ -92,7 +90,7 @@ class Adapters:
         return Outcome(200, f'Adapter "{adapter}" of model "{model.name}" loaded')
 
     async def _unload(self, model: Model, adapter: str) -> Outcome:
-        async with self._turn(model):
+        async with model.adapters_turn:
             known = _adapters(model)
             if adapter not in known:
                 raise AdapterNotFound(f"Model {model.name} has no adapter {adapter}")
@@ -107,9 +105,6 @@ class Adapters:
                     _good(answer)
             log.info("Adapter %s of model %s unloaded.", adapter, model)
         return Outcome(200, f'Adapter "{adapter}" of model "{model.name}" unloaded')
-
-    def _turn(self, model: Model) -> asyncio.Lock:
-        return self._turns.setdefault(model, asyncio.Lock())
 
     async def _folder(self, src: str) -> str:
         """The folder that a client names: in the model store, or opened by `allowed_urls`. Raises ServeError."""

@@ -121,6 +121,8 @@ class Model:
         self._takes_streams = False
         self._routes: Sequence[Route] | None = None
         self._openai: OpenAIHandler | None = None
+        #: Held by a call that changes its adapters.
+        self.adapters_turn = asyncio.Lock()
         #: When it was registered, in seconds since the epoch.
         self.created_s = time.time()
 

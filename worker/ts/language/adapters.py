@@ -33,6 +33,7 @@ class Adapters:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._peft: Any = None
+        self._layers: list[Any] = []
         self._hooks: list[Any] = []
         #: The adapter of each row of the next computation: a key, or BASE.
         self.rows: Sequence[str] = ()
@@ -56,6 +57,8 @@ class Adapters:
     def remove(self, key: str) -> None:
         if self._peft is not None and key in self._peft.peft_config:
             self._peft.delete_adapter(key)
+        for layer in self._layers:  # those of an adapter whose injection failed half-way
+            layer.delete_adapter(key)
 
     def _inject(self, peft: Any, key: str, config: Any) -> None:
         """Puts the adapter's layers into the model; their weights are 0 so far."""
@@ -69,8 +72,8 @@ class Adapters:
 
             for hook in self._hooks:
                 hook.remove()
-            layers = [one for one in self._model.modules() if isinstance(one, LoraLayer)]
-            self._hooks = [one.register_forward_pre_hook(self._named, with_kwargs=True) for one in layers]
+            self._layers = [one for one in self._model.modules() if isinstance(one, LoraLayer)]
+            self._hooks = [one.register_forward_pre_hook(self._named, with_kwargs=True) for one in self._layers]
         self._model.eval()
 
     def _named(self, module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

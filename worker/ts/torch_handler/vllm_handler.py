@@ -304,7 +304,8 @@ def _arguments(section: Mapping[str, Any], folder: Path, name: str) -> Namespace
     adapters = dict(section.get("adapters") or {})
     if adapters:
         places = {one: str(folder / where) if (folder / where).exists() else where for one, where in adapters.items()}
-        words += ["--enable-lora", "--lora-modules", *(f"{one}={where}" for one, where in places.items())]
+        modules = [json.dumps({"name": one, "path": where}) for one, where in places.items()]
+        words += ["--enable-lora", "--lora-modules", *modules]
     if template := section.get("chat_template"):
         file = folder / template if len(template) < 256 and "\n" not in template else None
         words += ["--chat-template", str(file) if file is not None and file.is_file() else template]
