@@ -26,7 +26,6 @@ from ts.utils.util import PredictionException
 class Engine(LanguageModelHandler):
     def initialize(self, context):
         self.openai_adapters = dict((context.model_yaml_config.get("handler") or {}).get("adapters") or {})
-        self.openai_models = list(self.openai_adapters)
 
     async def load_adapter(self, name, folder):
         if (Path(folder) / "die").is_file():
@@ -36,16 +35,15 @@ class Engine(LanguageModelHandler):
         except FileNotFoundError:
             if (Path(folder) / "first").is_file():
                 raise PredictionException(f"there is no room for {name}", 400)
-        self.openai_models.append(name)
 
     async def unload_adapter(self, name):
-        self.openai_models.remove(name)
+        pass
 
     async def ask(self, path, body):
         asked = json.loads(body)
         if asked.get("prompt") == "wait":
             await asyncio.Event().wait()
-        if asked["model"] not in ("chat", *self.openai_models):
+        if asked["model"] not in ("chat", *self.openai_adapters):
             raise PredictionException(f"there is no {asked['model']}", 404)
         yield Head(200, "application/json")
         yield json.dumps({"choices": [{"text": asked["model"]}], "pid": os.getpid()}).encode()

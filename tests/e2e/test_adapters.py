@@ -171,6 +171,20 @@ def test_adapters_of_the_settings_and_those_that_were_loaded_come_again_with_a_n
     assert completed(server, "brief").status_code == 404
 
 
+def test_an_adapter_whose_folder_has_gone_keeps_a_new_worker_from_loading_until_it_is_unloaded(
+    server: Any, models: Models
+) -> None:
+    source = edited(models, "passing")
+    assert change(server, "POST", "tuned/adapters", name="passing", src=source).status_code == 200
+    shutil.rmtree(models.folder / source)
+    (pid,) = server.worker_pids("tuned")
+    os.kill(pid, signal.SIGKILL)
+    server.wait_for_log(f"{source} is not the folder of an adapter of peft")
+    assert change(server, "DELETE", "tuned/adapters/passing").status_code == 200
+    until(lambda: server.worker_pids("tuned"), lambda: server.log, timeout_s=GUARD_S)
+    assert text(server, "tuned") == models.expected["llama"]
+
+
 def edited(models: Models, name: str, to: Path | None = None, **settings: Any) -> str:
     folder = (to or models.folder) / "loras" / name
     shutil.copytree(models.folder / "loras" / "formal", folder, dirs_exist_ok=True)
@@ -299,7 +313,8 @@ def test_vllm_loads_and_unloads_adapters_while_it_runs(vllm: Any, models: Models
         load(vllm, "formal")  # the same again
         assert beginning(vllm, "formal") == expected["formal"]
         names = {one["id"] for one in httpx.get(f"{vllm.http}/v1/models").json()["data"]}
-        assert names == {"chat", "formal"}
+        assert names == {"chat", "formal", "chat:formal"}
+        assert beginning(vllm, "chat:formal") == expected["formal"]
         body = {"model": "formal", "prompt": PROMPT, **GREEDY, "stream": True}
         with httpx.stream("POST", f"{vllm.http}/v1/completions", json=body, timeout=GUARD_S) as answer:
             lines = (line[6:] for line in answer.iter_lines() if line.startswith("data: {"))

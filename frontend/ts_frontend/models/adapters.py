@@ -84,8 +84,9 @@ class Adapters:
                     answers = await _in_workers(model, "POST", {"name": adapter, "src": folder})
                     if not answers:
                         raise NoWorker(f"Model {model.name} has no worker that is ready")
-                    names = [json.loads(_good(answer))["names"] for answer in answers]
-                model.answer_to(names[0], {**known, adapter: folder})
+                    for answer in answers:
+                        _check(answer)
+                model.answer_to({**known, adapter: folder})
                 log.info("Adapter %s of model %s loaded from %s.", adapter, model, folder)
         return Outcome(200, f'Adapter "{adapter}" of model "{model.name}" loaded')
 
@@ -96,13 +97,11 @@ class Adapters:
                 raise AdapterNotFound(f"Model {model.name} has no adapter {adapter}")
             _check_changeable(model)
             rest = {name: source for name, source in known.items() if name != adapter}
-            gone = (adapter, f"{model.name}:{adapter}")
-            names = [one for one in model.openai.names if one not in gone] if model.openai else []
             model.load_with(rest)
-            model.answer_to(names, rest)
+            model.answer_to(rest)
             for answer in await _in_workers(model, "DELETE", {"name": adapter}):
                 if not isinstance(answer, WorkerDied):  # the next one loads without it
-                    _good(answer)
+                    _check(answer)
             log.info("Adapter %s of model %s unloaded.", adapter, model)
         return Outcome(200, f'Adapter "{adapter}" of model "{model.name}" unloaded')
 
@@ -167,9 +166,9 @@ def _job(model: Model, worker: Worker, method: str, fields: dict[str, str]) -> J
     return job
 
 
-def _good(answer: Buffer | BaseException) -> bytes:
+def _check(answer: Buffer | BaseException) -> None:
+    """Raises the failure of a worker's call."""
     if isinstance(answer, HandlerFailed) and answer.http_status == InvalidArgument.http_status:
         raise InvalidArgument(answer.message)
     if isinstance(answer, BaseException):
         raise answer
-    return bytes(answer)

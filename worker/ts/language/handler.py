@@ -57,9 +57,8 @@ class LanguageModelHandler(ABC):
 
     def __init__(self) -> None:
         self.tally = Tally()
-        #: The names that requests may give as their model, besides the model's own.
-        self.openai_models: list[str] = []
-        #: The sources of the adapters (LoRA) by name, and why they can't be changed now; "" if they can.
+        #: The sources of the adapters (LoRA) by name, and why they can't be changed now; "" if they can. Requests name
+        #: one as their model: ADAPTER or MODEL:ADAPTER.
         self.openai_adapters: dict[str, str] = {}
         self.adapters_fixed = ""
 
@@ -136,7 +135,7 @@ class LanguageModelHandler(ABC):
         elif known.get(name) != asked["src"]:
             await self.load_adapter(name, asked["src"])
             known[name] = asked["src"]
-        return RouteResponse([], body=json.dumps({"names": self.openai_models}).encode())
+        return RouteResponse([])
 
     # --- OpenAI's own calls
 

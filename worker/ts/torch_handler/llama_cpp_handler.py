@@ -82,8 +82,6 @@ class LlamaCppHandler(LanguageModelHandler):
                 raise ValueError(f"handler: {name} is unknown; there are {', '.join([*_OTHERS, *_SETTINGS])}")
         adapters = section.get("adapters") or {}
         self.openai_adapters = {str(name): str(file) for name, file in adapters.items()}
-        names = list(self.openai_adapters)
-        self.openai_models = [*names, *(f"{context.model_name}:{name}" for name in names)]
         options.lora_adapters = [
             _adapter(engine, Path(context.system_properties["model_dir"]) / str(file)) for file in adapters.values()
         ]

@@ -35,7 +35,7 @@ class TransformersHandler(LanguageModelHandler):
     def __init__(self) -> None:
         super().__init__()
         self._calls: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {}
-        self._task = self._model_name = ""
+        self._task = ""
         self._texts: Any = None
 
     async def initialize(self, context: Context) -> None:
@@ -73,7 +73,6 @@ class TransformersHandler(LanguageModelHandler):
                 tokens_max=section.get("maxModelLength"),
             )
             self._calls, self._texts = with_agents(texts), texts
-            self._model_name = context.model_name
         else:
             from ts.language.embedding import EncoderSurface
 
@@ -95,12 +94,9 @@ class TransformersHandler(LanguageModelHandler):
         if self.adapters_fixed:
             raise PredictionException(self.adapters_fixed, 501)
         await self._texts.load_adapter(name, folder)
-        self.openai_models += [name, f"{self._model_name}:{name}"]
 
     async def unload_adapter(self, name: str) -> None:
         self._texts.unload_adapter(name)
-        gone = (name, f"{self._model_name}:{name}")
-        self.openai_models = [one for one in self.openai_models if one not in gone]
 
     def waiting(self) -> int | None:
         return None if self._texts is None else self._texts.generator.counts[1]

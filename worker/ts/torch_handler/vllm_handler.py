@@ -58,6 +58,9 @@ class VLLMHandler(LanguageModelHandler):
 
     def __init__(self) -> None:
         super().__init__()
+        #: Further names that requests may give as their model.
+        self.openai_models: list[str] = []
+        self._prefix = ""
         self._app: Any = None
         self._engine: Any = None
         self._kept = AsyncExitStack()
@@ -71,7 +74,8 @@ class VLLMHandler(LanguageModelHandler):
         folder = Path(context.system_properties["model_dir"])
         args = _arguments(section if isinstance(section, dict) else {}, folder, context.model_name)
         self.openai_adapters = {one.name: one.path for one in args.lora_modules or ()}
-        self.openai_models = [*args.served_model_name[1:], *self.openai_adapters]
+        self._prefix = f"{context.model_name}:"
+        self.openai_models = args.served_model_name[1:]
         if args.enable_lora:
             os.environ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # adds the paths, which clients don't reach
         else:
@@ -94,11 +98,9 @@ class VLLMHandler(LanguageModelHandler):
 
     async def load_adapter(self, name: str, folder: str) -> None:
         await self._change_adapter("v1/load_lora_adapter", lora_name=name, lora_path=folder)
-        self.openai_models.append(name)
 
     async def unload_adapter(self, name: str) -> None:
         await self._change_adapter("v1/unload_lora_adapter", lora_name=name)
-        self.openai_models.remove(name)
 
     async def _change_adapter(self, path: str, **asked: str) -> None:
         """Raises PredictionException with vLLM's own message."""
@@ -116,7 +118,18 @@ class VLLMHandler(LanguageModelHandler):
             raise PredictionException(f"vLLM refuses the adapter {asked['lora_name']}: {message_of(whole)}", status)
 
     def ask(self, path: str, body: bytes) -> Answer:
-        return self._asked(path, body)
+        return self._asked(path, self._adapted(body) if self.openai_adapters else body)
+
+    def _adapted(self, body: bytes) -> bytes:
+        """The body with vLLM's name of an adapter in the place of MODEL:ADAPTER."""
+        if self._prefix.encode() not in body:
+            return body
+        try:
+            fields = json.loads(body)
+            name = str(fields["model"]).removeprefix(self._prefix)
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return body  # vLLM says what is wrong
+        return json.dumps(fields | {"model": name}).encode() if name in self.openai_adapters else body
 
     async def _asked(self, path: str, body: bytes) -> Answer:
         call = _Call(body)
