@@ -36,7 +36,7 @@ class TransformersHandler(LanguageModelHandler):
         super().__init__()
         self._calls: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {}
         self._task = ""
-        self._texts: Any = None
+        self._surface: Any = None
 
     async def initialize(self, context: Context) -> None:
         """Raises PackageMissing; ValueError for wrong settings, and what transformers says of the files."""
@@ -72,13 +72,13 @@ class TransformersHandler(LanguageModelHandler):
                 texts_max=int(section.get("parallel") or _PARALLEL),
                 tokens_max=section.get("maxModelLength"),
             )
-            self._calls, self._texts = with_agents(texts), texts
+            self._calls, self._surface = with_agents(texts), texts
         else:
             from ts.language.embedding import EncoderSurface
 
             self._calls = EncoderSurface(model, tokenizer, folder, self._task == SCORE).calls
         adapters = {str(name): str(folder / str(source)) for name, source in (section.get("adapters") or {}).items()}
-        if self._texts is None or encodes:
+        if self._surface is None or encodes:
             self.adapters_fixed = "Adapters of the engine transformers are for models that continue a text"
         elif adapters:
             needed("peft", "peft", "handler: adapters")
@@ -93,13 +93,13 @@ class TransformersHandler(LanguageModelHandler):
     async def load_adapter(self, name: str, folder: str) -> None:
         if self.adapters_fixed:
             raise PredictionException(self.adapters_fixed, 501)
-        await self._texts.load_adapter(name, folder)
+        await self._surface.load_adapter(name, folder)
 
     async def unload_adapter(self, name: str) -> None:
-        self._texts.unload_adapter(name)
+        self._surface.unload_adapter(name)
 
     def waiting(self) -> int | None:
-        return None if self._texts is None else self._texts.generator.counts[1]
+        return None if self._surface is None else self._surface.generator.counts[1]
 
     async def ask(self, path: str, body: bytes) -> Answer:
         from ts.language.surface import Refusal
