@@ -128,6 +128,9 @@ def test_texts_with_and_without_adapters_side_by_side_are_those_of_peft(server: 
     body = {"prompt": PROMPT, **GREEDY}
     found = httpx.post(f"{server.http}/predictions/chat", json=body, headers=header, timeout=GUARD_S)
     assert found.json()["choices"][0]["text"] == expected["formal"]
+    tensors = {"text_input": PROMPT, "model": "formal", **GREEDY}
+    generated = httpx.post(f"{server.http}/v2/models/chat/generate", json=tensors, timeout=GUARD_S)
+    assert generated.json()["text_output"] == expected["formal"]
 
 
 @pytest.mark.usefixtures("unloaded")
