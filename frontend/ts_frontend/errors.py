@@ -121,6 +121,18 @@ class ModelExists(ServeError):
         super().__init__(f"Model version {version} is already registered for model {name}")
 
 
+class AdapterNotFound(ServeError):
+    remedy = "See `GET /models/MODEL/adapters`; load the adapter, or correct its name."
+    code, http_status, type_name = Code.NOT_FOUND, 404, "ModelNotFoundException"
+
+
+class AdapterExists(ServeError):
+    """The name is that of a model, or of an adapter from another folder."""
+
+    remedy = "Unload the adapter first, or give another name."
+    code, http_status, type_name = Code.ALREADY_EXISTS, 409, "ConflictStatusException"
+
+
 class MemoryFull(ServeError):
     """A model doesn't fit into the memory beside the others."""
 

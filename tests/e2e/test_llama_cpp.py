@@ -61,6 +61,12 @@ def test_requests_name_an_adapter(client_python: Callable[[str], Path], tmp_path
         assert unknown.status_code == 404 and "chat:none" in unknown.json()["error"]["message"]
         changed = httpx.post(f"{server.http}/predictions/chat/1.0/v1/load_lora_adapter", json={})
         assert changed.status_code == 404
+        headers = {"X-Amzn-SageMaker-Adapter-Identifier": "none"}
+        assert httpx.post(f"{server.http}/invocations", json=asked, headers=headers, timeout=GUARD_S).status_code == 404
+        url = f"{server.http_management}/models/chat/adapters"
+        assert httpx.get(url).json() == {"adapters": [{"name": "other", "src": "loras/other.gguf"}]}
+        for refused in (httpx.post(url, json={"name": "more", "src": "loras"}), httpx.delete(f"{url}/other")):
+            assert refused.status_code == 501 and "name them in its model-config.yaml" in refused.json()["message"]
 
 
 def test_an_answer_that_takes_too_long_ends_alone(

@@ -109,6 +109,15 @@ def test_a_dead_engine_ends_the_worker(tmp_path: Path, monkeypatch: pytest.Monke
         asyncio.run(die())
 
 
+async def test_adapters_need_an_engine_that_is_started_for_them(tmp_path: Path) -> None:
+    handler = await loaded(tmp_path)
+    for change in (handler.load_adapter("a", str(tmp_path)), handler.unload_adapter("a")):
+        with pytest.raises(PredictionException, match="set enable_lora: true in vllm_engine_config") as refused:
+            await change
+        assert refused.value.error_code == 501
+    await end(handler)
+
+
 def arguments(folder: Path, section: dict[str, Any]) -> Any:
     return module._arguments(section, folder, "mine")
 
@@ -123,11 +132,14 @@ def test_what_the_settings_say(tmp_path: Path) -> None:
     assert arguments(tmp_path, {"model_path": "org/name"}).model == "org/name"
     assert arguments(tmp_path, {"vllm_engine_config": {"model": "org/name"}}).model == "org/name"
     options = {"served_model_name": ["other", "mine"], "max_num_seqs": 3, "compilation_config": {"level": 1}}
-    given = arguments(tmp_path, {"vllm_engine_config": options, "adapters": {"tuned": "tuned"}})
+    given = arguments(tmp_path, {"vllm_engine_config": options, "adapters": {"tuned": "tuned", "x": "a,b=c"}})
     assert (given.served_model_name, given.max_num_seqs, given.compilation_config) == (
         *(["mine", "other"], 3, {"level": 1}),
     )
-    assert given.enable_lora and [one.name for one in given.lora_modules] == ["tuned"]
+    assert given.enable_lora and [(one.name, one.path) for one in given.lora_modules] == [
+        ("tuned", str(tmp_path / "tuned")),
+        ("x", "a,b=c"),
+    ]
     assert arguments(tmp_path, {"chat_template": "chat.jinja"}).chat_template == str(tmp_path / "chat.jinja")
     assert arguments(tmp_path, {"chat_template": "{{ x }}\n"}).chat_template == "{{ x }}\n"
 

@@ -11,6 +11,7 @@ from ts_frontend.config.parameters import REGISTER, SCALE, CallParameter
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.http.errors import MethodNotAllowed, ResourceNotFound
 from ts_frontend.http.request import HttpAnswer, HttpRequest, Parameters, check_json_size, json_answer, query_pairs
+from ts_frontend.models.adapters import Adapters
 from ts_frontend.models.description import LIST_LIMIT
 from ts_frontend.models.health import Health
 from ts_frontend.models.manager import ModelManager, Outcome
@@ -89,6 +90,7 @@ class HttpManagement:
 
     def __init__(self, manager: ModelManager, models: Registry, health: Health, *, model_api: bool = True) -> None:
         self._manager = manager
+        self._adapters = Adapters(manager)
         self._models, self._health = models, health
         self._model_api = model_api
 
@@ -121,6 +123,20 @@ class HttpManagement:
         self._check_model_api()
         name, version = _model(request)
         return outcome_answer(await self._manager.unregister(name, version=version))
+
+    async def list_adapters(self, request: HttpRequest) -> HttpAnswer:
+        found = self._adapters.listed(*_model(request))
+        return json_answer(200, {"adapters": [{"name": name, "src": source} for name, source in found.items()]})
+
+    async def load_adapter(self, request: HttpRequest) -> HttpAnswer:
+        """The adapter's name and its folder have the names that SageMaker gives them."""
+        asked = await register_parameters(request)
+        return outcome_answer(
+            await self._adapters.load(*_model(request), asked.required("name"), asked.required("src"))
+        )
+
+    async def unload_adapter(self, request: HttpRequest) -> HttpAnswer:
+        return outcome_answer(await self._adapters.unload(*_model(request), request.path_params["adapter_name"]))
 
     async def set_default(self, request: HttpRequest) -> HttpAnswer:
         params = request.path_params

@@ -15,6 +15,7 @@ from typing import Any
 from ts_frontend.errors import Code, InvalidArgument, ModelNotFound, ServeError
 from ts_frontend.http.errors import ResourceNotFound
 from ts_frontend.http.kserve_v1 import HttpKServe
+from ts_frontend.http.management import HttpManagement
 from ts_frontend.http.open_inference import HttpOpenInference
 from ts_frontend.http.request import Header, HttpAnswer, HttpRequest
 from ts_frontend.http.routing import Effect, RouteTable
@@ -80,12 +81,13 @@ class HttpPlatforms:
         inference: HttpInference,
         tensors: HttpOpenInference,
         kserve: HttpKServe,
+        management: HttpManagement,
         *,
         sessions: Sessions | None,
         generates: bool,
     ) -> None:
         self._models, self._inference, self._tensors, self._kserve = models, inference, tensors, kserve
-        self._sessions, self._generates = sessions, generates
+        self._sessions, self._generates, self._management = sessions, generates, management
         #: The routes of the listener, for Vertex's redirect.
         self.routes: RouteTable | None = None
 
@@ -107,6 +109,22 @@ class HttpPlatforms:
             if session:
                 self._sessions.check(session)
         return await self._inference.invoked(request, body)
+
+    async def list_adapters(self, request: HttpRequest) -> HttpAnswer:
+        return await self._management.list_adapters(self._of_only_model(request))
+
+    async def load_adapter(self, request: HttpRequest) -> HttpAnswer:
+        return await self._management.load_adapter(self._of_only_model(request))
+
+    async def unload_adapter(self, request: HttpRequest) -> HttpAnswer:
+        return await self._management.unload_adapter(self._of_only_model(request))
+
+    def _of_only_model(self, request: HttpRequest) -> HttpRequest:
+        name = self._only_model()
+        if name is None:
+            raise ModelNotFound("the only model; there are several, or none")
+        request.path_params = {**request.path_params, "model_name": name}
+        return request
 
     async def invoke(self, request: HttpRequest) -> HttpAnswer:
         """Predicts with one of several models."""

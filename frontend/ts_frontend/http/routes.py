@@ -60,6 +60,7 @@ _openai = partial(_inference, dialect=_OPENAI)
 _tensors = partial(_inference, dialect=_OIP)
 _managing = partial(_tensors, keys=(KeyKind.MANAGEMENT,))
 _management = partial(Row, on=(HTTP_MANAGEMENT,), keys=(KeyKind.MANAGEMENT,))
+_hosted = partial(_inference, keys=(KeyKind.MANAGEMENT,), when=Switch.SAGEMAKER)
 _azureml = partial(_inference, when=Switch.AZUREML, dialect=ErrorDialect.AZUREML)
 _mlflow = partial(_inference, when=Switch.MLFLOW, dialect=ErrorDialect.MLFLOW)
 _console = partial(_management, when=Switch.CONSOLE)
@@ -126,6 +127,19 @@ def _playground() -> Iterator[Row]:
         yield run("POST", path, RUNS, function, summary, body=body)
     chat = partial(_console, dialect=_OPENAI, json=True, body=_JSON)
     yield chat("POST", f"{predict}/v1/chat/completions", RUNS, HttpOpenAI.chat_completion, "Chat, from the console")
+
+
+def _adapters() -> Iterator[Row]:
+    """Adapters of language models; on SageMaker also at the address for inference, for the only model."""
+    listed, load, unload = "The adapters of a model", "Load an adapter (LoRA)", "Unload an adapter"
+    for path in (_MODEL, _VERSION):
+        place, one = f"{path}/adapters", f"{path}/adapters/{{adapter_name}}"
+        yield _management("GET", place, READS, HttpManagement.list_adapters, listed)
+        yield _management("POST", place, CHANGES, HttpManagement.load_adapter, load, query=("name", "src"), body=_JSON)
+        yield _management("DELETE", one, CHANGES, HttpManagement.unload_adapter, unload)
+    yield _hosted("GET", "/adapters", READS, HttpPlatforms.list_adapters, listed)
+    yield _hosted("POST", "/adapters", CHANGES, HttpPlatforms.load_adapter, load, body=_JSON)
+    yield _hosted("DELETE", "/adapters/{adapter_name}", CHANGES, HttpPlatforms.unload_adapter, unload)
 
 
 def _of_openai(prefix: str, described: bool = True) -> Iterator[Row]:
@@ -294,6 +308,7 @@ ROUTES: tuple[Row, ...] = (
         *("PUT", f"{_VERSION}/set-default", CHANGES, HttpManagement.set_default),
         *("Make a version the default", "setDefault"),
     ),
+    *_adapters(),
     _management(
         "GET", _V1_MODEL, OPEN, HttpManagement.ready, "Whether a model is ready, KServe v1", "ready_v1", keys=()
     ),

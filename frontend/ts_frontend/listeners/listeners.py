@@ -324,11 +324,13 @@ class Listeners:
         )
         collector = Collector(registry, self._health, self._about, self._gpus)
         kserve = HttpKServe(registry, self._health, inference)
+        management = HttpManagement(self._manager, registry, self._health, model_api=config.model_api_enabled)
         self._platforms = HttpPlatforms(
             registry,
             inference,
             tensors,
             kserve,
+            management,
             sessions=Sessions(config.session_expires_s) if config.session_expires_s else None,
             generates=config.environment.get("SAGEMAKER_TRITON_INFERENCE_TYPE", "").lower() == "generate",
         )
@@ -339,7 +341,7 @@ class Listeners:
             self._platforms,
             HttpOpenAI(registry, self._health),
             HttpTriton(registry, self._regions, self._log_settings, self._traces),
-            HttpManagement(self._manager, registry, self._health, model_api=config.model_api_enabled),
+            management,
             HttpWorkflows(self._workflows, model_api=config.model_api_enabled),
             HttpMetrics(self._metrics, self._gpus),
             HttpAzureML(

@@ -58,12 +58,15 @@ class Route(NamedTuple):
 
 class OpenAIHandler(NamedTuple):
     """A handler's support of OpenAI's API. `speaks`: the handler reads requests and writes answers itself; `names`:
-    further model names that it answers to; `honours`: the optional parameters that it supports besides those of a plain
-    text request (None: it checks them itself)."""
+    further model names that it answers to, those of adapters among them; `honours`: the optional parameters that it
+    supports besides those of a plain text request (None: it checks them itself); `adapters`: the sources of a language
+    model's adapters by name (None: it can't have any); `fixed`: why they can't be changed, "" if they can."""
 
     speaks: bool = False
     names: tuple[str, ...] = ()
     honours: frozenset[str] | None = frozenset()
+    adapters: Mapping[str, str] | None = None
+    fixed: str = ""
 
 
 class Model:
@@ -118,6 +121,9 @@ class Model:
         self._takes_streams = False
         self._routes: Sequence[Route] | None = None
         self._openai: OpenAIHandler | None = None
+        self._own_names: tuple[str, ...] = ()
+        #: Held by a call that changes its adapters.
+        self.adapters_turn = asyncio.Lock()
         #: When it was registered, in seconds since the epoch.
         self.created_s = time.time()
 
@@ -274,13 +280,29 @@ class Model:
             for info in self._infos():
                 said = info.get("openai") or {}
                 honours = said.get("honours", ())
+                self._own_names = tuple(said.get("names") or ())
                 self._openai = OpenAIHandler(
                     bool(said.get("speaks")),
-                    tuple(said.get("names") or ()),
+                    self._names(said.get("adapters") or {}),
                     None if honours is None else frozenset(honours),
+                    said.get("adapters"),
+                    str(said.get("fixed") or ""),
                 )
                 break
         return self._openai
+
+    def _names(self, adapters: Mapping[str, str]) -> tuple[str, ...]:
+        return (*self._own_names, *adapters, *[f"{self.name}:{one}" for one in adapters])
+
+    def answer_to(self, adapters: Mapping[str, str]) -> None:
+        """Its workers now have these adapters, and answer to their names."""
+        assert self._openai is not None
+        self._openai = self._openai._replace(names=self._names(adapters), adapters=adapters)
+
+    def load_with(self, adapters: Mapping[str, str]) -> None:
+        """Has later workers load these adapters."""
+        load = self.pool.plan.load
+        load["handler_settings"] = {**(load.get("handler_settings") or {}), "adapters": dict(adapters)}
 
     @property
     def takes_tensors(self) -> bool:

@@ -205,7 +205,7 @@ class WorkerPlan:
     """
 
     spec: ProcessSpec
-    load: Mapping[str, Any]
+    load: dict[str, Any]
     startup_timeout_s: float
     response_timeout_s: float
     message_bytes_max: int

@@ -22,7 +22,7 @@ def make_arg_parser(parser):
     for name in ("--model", "--chat-template"):
         parser.add_argument(name)
     parser.add_argument("--served-model-name", nargs="+")
-    parser.add_argument("--lora-modules", nargs="+", type=lambda word: types.SimpleNamespace(name=word.split("=")[0]))
+    parser.add_argument("--lora-modules", nargs="+", type=lambda word: types.SimpleNamespace(**json.loads(word)))
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--compilation-config", type=json.loads)
     for name in ("--enable-lora", "--disable-log-stats"):

@@ -2,6 +2,7 @@
 
 All running texts are one padded batch. Each step computes a token of each; a text that has ended leaves the batch, and
 waiting ones join it. A cache that can't be joined (sliding windows, recurrent states) makes batches that end together.
+Each text of a batch may have another adapter.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import torch
 
+from ts.language.adapters import BASE, Adapters
 from ts.language.sampling import Logprobs, Sampling, choose
 
 #: The tokens, with padding, that one step computes of new prompts. A longer prompt is computed alone.
@@ -31,10 +34,18 @@ class Step(NamedTuple):
 
 
 class Text:
-    """One text in progress. `index`: its place in its request; `tell` is called in the engine's thread."""
+    """One text in progress. `index`: its place in its request; `tell` is called in the engine's thread; `adapter`: the
+    key of its adapter, "" for the model alone."""
 
-    def __init__(self, index: int, prompt: list[int], sampling: Sampling, tell: Callable[[list[Step]], object]) -> None:
-        self.index, self.prompt, self.sampling, self.tell = index, prompt, sampling, tell
+    def __init__(
+        self,
+        index: int,
+        prompt: list[int],
+        sampling: Sampling,
+        tell: Callable[[list[Step]], object],
+        adapter: str = "",
+    ) -> None:
+        self.index, self.prompt, self.sampling, self.tell, self.adapter = index, prompt, sampling, tell, adapter
         self.given: list[int] = []
         self.generator = sampling.generator()
         self.cancelled = False
@@ -73,6 +84,9 @@ class Generator:
         self._waiting: deque[Text] = deque()
         self._batch: _Batch | None = None
         self._joins = True
+        self._adapters: Adapters | None = None
+        self._loads: deque[tuple[str, str, Future[None]]] = deque()
+        self._leaving: set[str] = set()
         threading.Thread(target=self._run, name="generation", daemon=True).start()
 
     @property
@@ -85,12 +99,31 @@ class Generator:
             self._waiting.extend(texts)
             self._changed.notify()
 
+    def load(self, key: str, folder: str) -> Future[None]:
+        """Loads an adapter between two steps. The future has the exception of `Adapters.load`."""
+        loaded: Future[None] = Future()
+        with self._changed:
+            self._loads.append((key, folder, loaded))
+            self._changed.notify()
+        return loaded
+
+    def unload(self, key: str) -> None:
+        """Removes an adapter once the texts that have it have ended."""
+        with self._changed:
+            self._leaving.add(key)
+            self._changed.notify()
+
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting and self._batch is None:
+                while not (self._waiting or self._batch or self._loads or self._leaving):
                     self._changed.wait()
+            self._load_adapters()
+            with self._changed:
+                self._remove_adapters()
                 new = self._admitted()
+            if not new and self._batch is None:
+                continue
             concerned = [*new, *(self._batch.texts if self._batch else ())]
             try:
                 with torch.inference_mode():
@@ -99,6 +132,27 @@ class Generator:
                 self._batch = None
                 steps = [Step(text, None, None, None, error) for text in concerned]
             _tell(steps)
+
+    def _load_adapters(self) -> None:
+        while self._loads:
+            key, folder, loaded = self._loads.popleft()
+            if not loaded.set_running_or_notify_cancel():
+                continue
+            self._adapters = self._adapters or Adapters(self._model)
+            try:
+                self._adapters.load(key, folder)
+            except BaseException as error:  # its caller tells it
+                loaded.set_exception(error)
+            else:
+                loaded.set_result(None)
+
+    def _remove_adapters(self) -> None:
+        if self._leaving:
+            used = {text.adapter for text in (*self._waiting, *(self._batch.texts if self._batch else ()))}
+            for key in self._leaving - used:
+                if self._adapters is not None:
+                    self._adapters.remove(key)
+            self._leaving &= used
 
     def _admitted(self) -> list[Text]:
         """The waiting texts that the next step begins with."""
@@ -123,6 +177,7 @@ class Generator:
         steps: list[Step] = []
         if batch is not None:
             mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.texts), 1)], dim=1)
+            self._tell_adapters(batch.texts)
             scores = self._scores(batch.latest[:, None], mask, batch.cache, batch.source)
             chosen = _chosen(scores, batch.texts)
             steps += chosen
@@ -131,6 +186,7 @@ class Generator:
         if new:
             ids, mask = self._padded([text.prompt for text in new])
             cache, source = self._cache(), None
+            self._tell_adapters(new)
             if self._encodes:
                 source = _Source(self._model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
                 ids, mask = torch.full_like(ids[:, :1], self._start), torch.ones_like(mask[:, :1])
@@ -143,6 +199,10 @@ class Generator:
         ended = {step.text for step in steps if step.finish_reason}
         self._batch = _without(batch, ended.__contains__) if batch is not None and ended else batch
         return steps
+
+    def _tell_adapters(self, texts: list[Text]) -> None:
+        if self._adapters is not None:
+            self._adapters.rows = [text.adapter or BASE for text in texts]
 
     @property
     def _start(self) -> int:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ts.context import Context
 from ts.handler_utils.utils import row_value
 from ts.language.tally import Count, Tally
+from ts.tensors.route_form import RouteRequest, RouteResponse
 from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor, bytes_array
 from ts.tensors.v1_form import V1Request
 from ts.utils.util import PredictionException
@@ -62,11 +63,23 @@ class LanguageModelHandler(ABC):
 
     def __init__(self) -> None:
         self.tally = Tally()
+        #: The sources of the adapters (LoRA) by name, and why they can't be changed now; "" if they can. Requests name
+        #: one as their model: ADAPTER or MODEL:ADAPTER.
+        self.openai_adapters: dict[str, str] = {}
+        self.adapters_fixed = ""
 
     @abstractmethod
     def ask(self, path: str, body: bytes) -> Answer:
         """Yields the head of the engine's answer to OpenAI's request, then its bytes as they come. Leaving early ends
         the request in the engine. Raises PredictionException."""
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Makes requests with that name as their model have the adapter. Raises PredictionException."""
+        raise PredictionException(self.adapters_fixed, 501)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Ends that. Requests that have begun keep the adapter. Raises PredictionException."""
+        raise PredictionException(self.adapters_fixed, 501)
 
     def waiting(self) -> int | None:
         """The requests that wait in the engine; None if it doesn't say."""
@@ -87,6 +100,8 @@ class LanguageModelHandler(ABC):
         if path and ((not path.startswith("v1/") and path not in self.paths) or path.endswith("_lora_adapter")):
             raise PredictionException(f"The engine has no path /{path[:80]} for clients", 404)
         request = getattr(row, "request", None)
+        if isinstance(request, RouteRequest):
+            return await self._change_adapters(request)
         if isinstance(request, InferenceRequest):
             return await self._texts(idx, request, context)
         value = row_value(row)
@@ -100,6 +115,8 @@ class LanguageModelHandler(ABC):
                 given = given.decode("utf-8", "replace")
         if isinstance(given, dict):
             if adapter := context.get_request_header(idx, ADAPTER):
+                if str(adapter) not in self.openai_adapters:
+                    raise PredictionException(f"The model has no adapter {str(adapter)[:80]}", 404)
                 given = given | {"model": str(adapter)}
             return await self._passed(
                 idx, path or (CHAT if "messages" in given else TEXT), json.dumps(given).encode(), context
@@ -112,6 +129,19 @@ class LanguageModelHandler(ABC):
                 if text:
                     await _send(context, idx, text)
         return ""
+
+    async def _change_adapters(self, request: RouteRequest) -> RouteResponse:
+        """Loads or unloads an adapter for the frontend, which alone can send such a request. Each may come twice."""
+        asked = json.loads(request.body)
+        name, known = asked["name"], self.openai_adapters
+        if request.method == "DELETE":
+            if name in known:
+                await self.unload_adapter(name)
+                del known[name]
+        elif known.get(name) != asked["src"]:
+            await self.load_adapter(name, asked["src"])
+            known[name] = asked["src"]
+        return RouteResponse([])
 
     # --- OpenAI's own calls
 
@@ -176,7 +206,7 @@ class LanguageModelHandler(ABC):
         asked = asked | {"stream": True, "stream_options": {"include_usage": True}}
         async with self._begun(*_encoded(asked)) as (head, pieces, count):
             if not head.content_type.startswith(EVENTS):
-                raise PredictionException(_message(_good(head, await _whole(pieces, count))), 500)
+                raise PredictionException(message_of(_good(head, await _whole(pieces, count))), 500)
             held = b""
             async for piece in pieces:
                 count.events(piece)
@@ -186,7 +216,7 @@ class LanguageModelHandler(ABC):
                     if data.startswith(b"{"):
                         answer = json.loads(data)
                         if "error" in answer:
-                            raise PredictionException(_message(data), 500)
+                            raise PredictionException(message_of(data), 500)
                         yield _text_of(answer), _said_of(answer)
 
 
@@ -296,11 +326,11 @@ def json_object(text: str | bytes, name: str) -> dict[str, Any]:
 def _good(head: Head, whole: bytes) -> bytes:
     """The body of an answer. Raises PredictionException if the engine refused the request."""
     if head.status != 200:
-        raise PredictionException(_message(whole), head.status)
+        raise PredictionException(message_of(whole), head.status)
     return whole
 
 
-def _message(data: bytes) -> str:
+def message_of(data: bytes) -> str:
     """The message of an error in OpenAI's form."""
     try:
         return str(json.loads(data)["error"]["message"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 import uuid
@@ -62,7 +63,8 @@ class Usage(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """A request, read. `prompts`: tokens, `number` choices each; `tools`: the form in which the model calls them."""
+    """A request, read. `prompts`: tokens, `number` choices each; `tools`: the form in which the model calls them;
+    `adapter`: the key of the one that `model` names, "" for none."""
 
     body: Fields
     asked: Asked
@@ -70,6 +72,7 @@ class Wish(NamedTuple):
     number: int
     chat: bool
     tools: ToolFormat | None
+    adapter: str
 
 
 class Run:
@@ -89,7 +92,7 @@ class Run:
                 sampling = surface.sampling(wish, len(prompt))
                 if sampling.seed is not None:
                     sampling.seed += at
-                self._texts.append(Text(len(self._texts), prompt, sampling, tell))
+                self._texts.append(Text(len(self._texts), prompt, sampling, tell, wish.adapter))
         self._decoders = [TextDecoder(surface.tokenizer, text.prompt) for text in self._texts]
         self._choices = [Choice(wish.asked.stops) for _ in self._texts]
         self.taken = sum(map(len, wish.prompts))
@@ -134,6 +137,9 @@ class TextSurface:
 
     def __init__(self, model: Any, tokenizer: Any, *, texts_max: int, tokens_max: int | None = None) -> None:
         self.tokenizer = tokenizer
+        #: The keys of the adapters in the engine by name; those that were unloaded have None.
+        self._adapters: dict[str, str | None] = {}
+        self._keys = itertools.count(1)
         self.generator = Generator(model, texts_max)
         config = model.config.get_text_config()
         self.tokens_max = min(
@@ -165,7 +171,32 @@ class TextSurface:
             raise Refusal(f"{count} choices of {len(prompts)} prompts; a request may have {CHOICES_MAX}", "n")
         for prompt in prompts:
             self.check_length(prompt, "messages" if chat else "prompt")
-        return Wish(body, asked, prompts, count, chat, tools)
+        return Wish(body, asked, prompts, count, chat, tools, self._adapter(body))
+
+    # --- adapters
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Raises PredictionException."""
+        key = f"adapter{next(self._keys)}"
+        try:
+            await asyncio.wrap_future(self.generator.load(key, folder))
+        except asyncio.CancelledError:
+            self.generator.unload(key)
+            raise
+        self._adapters[name] = key
+
+    def unload_adapter(self, name: str) -> None:
+        """Requests that have begun keep the adapter."""
+        if key := self._adapters.get(name):
+            self._adapters[name] = None
+            self.generator.unload(key)
+
+    def _adapter(self, body: Fields) -> str:
+        """The key of the adapter that a request names. Raises Refusal for one that was unloaded."""
+        name = str(body.get("model")).rpartition(":")[2]
+        if (key := self._adapters.get(name, "")) is None:
+            raise Refusal(f"the adapter {name} was unloaded", "model", 404, "model_not_found")
+        return key
 
     def check_length(self, prompt: list[int], name: str) -> None:
         if not prompt:

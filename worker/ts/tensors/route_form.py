@@ -36,7 +36,7 @@ def opened(data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSp
 
 
 class RouteForm:
-    checked = False
+    checked = True  # it has no inputs
 
     def __init__(self, data: bytes, headers: dict[str, str], model: ModelSpec) -> None:
         method, path, query = (headers.pop(name, "") for name in (METHOD, PATH, QUERY))

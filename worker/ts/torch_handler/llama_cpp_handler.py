@@ -71,8 +71,10 @@ class LlamaCppHandler(LanguageModelHandler):
         self._server: Any = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._socket = ""
-        self._adapters: list[str] = []
-        self.openai_models: list[str] = []
+        self.adapters_fixed = (
+            "Adapters of the engine llama.cpp are loaded with the model: name them in its model-config.yaml "
+            "(handler: adapters). The engines vllm and transformers load them while the model runs"
+        )
 
     def initialize(self, context: Context) -> None:
         """Starts the engine. Raises PackageMissing; ValueError for wrong settings or files, and what the engine
@@ -97,15 +99,14 @@ class LlamaCppHandler(LanguageModelHandler):
             elif name not in _OTHERS:
                 raise ValueError(f"handler: {name} is unknown; there are {', '.join([*_OTHERS, *_SETTINGS])}")
         adapters = section.get("adapters") or {}
-        self._adapters = [str(name) for name in adapters]
-        self.openai_models = [*self._adapters, *(f"{context.model_name}:{name}" for name in self._adapters)]
+        self.openai_adapters = {str(name): str(file) for name, file in adapters.items()}
         options.lora_adapters = [
             _adapter(engine, Path(context.system_properties["model_dir"]) / str(file)) for file in adapters.values()
         ]
         self._server = engine.Server(options)
 
     def ask(self, path: str, body: bytes) -> Answer:
-        return _asked(self._socket, path, self._adapted(body) if self._adapters else body)
+        return _asked(self._socket, path, self._adapted(body) if self.openai_adapters else body)
 
     def _adapted(self, body: bytes) -> bytes:
         """The body with the adapter that its `model` names."""
@@ -114,9 +115,10 @@ class LlamaCppHandler(LanguageModelHandler):
             name = str(fields["model"]).rpartition(":")[2]
         except (ValueError, LookupError, TypeError, RecursionError):
             return body
-        if name not in self._adapters:
+        if name not in self.openai_adapters:
             return body
-        return json.dumps(fields | {"lora": [{"id": self._adapters.index(name), "scale": 1.0}]}).encode()
+        number = list(self.openai_adapters).index(name)
+        return json.dumps(fields | {"lora": [{"id": number, "scale": 1.0}]}).encode()
 
 
 def _adapter(engine: Any, file: Path) -> Any:

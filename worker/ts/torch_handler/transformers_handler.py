@@ -6,6 +6,7 @@ The class that config.json names decides what a model does (docs/language-models
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -16,11 +17,12 @@ from ts.context import Context
 from ts.handler_utils.utils import needed
 from ts.language.handler import Answer, Head, LanguageModelHandler, json_object
 from ts.protocol.tasks import ANSWER, CLASSIFY, EMBED, FILL, GENERATE, OF_PIPELINES, SCORE, TAG, TASKS, task_of
+from ts.utils.util import PredictionException
 
 #: Settings in model-config.yaml (`handler:`).
 _SETTINGS = (
     *("engine", "task", "dtype", "trustRemoteCode", "maxModelLength", "tokenizer", "parallel", "chatTemplate"),
-    "predictions",
+    *("predictions", "adapters"),
 )
 _PARALLEL = 32
 #: What a model of each kind doesn't do, and which does.
@@ -46,10 +48,10 @@ class TransformersHandler(LanguageModelHandler):
         super().__init__()
         self._calls: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {}
         self._task = ""
-        self._generator: Any = None
+        self._surface: Any = None
         self._tasks: Any = None
 
-    def initialize(self, context: Context) -> None:
+    async def initialize(self, context: Context) -> None:
         """Raises PackageMissing; ValueError for wrong settings, and what transformers says of the files."""
         transformers = needed("transformers", "transformers", "A folder of Hugging Face")
         section = context.model_yaml_config.get("handler") or {}
@@ -87,7 +89,7 @@ class TransformersHandler(LanguageModelHandler):
                 texts_max=int(section.get("parallel") or _PARALLEL),
                 tokens_max=section.get("maxModelLength"),
             )
-            self._calls, self._generator = with_agents(texts), texts.generator
+            self._calls, self._surface = with_agents(texts), texts
         elif self._task in OF_PIPELINES:
             from ts.language.embedding import limits
             from ts.language.tasks import PREDICTIONS, TaskModel
@@ -102,6 +104,26 @@ class TransformersHandler(LanguageModelHandler):
             from ts.language.embedding import EncoderSurface
 
             self._calls = EncoderSurface(model, tokenizer, folder, self._task == SCORE).calls
+        adapters = {str(name): str(folder / str(source)) for name, source in (section.get("adapters") or {}).items()}
+        if self._surface is None or encodes:
+            self.adapters_fixed = "Adapters of the engine transformers are for models that continue a text"
+        elif adapters:
+            needed("peft", "peft", "handler: adapters")
+        elif importlib.util.find_spec("peft") is None:
+            self.adapters_fixed = (
+                "Adapters of the engine transformers need the package peft: pip install it where the server runs"
+            )
+        for name, source in adapters.items():
+            await self.load_adapter(name, source)
+        self.openai_adapters = adapters
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        if self.adapters_fixed:
+            raise PredictionException(self.adapters_fixed, 501)
+        await self._surface.load_adapter(name, folder)
+
+    async def unload_adapter(self, name: str) -> None:
+        self._surface.unload_adapter(name)
 
     async def _answer(self, idx: int, row: Any, context: Context) -> Any:
         if self._tasks is None or context.get_request_header(idx, "url_path"):
@@ -112,7 +134,7 @@ class TransformersHandler(LanguageModelHandler):
         return answer
 
     def waiting(self) -> int | None:
-        return None if self._generator is None else self._generator.counts[1]
+        return None if self._surface is None else self._surface.generator.counts[1]
 
     async def ask(self, path: str, body: bytes) -> Answer:
         from ts.language.surface import Refusal

@@ -13,14 +13,14 @@ import json
 import os
 from argparse import Namespace
 from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, TypeAlias
 
 from ts.context import Context
 from ts.handler_utils.utils import needed
-from ts.language.handler import Answer, Head, LanguageModelHandler
+from ts.language.handler import Answer, Head, LanguageModelHandler, message_of
 from ts.language.tally import Tally
 from ts.utils.util import PredictionException
 
@@ -60,6 +60,7 @@ class VLLMHandler(LanguageModelHandler):
         super().__init__()
         #: Further names that requests may give as their model.
         self.openai_models: list[str] = []
+        self._prefix = ""
         self._app: Any = None
         self._engine: Any = None
         self._kept = AsyncExitStack()
@@ -72,7 +73,16 @@ class VLLMHandler(LanguageModelHandler):
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         folder = Path(context.system_properties["model_dir"])
         args = _arguments(section if isinstance(section, dict) else {}, folder, context.model_name)
-        self.openai_models = [*args.served_model_name[1:], *(one.name for one in args.lora_modules or ())]
+        self.openai_adapters = {one.name: one.path for one in args.lora_modules or ()}
+        self._prefix = f"{context.model_name}:"
+        self.openai_models = args.served_model_name[1:]
+        if args.enable_lora:
+            os.environ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # adds the paths, which clients don't reach
+        else:
+            self.adapters_fixed = (
+                "vLLM computes adapters if its engine is started for them: set enable_lora: true in "
+                "vllm_engine_config of the model's model-config.yaml"
+            )
         client = _of_vllm("build_async_engine_client")(args)
         self._engine = engine = await self._kept.enter_async_context(client)
         given = {"args": args, "engine_client": engine, "vllm_config": getattr(engine, "vllm_config", None)}
@@ -86,8 +96,40 @@ class VLLMHandler(LanguageModelHandler):
             self.tally = Tally(_TOLD)
         self._keep(self._watch())
 
+    async def load_adapter(self, name: str, folder: str) -> None:
+        await self._change_adapter("v1/load_lora_adapter", lora_name=name, lora_path=folder)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._change_adapter("v1/unload_lora_adapter", lora_name=name)
+
+    async def _change_adapter(self, path: str, **asked: str) -> None:
+        """Raises PredictionException with vLLM's own message."""
+        if self.adapters_fixed:
+            raise PredictionException(self.adapters_fixed, 501)
+        async with aclosing(self._asked(path, json.dumps(asked).encode())) as pieces:
+            head, whole = None, b""
+            async for piece in pieces:
+                if isinstance(piece, Head):
+                    head = piece
+                else:
+                    whole += piece
+        if head is None or head.status != 200:
+            status = 400 if head is None or head.status == 500 else head.status
+            raise PredictionException(f"vLLM refuses the adapter {asked['lora_name']}: {message_of(whole)}", status)
+
     def ask(self, path: str, body: bytes) -> Answer:
-        return self._asked(path, body)
+        return self._asked(path, self._adapted(body) if self.openai_adapters else body)
+
+    def _adapted(self, body: bytes) -> bytes:
+        """The body with vLLM's name of an adapter in the place of MODEL:ADAPTER."""
+        if self._prefix.encode() not in body:
+            return body
+        try:
+            fields = json.loads(body)
+            name = str(fields["model"]).removeprefix(self._prefix)
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return body  # vLLM says what is wrong
+        return json.dumps(fields | {"model": name}).encode() if name in self.openai_adapters else body
 
     async def _asked(self, path: str, body: bytes) -> Answer:
         call = _Call(body)
@@ -275,7 +317,8 @@ def _arguments(section: Mapping[str, Any], folder: Path, name: str) -> Namespace
     adapters = dict(section.get("adapters") or {})
     if adapters:
         places = {one: str(folder / where) if (folder / where).exists() else where for one, where in adapters.items()}
-        words += ["--enable-lora", "--lora-modules", *(f"{one}={where}" for one, where in places.items())]
+        modules = [json.dumps({"name": one, "path": where}) for one, where in places.items()]
+        words += ["--enable-lora", "--lora-modules", *modules]
     if template := section.get("chat_template"):
         file = folder / template if len(template) < 256 and "\n" not in template else None
         words += ["--chat-template", str(file) if file is not None and file.is_file() else template]

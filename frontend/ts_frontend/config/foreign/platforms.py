@@ -144,6 +144,7 @@ def _sagemaker(environ: Environ) -> dict[str, str]:
         found["exit_on_error"] = "true"
     else:
         found |= {"model_store": f"{base}/model", "load_models": f"{MODEL}={base}/model", "exit_on_error": "true"}
+        found["allowed_urls"] = f"file://{re.escape(base)}/.*"  # the folders of adapters
         first = environ.get("SAGEMAKER_SAFE_PORT_RANGE", "").partition("-")[0]
         if first.isdecimal():
             found["management_address"] = f"http://127.0.0.1:{int(first) + 3}"

@@ -7,6 +7,7 @@ loaded. Other sources must be allowed: by default only TorchServe's model zoo, e
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
 import re
@@ -171,6 +172,12 @@ class ModelStore:
         self._missing, self._place = missing, place
         self._formats = formats or Formats()
         self._hub = hub.Hub(environ)
+
+    def of_adapters(self) -> ModelStore:
+        """The same store, whose errors are about adapters."""
+        found = copy.copy(self)
+        found._missing = "Adapter not found at"
+        return found
 
     async def fetch(self, url: str, *, signed: bool = False, named: bool = False) -> Fetched:
         """The archive at `url`, copied into the store if it comes from elsewhere. `signed`: an http(s) URL is one of S3
