@@ -19,6 +19,7 @@ from ts.context import Context
 from ts.protocol.decoder import Decoder, decode_bytes
 from ts.protocol.frames import (
     CHUNK_COST_BYTES,
+    FRAME_BYTES_MAX,
     JOINED_BYTES_MAX,
     PIECES_MAX,
     Chunk,
@@ -97,6 +98,15 @@ def test_nothing_joins_what_is_being_written() -> None:
     assert read(first) == [Chunk(1, b"a", False)]
     outbox.sent(len(first))
     assert read(written(outbox)) == [Pieces(1, [b"b", b"c"])]
+
+
+def test_a_piece_waits_for_the_large_one_before_it() -> None:
+    large = Chunk(1, bytes(3 * FRAME_BYTES_MAX), False)
+    outbox = Outbox()
+    outbox.push(large)
+    outbox.push_piece(1, b"a")
+    outbox.push_piece(2, b"other")
+    assert apart(read(written(outbox))) == [Chunk(2, b"other", False), large, Chunk(1, b"a", False)]
 
 
 def test_a_frame_has_so_many_pieces_and_bytes() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ts.compat.triton_backend.edges import Edges
@@ -119,6 +119,7 @@ def test_nested_json_is_written_however_deep(depth: int) -> None:
 floats = st.floats() | st.floats(width=32) | st.floats(1e-7, 1e-3) | st.floats(1e14, 1e18) | st.just(10.00001)
 
 
+@example([0.00002])
 @given(st.lists(floats, max_size=20) | st.lists(st.integers(-(1 << 63), (1 << 64) - 1)) | st.lists(st.booleans()))
 def test_lists_are_written_as_json_writes_them(elements: list[Any]) -> None:
     finite = [None if isinstance(one, float) and not math.isfinite(one) else one for one in elements]
