@@ -107,6 +107,20 @@ def text(server: Any, model: str) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
+def test_the_example_says_both_texts(
+    server: Any, models: Models, root: Path, client_python: Callable[[str], Path]
+) -> None:
+    program = root / "examples" / "language_models" / "adapters.py"
+    env = {**os.environ, "OPENAI_BASE_URL": f"{server.http}/v1", "MANAGEMENT_URL": server.http_management}
+    words = [str(client_python("kserve")), str(program), "chat", "short", "loras/short", PROMPT]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=GUARD_S)
+    assert done.returncode == 0, done.stderr
+    (base, with_it), chosen = done.stdout.splitlines(), {"max_tokens": 24}
+    assert base == f"chat: {completed(server, 'chat', **chosen).json()['choices'][0]['text']!r}"
+    assert with_it.startswith("short: ") and with_it.removeprefix("short: ") != base.removeprefix("chat: ")
+    assert not listed(server)
+
+
 @pytest.mark.usefixtures("unloaded")
 def test_texts_with_and_without_adapters_side_by_side_are_those_of_peft(server: Any, models: Models) -> None:
     expected = models.expected

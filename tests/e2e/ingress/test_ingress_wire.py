@@ -149,6 +149,8 @@ def test_http_on_a_grpc_port(raw_call):
             "This is an address for gRPC. The HTTP APIs are at inference_address and management_address (8080, 8081)"
         ),
     }
+    assert answer.headers["x-content-type-options"] == "nosniff"  # nor is it a document in a browser
+    assert answer.headers["content-security-policy"].startswith("sandbox; default-src 'none'")
 
 
 def test_wrong_content_type(raw_call):
