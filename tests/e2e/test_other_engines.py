@@ -56,7 +56,7 @@ def asked(server: Any, **body: Any) -> httpx.Response:
 
 def test_names_of_the_handler_are_models(served: Any) -> None:
     found = httpx.get(f"{served.http}/v1/models").json()
-    assert [one["id"] for one in found["data"]] == ["echo", "llm", "tuned"] and found["models"] == ["llm"]
+    assert [one["id"] for one in found["data"]] == ["echo", "llm", "llm:tuned", "tuned"] and found["models"] == ["llm"]
     for name in ("echo", "llm", "tuned"):
         assert asked(served, model=name).json()["asked"] == name
     assert asked(served, model="other").status_code == 404
