@@ -24,7 +24,7 @@ from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
 PROGRAMS = Path(__file__).parent.parent / "data" / "programs"
-pytestmark = pytest.mark.external
+pytestmark = [pytest.mark.external, pytest.mark.slow]  # the calls themselves: test_adapter_calls.py
 PROMPT, TOKENS = "The sky is", 40
 GREEDY = {"temperature": 0, "max_tokens": TOKENS}
 #: The start of vLLM's engine, on a machine that is busy.
