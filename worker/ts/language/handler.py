@@ -272,7 +272,7 @@ def _asked(request: InferenceRequest, model: str) -> tuple[dict[str, Any], str, 
         raise PredictionException(f"The prompt is a text, in the input {TEXT_INPUT} of BYTES", 400)
     for name, value in given.items():
         if name == "messages" and isinstance(value, str):
-            value = _messages(value)
+            value = _json(value, name, list, "a JSON list")
         asked[_NAMES.get(name, name)] = value
     flag = request.input(STREAM)
     asked[STREAM] = request.stream and (flag is None or bool(flag.numbers().ravel()[0]))
@@ -297,29 +297,23 @@ def parameters(request: InferenceRequest) -> dict[str, Any]:
     }
 
 
-def _messages(text: str) -> list[Any]:
-    """The parameter `messages`, which is text over gRPC. Raises PredictionException."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PredictionException(f"messages is not valid JSON: {error}", 400) from None
-    if not isinstance(found, list):
-        raise PredictionException(f"messages is a JSON list, not {text[:80]}", 400)
-    return found
-
-
 def strings(tensor: Tensor) -> list[str]:
     return [bytes(value).decode("utf-8", "replace") for value in tensor.array.ravel()]
 
 
 def json_object(text: str | bytes, name: str) -> dict[str, Any]:
     """Reads a JSON object, for errors by `name`. Raises PredictionException."""
+    found: dict[str, Any] = _json(text, name, dict, "a JSON object")
+    return found
+
+
+def _json(text: str | bytes, name: str, kind: type, words: str) -> Any:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise PredictionException(f"{name} is not valid JSON: {error}", 400) from None
-    if not isinstance(found, dict):
-        raise PredictionException(f"{name} is a JSON object, not {str(found)[:80]}", 400)
+    if not isinstance(found, kind):
+        raise PredictionException(f"{name} is {words}, not {str(found)[:80]}", 400)
     return found
 
 
