@@ -11,7 +11,7 @@ from ts_frontend.http.open_inference import body_of
 from ts_frontend.http.request import HttpAnswer, HttpRequest
 from ts_frontend.http.routing import Effect, Match
 from ts_frontend.http.torchserve import answer_of
-from ts_frontend.models.model import Model
+from ts_frontend.models.model import ROUTE_MARK, Model
 from ts_frontend.models.registry import Registry
 
 #: Prefixes of the server's own paths; a model can't declare a path below them.
@@ -48,7 +48,7 @@ async def _asked(model: Model, request: HttpRequest) -> HttpAnswer:
     ]
     line = {":method": request.method, ":path": request.path, ":query": request.query.decode("latin-1")}
     job = model.submit(
-        [Input("", "\0route", await body_of(request))],
+        [Input("", ROUTE_MARK, await body_of(request))],
         headers=[*headers, *line.items()],
         request_id=request.request_id,
         stream=True,

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from ts.protocol.frames import Buffer, Input
+from ts.protocol.tasks import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ts_frontend.errors import (
     AdapterExists,
     AdapterNotFound,
@@ -27,17 +28,13 @@ from ts_frontend.errors import (
 )
 from ts_frontend.job import Job
 from ts_frontend.models.manager import ModelManager, Outcome
-from ts_frontend.models.model import Model
+from ts_frontend.models.model import ROUTE_MARK, Model
 from ts_frontend.models.store.store import SCHEME, check_text
 from ts_frontend.tasks import undone_on_failure
 from ts_frontend.workers.worker import Worker, WorkerState
 
 log = logging.getLogger(__name__)
 
-#: The files of an adapter.
-FILES = ("adapter_config.json", "adapter_model.safetensors")
-#: A mark that no client's request can have (`ts.tensors.forms`).
-_MARK = "\0route"
 _NAME = re.compile(r"\w[\w.-]{0,255}")
 
 
@@ -116,7 +113,7 @@ class Adapters:
 
 
 def _checked(folder: Path, src: str) -> str:
-    for name in FILES:
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         if not (folder / name).is_file():
             raise ArchiveNotFound(f"Adapter not found at: {src} (there is no {name}, which peft writes)")
     return str(folder)
@@ -155,7 +152,7 @@ def _job(model: Model, worker: Worker, method: str, fields: dict[str, str]) -> J
     """A request to one worker, which no queue holds up."""
     job = Job(
         model.ledger,
-        [Input("", _MARK, json.dumps(fields).encode())],
+        [Input("", ROUTE_MARK, json.dumps(fields).encode())],
         str(uuid.uuid4()),
         headers=[(":method", method), (":path", "/adapters")],
         alone=True,

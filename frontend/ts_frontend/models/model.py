@@ -46,6 +46,10 @@ NO_WORKER: Final = (
 REFUSALS: Final = {QueueFull: "queue_full", ModelNotLoaded: "not_loaded", NoWorker: "no_worker", Draining: "draining"}
 
 
+#: The mark of a request in the form of a route (`ts.tensors.forms`), which no client's request can have.
+ROUTE_MARK: Final = "\0route"
+
+
 class Route(NamedTuple):
     """A model's own HTTP path."""
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from ts.protocol.tasks import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ts.utils.util import PredictionException
 
 #: The name that peft has for the model without an adapter.
 BASE = "__base__"
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 #: The settings of an adapter that change its own weights alone. Others also change the model's, for every text.
 _OWN = frozenset(
     {
@@ -47,7 +47,7 @@ class Adapters:
             self._inject(peft, key, config)
             found = self._peft.load_adapter(folder, key, torch_device=str(self._model.device))
             if keys := [*found.unexpected_keys, *(one for one in found.missing_keys if f".{key}." in one)]:
-                raise ValueError(f"the weights of {keys[0]} are not those of the model or of {CONFIG}")
+                raise ValueError(f"the weights of {keys[0]} are not those of the model or of {ADAPTER_CONFIG}")
             self._try(key)
         except (ValueError, TypeError, RuntimeError, KeyError, IndexError) as error:
             self.remove(key)
@@ -92,10 +92,10 @@ def _config(peft: Any, folder: Path) -> Any:
     import safetensors  # type: ignore[import-not-found,unused-ignore]
 
     try:
-        given = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        given = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         kind = given["peft_type"]
         config = peft.PeftConfig.from_pretrained(str(folder))
-        with safetensors.safe_open(folder / WEIGHTS, "pt") as file:
+        with safetensors.safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:
             others = [key for key in file.keys() if "lora_" not in key]  # noqa: SIM118  # it is no mapping
     except (OSError, ValueError, TypeError, LookupError, safetensors.SafetensorError) as error:
         raise PredictionException(f"{folder} is not the folder of an adapter of peft: {error}", 400) from error
@@ -105,7 +105,7 @@ def _config(peft: Any, folder: Path) -> Any:
     if config.peft_type == "LORA" and config.init_lora_weights not in _BEGINNINGS:
         wrong["init_lora_weights"] = config.init_lora_weights
     if others and not wrong:
-        wrong = {WEIGHTS: others[0]}
+        wrong = {ADAPTER_WEIGHTS: others[0]}
     if wrong:
         name = min(wrong)
         raise PredictionException(

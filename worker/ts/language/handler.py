@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ts.context import Context
 from ts.handler_utils.utils import row_value
 from ts.language.tally import Count, Tally
+from ts.protocol.tasks import ARGUMENT, ARGUMENTS, RESULTS
 from ts.tensors.route_form import RouteRequest, RouteResponse
 from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor, bytes_array
 from ts.tensors.v1_form import V1Request
@@ -26,9 +27,8 @@ EVENTS = "text/event-stream"
 #: The tensors of Triton's vLLM backend: a text, and what its clients may send beside it.
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
 STREAM, SAMPLING = "stream", "sampling_parameters"
-#: MLServer's names for one argument of a pipeline, and for a list of them; its output, and the form of that.
-ARGUMENT, ARGUMENTS = "args", ("array_inputs", "text_inputs", "inputs")
-RESULTS, RESULTS_FORM = "output", "hg_jsonlist"
+#: The form of MLServer's output.
+RESULTS_FORM = "hg_jsonlist"
 #: Messages of one chat at most, counted in bodies of this size: templates take a time that grows with their square.
 MESSAGES_MAX, LARGE_BYTES = 8192, 65_536
 #: SageMaker's name for the adapter that a call of /invocations is for.

@@ -24,10 +24,10 @@ from ts.compat.triton_backend.modules import TorchModule
 from ts.context import Context
 from ts.handler_utils.utils import as_sent, row_value
 from ts.language.embedding import BATCH_TOKENS, INPUTS_MAX, Batches, Encoded, padded, usage
-from ts.language.handler import ARGUMENT, Answer, json_bytes, parameters, results, strings
+from ts.language.handler import Answer, json_bytes, parameters, results, strings
 from ts.language.surface import Fields, Refusal, whole
 from ts.protocol.frames import Input
-from ts.protocol.tasks import ANSWER, CLASSIFY, FILL, TAG
+from ts.protocol.tasks import ANSWER, ARGUMENT, CLASSIFY, FILL, TAG
 from ts.tensors import values
 from ts.tensors.forms import ModelSpec
 from ts.tensors.rows import plain_value

@@ -1,4 +1,5 @@
-"""What a model in a folder of Hugging Face does with texts, by the class that its config.json names."""
+"""Language models in folders of Hugging Face: what they do with texts, by the class that config.json names, and the
+names of tensors and files that the frontend and workers share."""
 
 from __future__ import annotations
 
@@ -10,6 +11,10 @@ CLASSIFY, TAG, FILL, ANSWER = "text-classification", "token-classification", "fi
 #: Tasks of pipelines, whose results tell something about a text.
 OF_PIPELINES = (CLASSIFY, TAG, FILL, ANSWER)
 TASKS = (GENERATE, EMBED, SCORE, *OF_PIPELINES)
+#: MLServer's names for one argument of a pipeline, and for a list of them; its output.
+ARGUMENT, ARGUMENTS, RESULTS = "args", ("array_inputs", "text_inputs", "inputs"), "output"
+#: The settings and the weights of an adapter (LoRA).
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 #: By the ends of the classes' names.
 _CLASSES = {
     "ForCausalLM": GENERATE,

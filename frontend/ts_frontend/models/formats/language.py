@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ts.protocol.tasks import EMBED, GENERATE, OF_PIPELINES, task_of
+from ts.protocol.tasks import EMBED, GENERATE, OF_PIPELINES, RESULTS, task_of
 from ts_frontend.errors import InvalidArchive
 from ts_frontend.models.archive import CONFIG_FILE, GGUF, Archive, is_gguf, read_config, read_text
 from ts_frontend.models.extraction import refusal
@@ -27,7 +27,7 @@ ENGINES = {
     "vllm": ("vllm_handler", "vllm", "vllm"),
 }
 #: Hugging Face's configuration of a model, and the one that a folder of sentence-transformers has beside it.
-_CONFIG, _MODULES = "config.json", "modules.json"
+_HUGGING_FACE, _MODULES = "config.json", "modules.json"
 #: Files of tokenizers, and one that tells that a model takes images or sounds.
 _TOKENIZERS, _NOT_OF_TEXTS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt"), "preprocessor_config.json"
 _WEIGHTS = re.compile(r"(?:model|pytorch_model).*\.(?:safetensors|bin)")
@@ -48,7 +48,7 @@ _USUAL: dict[str, Any] = {
     },
 }
 #: Of models with the tasks of pipelines, which also take tensors of any names.
-_OF_PIPELINES = {"platform": LANGUAGE_MODEL, "outputs": [{"name": "output", "datatype": "BYTES", "shape": [-1, 1]}]}
+_OF_PIPELINES = {"platform": LANGUAGE_MODEL, "outputs": [{"name": RESULTS, "datatype": "BYTES", "shape": [-1, 1]}]}
 #: The section with vLLM's arguments, and those of the settings that all engines have.
 _VLLM = "vllm_engine_config"
 _VLLM_NAMES = {
@@ -94,7 +94,7 @@ class LanguageModelFormat(ModelFormat):
         if _files(path):
             return True
         try:
-            return _is_of_transformers(path) and self._task(path, _section(path)) is not None
+            return _is_of_transformers(path) and self._task(path, _section(_config(path))) is not None
         except InvalidArchive:  # its opening says what is wrong
             return self._task(path, {}) is not None
 
@@ -111,11 +111,11 @@ class LanguageModelFormat(ModelFormat):
         configured = whole and (directory / CONFIG_FILE).is_file()
         config = read_config(path, directory / CONFIG_FILE) if configured else {}
         requirements = whole and (directory / "requirements.txt").is_file()
-        section = _section(directory) if configured else {}
+        section = _section(config)
         given = {**(json.loads(files.config_text) if files.config_text else {}), **self._settings}
-        task = None if names else self._task(directory, {**section, **given})
-        named = {**section, **given}.get("engine")
-        engine = self._engine(path, named, bool(names), requirements, task)
+        chosen = {**section, **given}
+        task = None if names else self._task(directory, chosen)
+        engine = self._engine(path, chosen.get("engine"), bool(names), requirements, task)
         settings = _settings_for(path, engine, given)
         if engine == "transformers" and task in OF_PIPELINES:
             settings["task"] = task
@@ -147,7 +147,7 @@ class LanguageModelFormat(ModelFormat):
         if (folder / _MODULES).is_file():
             return EMBED
         try:
-            found = task_of(json.loads(read_text(folder, folder / _CONFIG) or ""))
+            found = task_of(json.loads(read_text(folder, folder / _HUGGING_FACE) or ""))
         except (InvalidArchive, ValueError, LookupError, TypeError, RecursionError):
             return None
         there = {one.name for one in folder.iterdir()}
@@ -181,9 +181,12 @@ class LanguageModelFormat(ModelFormat):
         return self._gpus == 0
 
 
-def _section(folder: Path) -> dict[str, Any]:
-    """`handler` in the model-config.yaml of a folder. Raises InvalidArchive."""
-    config = read_config(folder, folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
+def _config(folder: Path) -> dict[str, Any]:
+    """The model-config.yaml of a folder. Raises InvalidArchive."""
+    return read_config(folder, folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
+
+
+def _section(config: Mapping[str, Any]) -> dict[str, Any]:
     found = config.get("handler")
     return found if isinstance(found, dict) else {}
 
@@ -229,4 +232,4 @@ def _files(folder: Path) -> list[str]:
 
 
 def _is_of_transformers(folder: Path) -> bool:
-    return (folder / _CONFIG).is_file() and any(_WEIGHTS.fullmatch(one.name) for one in folder.iterdir())
+    return (folder / _HUGGING_FACE).is_file() and any(_WEIGHTS.fullmatch(one.name) for one in folder.iterdir())

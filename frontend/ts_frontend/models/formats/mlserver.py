@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ts.protocol.tasks import ARGUMENT, ARGUMENTS, RESULTS
 from ts_frontend.config.files import read_file
 from ts_frontend.config.foreign.mlserver import (
     HUGGING_FACE,
@@ -38,8 +39,6 @@ FILE = "model-settings.json"
 LIKENESS_MIN = 0.85
 #: The version of a model that declares none.
 NO_VERSION = "1.0"
-#: The names of the Hugging Face runtime's inputs of texts.
-_INPUTS = ("args", "array_inputs", "text_inputs", "inputs")
 #: Python's JSON parser accepts infinity and NaN.
 _NUMBER_MAX = 2**31 - 1
 
@@ -177,8 +176,11 @@ def _with_args(config: Mapping[str, Any]) -> dict[str, Any]:
     declared = config.get("openInference")
     if not isinstance(declared, dict) or not isinstance(declared.get("inputs"), list):  # the folder's own
         return dict(config)
-    inputs = [*({"name": name, "datatype": "BYTES", "shape": [-1]} for name in _INPUTS), *declared["inputs"]]
-    outputs = [{"name": "output", "datatype": "BYTES", "shape": [-1, 1]}, *declared["outputs"]]
+    inputs = [
+        *({"name": name, "datatype": "BYTES", "shape": [-1]} for name in (ARGUMENT, *ARGUMENTS)),
+        *declared["inputs"],
+    ]
+    outputs = [{"name": RESULTS, "datatype": "BYTES", "shape": [-1, 1]}, *declared["outputs"]]
     inputs = [{**one, "optional": True} for one in inputs]
     return {**config, "openInference": {**declared, "inputs": inputs, "outputs": outputs}}
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ts.protocol.tasks import ADAPTER_CONFIG
 from ts_frontend.models.archive import CONFIG_FILE, Archive, read_config, read_text
 from ts_frontend.models.extraction import refusal
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
@@ -19,8 +20,6 @@ GRAPHS = {".onnx": "onnx", ".pt2": "exported", ".pt": "torchscript", ".pth": "to
 CLASS_FILE, TRANSFORMERS_FILE = "model.py", "config.json"
 #: The names of weights in several files: model-00002-of-00003.safetensors.
 _PART = re.compile(r"(.+)-(\d{1,9})-of-(\d{1,9})(\.\w+)", re.ASCII)
-#: The files of adapter weights (LoRA), which need another model's weights.
-ADAPTER_FILE = "adapter_config.json"
 _PACKED = (".mar", ".model", ".tgz", ".gz", ".zip")
 
 
@@ -105,7 +104,7 @@ def _kind(directory: Path, weights: Path, beside: set[str]) -> str:
         if '"architectures"' in (read_text(directory, directory / TRANSFORMERS_FILE) or ""):
             return "transformers"
         raise refusal(directory, "it names no architectures, the class of the weights", TRANSFORMERS_FILE)
-    if ADAPTER_FILE in beside:
+    if ADAPTER_CONFIG in beside:
         raise refusal(
             directory,
             f"{weights.name} is an adapter for another model: merge it into that model (merge_and_unload of the "
