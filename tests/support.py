@@ -6,9 +6,12 @@ import asyncio
 import fcntl
 import importlib.util
 import itertools
+import json
 import os
 import random
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +32,20 @@ LOOKS_AT_ONCE = 20
 TIMEOUTS_US = (1_000_000, 8_000_000, 60_000_000)
 
 Found = TypeVar("Found")
+
+
+def with_packages(*pythons: Path) -> dict[str, str]:
+    """The variables of a process that has the packages of these interpreters' environments, and asks no hub."""
+    paths = [next(one.parent.parent.glob("lib/python*/site-packages")) for one in pythons]
+    return {"PYTHONPATH": os.pathsep.join(map(str, paths)), "HF_HUB_OFFLINE": "1"}
+
+
+def ran(program: Path, env: dict[str, str], *words: str) -> Any:
+    """What a program prints as JSON."""
+    command = [sys.executable, str(program), *words]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=GUARD_S)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def _own_ports() -> Iterator[int]:

@@ -19,7 +19,7 @@ import grpc
 import httpx
 import pytest
 
-from support import GUARD_S, until
+from support import GUARD_S, ran, until, with_packages
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
@@ -41,21 +41,12 @@ class Models(NamedTuple):
     env: dict[str, str]
 
 
-def ran(program: str, env: dict[str, str], *words: str) -> Any:
-    command = [sys.executable, str(PROGRAMS / program), *words, PROMPT, str(TOKENS)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=GUARD_S)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 @pytest.fixture(scope="module")
 def models(client_python: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("models")
-    places = [client_python(name).parent.parent for name in ("transformers", "peft")]
-    env = {"PYTHONPATH": ":".join(str(next(one.glob("lib/python*/site-packages"))) for one in places)}
-    env["HF_HUB_OFFLINE"] = "1"
-    found = ran("small_models.py", env, str(folder))
-    found |= ran("small_adapters.py", env, str(folder / "llama"), str(folder / "loras"))
+    env, asked = with_packages(client_python("transformers"), client_python("peft")), (PROMPT, str(TOKENS))
+    found = ran(PROGRAMS / "small_models.py", env, str(folder), *asked)
+    found |= ran(PROGRAMS / "small_adapters.py", env, str(folder / "llama"), str(folder / "loras"), *asked)
     shutil.copytree(folder / "llama", folder / "tuned")
     shutil.copytree(folder / "loras" / "short", folder / "tuned" / "short")
     (folder / "tuned" / "model-config.yaml").write_text("handler: {adapters: {brief: short}}\n")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, ran, with_packages
 from ts.protocol.open_inference_pb2 import ModelInferRequest
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
@@ -46,18 +44,14 @@ class Models(NamedTuple):
 @pytest.fixture(scope="module")
 def models(client_python: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("tasks")
-    packages = [client_python(name).parent.parent for name in ("transformers", "sentences")]
-    paths = [next(one.glob("lib/python*/site-packages")) for one in packages]
-    env = {"PYTHONPATH": ":".join(map(str, paths)), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(PROGRAM), str(folder), QUESTION, CONTEXT, *TEXTS]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=GUARD_S)
-    assert done.returncode == 0, done.stderr
+    env = with_packages(client_python("transformers"), client_python("sentences"))
+    expected = ran(PROGRAM, env, str(folder), QUESTION, CONTEXT, *TEXTS)
     for name, (model, setting) in OTHERS.items():
         (folder / name).mkdir()
         for file in (folder / model).iterdir():
             (folder / name / file.name).symlink_to(file)
         (folder / name / "model-config.yaml").write_text(f"handler: {{{setting}}}\n")
-    return Models(folder, json.loads(done.stdout), env)
+    return Models(folder, expected, env)
 
 
 @pytest.fixture(scope="module")

