@@ -173,9 +173,9 @@ class Http1Client(Client):
 
     http: Http1
 
-    def __init__(self) -> None:
+    def __init__(self, body_bytes_max: int = 0) -> None:
         super().__init__()
-        self.http = Http1(self, CLIENT, HEADER_BYTES_MAX)
+        self.http = Http1(self, CLIENT, HEADER_BYTES_MAX, body_bytes_max)
         self._client = h11.Connection(h11.CLIENT)
         self._answer = Answer()
 

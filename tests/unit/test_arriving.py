@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from streams import Http2Client
+from streams import Http1Client, Http2Client
 from support import GUARD_S, until_async
 from ts_frontend.errors import Code
 from ts_frontend.grpc.call import Bidi, Call, Method, ServerStream, Shape, Unary
@@ -20,6 +20,7 @@ from ts_frontend.grpc.exchange import Exchange
 from ts_frontend.grpc.protocol import Header
 from ts_frontend.http.request import BodyLimits, HttpRequest
 from ts_frontend.transport.arriving import PIECE_BYTES, REQUEST_BYTES, Arriving, BodiesFull, SlowSender, head_bytes
+from ts_frontend.transport.http1 import UNREAD_BYTES_MAX
 from ts_frontend.transport.limits import ListenerLimits
 
 BODY_BYTES = 4000
@@ -190,6 +191,83 @@ async def test_the_rest_of_a_message_of_grpc_must_come_in_time(shape: str, part:
     await call
     assert sender.grpc_status == Code.DEADLINE_EXCEEDED
     assert (arriving.bytes, len(arriving)) == (0, 0)
+
+
+LARGE_BYTES = 300_000
+
+
+class LargeSender(Http1Client):
+    """A client that sends a large body over HTTP/1.1 piece by piece."""
+
+    def __init__(self, size: int = LARGE_BYTES) -> None:
+        super().__init__(body_bytes_max=size)
+        self._size = size
+        self.http.receive(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size)
+        self.stream = self._opened.pop()
+        self.head_bytes = head_bytes(self.stream.head.fields) + PIECE_BYTES
+
+    def send(self, data: bytes) -> None:
+        self.http.receive(data)
+
+    def body(self, arriving: Arriving) -> asyncio.Task[bytes]:
+        return asyncio.create_task(HttpRequest(self.stream, "id", BodyLimits(self._size, GUARD_S, arriving)).body())
+
+
+@in_loop
+async def test_a_large_body_counts_with_what_has_arrived() -> None:
+    arriving = Arriving()
+    sender = LargeSender()
+    sender.send(b"x" * 100_000)
+    body = sender.body(arriving)
+    await until_held(arriving, 1)
+    sender.send(b"y" * 7)
+    assert arriving.bytes == sender.head_bytes + 100_007
+    sender.send(b"z" * (LARGE_BYTES - 100_007))
+    assert await body == b"x" * 100_000 + b"y" * 7 + b"z" * (LARGE_BYTES - 100_007)
+    assert (arriving.bytes, len(arriving)) == (0, 0)
+
+
+@in_loop
+async def test_a_large_body_makes_room_for_a_later_one() -> None:
+    arriving = Arriving(LARGE_BYTES)
+    first, second = LargeSender(), LargeSender()
+    bodies = [first.body(arriving)]
+    first.send(b"x" * 200_000)
+    await until_held(arriving, 1)
+    bodies.append(second.body(arriving))
+    second.send(b"y" * 200_000)
+    with pytest.raises(BodiesFull):
+        await bodies[0]
+    first.send(b"x" * 50_000)  # nobody takes it
+    second.send(b"z" * 100_000)
+    assert await bodies[1] == b"y" * 200_000 + b"z" * 100_000
+    assert (arriving.bytes, len(arriving)) == (0, 0)
+
+
+@in_loop
+async def test_a_large_body_that_nobody_takes_is_read_no_further() -> None:
+    sender = LargeSender(4 * UNREAD_BYTES_MAX)
+    sender.send(bytes(UNREAD_BYTES_MAX))
+    assert not sender.http.full
+    sender.send(b"x")
+    assert sender.http.full
+    body = sender.body(Arriving())
+    await until_async(lambda: not sender.http.full)
+    sender.send(bytes(3 * UNREAD_BYTES_MAX - 1))
+    assert len(await body) == 4 * UNREAD_BYTES_MAX
+
+
+@pytest.mark.parametrize("cut", [3, 70_000, 100_004, 100_005, 100_009, 100_015, 180_000])
+@in_loop
+async def test_large_messages_whose_ends_and_begins_share_pieces(cut: int) -> None:
+    message = b"\0" + (100_000).to_bytes(4, "big") + b"x" * 100_000
+    sender = Sender()
+    call = sender.over_grpc(Arriving(), METHODS["bidi"])
+    sender.send((message * 2)[:cut])
+    await until_async(lambda: sender.empty)
+    sender.send((message * 2)[cut:], more=False)
+    await call
+    assert b"".join(sender.answer(sender.stream).pieces) == message * 2
 
 
 LONG_HEAD = [(b"te", b"trailers"), *[(b"x-a", b"v" * 1000)] * 20]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
-from ts.protocol.frames import Pairs
+from ts.protocol.frames import Buffer, Pairs
 from ts_frontend.errors import ClientGone, Code, ServeError
 from ts_frontend.grpc.protocol import METADATA_KEY, METADATA_VALUE, Header, ReceivedMetadata
 from ts_frontend.telemetry.metrics.families import TIMES_MAX, Histogram
@@ -164,7 +164,9 @@ class Shape(Enum):
     BIDI = "bidirectional"
 
 
-Unary: TypeAlias = Callable[[Call, bytes], Awaitable[bytes]]
+#: A message, or the two parts of a large one, which are sent without being joined.
+Answer: TypeAlias = "bytes | tuple[bytes, Buffer]"
+Unary: TypeAlias = Callable[[Call, bytes], Awaitable[Answer]]
 #: A server stream yields lists of messages that are ready together, which are sent in one write.
 ServerStream: TypeAlias = Callable[[Call, bytes], AsyncIterator[Sequence[bytes]]]
 Bidi: TypeAlias = Callable[[Call, AsyncIterator[bytes]], AsyncIterator[Sequence[bytes]]]

@@ -9,9 +9,10 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
+from ts.protocol.frames import Buffer
 from ts_frontend.errors import ClientGone, Code, Draining, ServeError, Unimplemented
 from ts_frontend.grpc import protocol
-from ts_frontend.grpc.call import Bidi, Call, Method, ServerStream, Shape, Unary
+from ts_frontend.grpc.call import Answer, Bidi, Call, Method, ServerStream, Shape, Unary
 from ts_frontend.grpc.incoming import Incoming
 from ts_frontend.grpc.protocol import (
     ACCEPT_ENCODING,
@@ -120,13 +121,18 @@ class Exchange:
         without metadata; it hands other calls on. With a deadline it runs within `_run`, which ends failed calls."""
         call, limits, stream = self._call, self._limits, self._stream
         try:
-            body = stream.body() if stream.ended else b""
-            message = self._whole_message(body)
+            message = self._large_message() if stream.pieces_bytes > JOIN_BYTES_MAX else None
             if message is None:
-                message = await self._incoming().only(body)
-            del body
+                body = stream.body() if stream.ended else b""
+                message = self._whole_message(body)
+                if message is None:
+                    message = await self._incoming().only(body)
+                del body
             unary: Unary = method.run  # type: ignore[assignment]  # a method of this shape
             answer = await unary(call, message)
+            if isinstance(answer, tuple):
+                await self._answer(answer)
+                return
             size = len(answer)
             if size > JOIN_BYTES_MAX or size > limits.response_bytes_max or not call.adds_nothing:
                 await self._answer(answer)
@@ -139,6 +145,11 @@ class Exchange:
             if b"grpc-timeout" in self._request:
                 raise
             await self._fail(error)
+
+    def _large_message(self) -> bytes | None:
+        """Takes the message if the body is one, and has arrived, in one copy; else None."""
+        size = self._stream.pieces_bytes - PREFIX_BYTES
+        return self._stream.body_behind(PREFIX.pack(0, size)) if size <= self._limits.request_bytes_max else None
 
     def _whole_message(self, body: bytes) -> bytes | None:
         """Returns the message if the body is exactly one uncompressed message, else None."""
@@ -192,8 +203,13 @@ class Exchange:
 
     # Messages out
 
-    async def _answer(self, message: bytes) -> None:
-        await self._write((message,))
+    async def _answer(self, message: Answer) -> None:
+        if isinstance(message, bytes):
+            await self._write((message,))
+        elif self._answer_encoding is not None:
+            await self._write((b"".join(message),))
+        else:
+            await self._write_parts(*message)
         self._stream.finish(self._trailers(Code.OK, ""))
         if self._stream.queued:
             await drained(self._stream)
@@ -214,10 +230,20 @@ class Exchange:
         if not stream.begun:
             self._start()
         if len(messages) == 1 and len(messages[0]) > JOIN_BYTES_MAX and self._answer_encoding is None:
-            stream.write(PREFIX.pack(0, len(messages[0])))
-            stream.write(messages[0])
-        else:
-            stream.write(await self._encoded(messages))
+            await self._write_parts(b"", messages[0])
+            return
+        stream.write(await self._encoded(messages))
+        if stream.queued:
+            await drained(stream)
+
+    async def _write_parts(self, head: bytes, data: Buffer) -> None:
+        limit, stream, size = self._limits.response_bytes_max, self._stream, len(head) + len(data)
+        if size > limit:
+            raise protocol.too_large(size, limit, key="max_response_size", what="Answer")
+        if not stream.begun:
+            self._start()
+        stream.write(PREFIX.pack(0, size) + head)
+        stream.write(data)
         if stream.queued:
             await drained(stream)
 

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from ts.protocol.frames import Buffer, Input, Pairs
 from ts.protocol.wire import prefix, size_at
 from ts_frontend.errors import InvalidArgument
-from ts_frontend.grpc.call import Call, RequestIds, identified, response_metadata
+from ts_frontend.grpc.call import Answer, Call, RequestIds, identified, response_metadata
 from ts_frontend.job import Job
 from ts_frontend.models.registry import Registry
 from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, check_fields
@@ -22,6 +22,8 @@ INPUTS_MAX: Final = 4096
 FIELDS_MAX: Final = INPUTS_MAX + 16
 INPUT_NAME_BYTES_MAX: Final = 1024
 VIEW_BYTES_MIN: Final = 4096
+#: A larger prediction isn't joined with its prefix.
+PART_BYTES_MIN: Final = 64 * 1024
 
 _NAME: Final = 0x0A
 _VERSION: Final = 0x12
@@ -155,9 +157,11 @@ class Predictions:
         named = [(part.name.lower(), str(part.data, "utf-8", "replace")) for part in found]
         return [(self._keys.id, sequence_id), *named], [part for part in inputs if part not in found]
 
-    async def answer(self, call: Call, data: bytes) -> bytes:
+    async def answer(self, call: Call, data: bytes) -> Answer:
         answer = self.submit(call, parse(call.path, data), False)
         prediction = await answer.result()
         if answer.headers or answer.status != 200:
             call.trailing.extend(response_metadata(answer.status, answer.headers))
-        return response(prediction)
+        if len(prediction) < PART_BYTES_MIN:
+            return response(prediction)
+        return prefix(1, len(prediction)), prediction

@@ -17,6 +17,7 @@ from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, small_members
 from ts_frontend.tasks import Expiry, current_task, uncancel
 from ts_frontend.transport.arriving import PIECE_BYTES, Arriving, SlowSender, arrival, head_bytes
 from ts_frontend.transport.stream import Data, Fields, Stream
+from ts_frontend.transport.whole import Whole
 
 log: Final = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class HttpRequest:
         expiry = Expiry(current_task())
         timer = asyncio.get_running_loop().call_later(self.limits.s_max, expiry.expire)
         try:
-            return await self._pieces()
+            return await (self._pieces() if stream.whole is None else self._placed(stream.whole))
         except asyncio.CancelledError:
             if not expiry.passed:
                 raise
@@ -125,6 +126,20 @@ class HttpRequest:
         finally:
             timer.cancel()
             expiry.task = None
+
+    async def _placed(self, whole: Whole) -> bytes:
+        stream, head = self._stream, head_bytes(self.headers) + PIECE_BYTES
+        held = self.limits.arriving.body()
+        whole.count = lambda filled: held.hold(head + filled)
+        try:
+            stream.took(whole.filled)
+            held.hold(head + whole.filled)
+            while not stream.ended:
+                await held.piece(arrival(stream))
+            return stream.body()
+        finally:
+            whole.count = None
+            held.end()
 
     async def _pieces(self) -> bytes:
         stream, pieces = self._stream, list[bytes]()

@@ -14,6 +14,7 @@ from ts_frontend.tasks import owned
 from ts_frontend.transport.http1 import Http1
 from ts_frontend.transport.http2 import PREFACE, Http2
 from ts_frontend.transport.stream import Data, Peer, Stream
+from ts_frontend.transport.whole import BodyReader
 
 if TYPE_CHECKING:
     from ts_frontend.transport.server import Server
@@ -111,14 +112,46 @@ class Connection:
             self.flush()
         if self.head_s or http.within_head:
             self.head_s = (self.head_s or self.heard_s) if http.within_head else 0.0
-        if isinstance(http, Http1) and http.full:
-            self._read_if_room(http)
+        if isinstance(http, Http1):
+            if http.full:
+                self._read_if_room(http)
+            if http.whole is not None:
+                self.read_body(True)
+
+    def body_place(self) -> memoryview | None:
+        """Where the socket's next bytes belong, if they are a body's; None if `data_received` gets them."""
+        http = self.http
+        if not isinstance(http, Http1) or http.whole is None or self._closing or http.ended:
+            return None
+        return http.whole.rest()
+
+    def body_received(self, size: int) -> None:
+        """So many bytes are in their place."""
+        self.heard_s = self.loop.time()
+        http = self.http
+        if isinstance(http, Http1):
+            http.placed(size)
+            if http.whole is None:
+                self.read_body(False)
+            elif http.full:
+                self._read_if_room(http)
+
+    def read_body(self, into_place: bool) -> None:
+        """Has the event loop read into `body_place`, or give all bytes to this connection."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        transport.set_protocol(BodyReader(self) if into_place else self)  # type: ignore[arg-type]  # as it is accepted
+        if self.reading:  # uvloop chooses how it reads when it begins to
+            transport.pause_reading()
+            transport.resume_reading()
 
     def _speak(self, *, http2: bool) -> Http2 | Http1:
         if http2:
             self.http = Http2(self, self.peer, self._server.http2_limits)
         else:
-            self.http = Http1(self, self.peer, self._server.http2_limits.fields_bytes_max)
+            bytes_max = self._server.limits.request_bytes_max
+            self.http = Http1(self, self.peer, self._server.http2_limits.fields_bytes_max, bytes_max)
         if self._server.draining:
             self.http.go_away(soon=True)
         return self.http

@@ -15,6 +15,7 @@ import httptools
 from ts_frontend.transport.hpack import Field
 from ts_frontend.transport.http2 import TURN_BYTES, Events
 from ts_frontend.transport.stream import NO_BODY, Data, Fields, Head, Peer, Refusal, Stream, without_length
+from ts_frontend.transport.whole import Whole, place
 
 #: Bytes of a body that aren't taken, or of requests behind the present one, above which nothing more is read.
 UNREAD_BYTES_MAX: Final = 1 << 20
@@ -191,10 +192,11 @@ class Http1Stream(Stream):
 class Http1:
     """One connection. `receive` reads what the client sent; `out` is to be sent, and `pump` adds what the socket held
     back. `blocked`: the socket takes nothing now. `closing`: answers announce the end of the connection. `ended`: the
-    connection is to be closed once `out` is sent. `queued`: the bytes of the answer that wait."""
+    connection is to be closed once `out` is sent. `queued`: the bytes of the answer that wait. `whole`: the place of
+    the body that is arriving; the socket's bytes may be read into it, and told by `placed`."""
 
-    def __init__(self, events: Events, client: Peer, head_bytes_max: int) -> None:
-        self.events, self._head_bytes_max = events, head_bytes_max
+    def __init__(self, events: Events, client: Peer, head_bytes_max: int, body_bytes_max: int = 0) -> None:
+        self.events, self._head_bytes_max, self._body_bytes_max = events, head_bytes_max, body_bytes_max
         self.out: list[Data] = []
         self.blocked = self.closing = self.ended = False
         self.queued = 0
@@ -206,6 +208,7 @@ class Http1:
         self._rest = b""
         self._searched = 0  # bytes of the rest in which no head ends
         self._receiving = False  # the body of `stream`
+        self.whole: Whole | None = None
         self._left = -1  # bytes of the body still to come; -1: it is chunked
         self._beside = 0  # bytes of a chunked body since its last data
         self._parser: Any = None  # of the head, and of a chunked body
@@ -218,10 +221,12 @@ class Http1:
     @property
     def full(self) -> bool:
         """Whether nothing more should be read from the socket."""
-        stream = self.stream
-        return stream is not None and (
-            stream.pieces_bytes > UNREAD_BYTES_MAX or (not self._receiving and len(self._rest) > UNREAD_BYTES_MAX)
-        )
+        stream, whole = self.stream, self.whole
+        if stream is None:
+            return False
+        if whole is not None:
+            return whole.count is None and whole.filled > UNREAD_BYTES_MAX
+        return stream.pieces_bytes > UNREAD_BYTES_MAX or (not self._receiving and len(self._rest) > UNREAD_BYTES_MAX)
 
     @property
     def within_head(self) -> bool:
@@ -313,6 +318,7 @@ class Http1:
         self._receiving, stream.ended = True, False
 
     def _refuse(self, refusal: Refusal) -> None:
+        self.whole = None
         former = self.stream
         begun = former is not None and former.begun
         if former is not None:
@@ -327,6 +333,7 @@ class Http1:
     def _open(self, head: Head, version: str, *, keeps: bool, soon: bool = False) -> Http1Stream:
         self.soon = soon
         self.stream = stream = Http1Stream(self, head, self._peers[version], keeps=keeps and head.refusal is None)
+        stream.whole = self.whole
         self.events.opened(stream)
         return stream
 
@@ -380,6 +387,7 @@ class Http1:
         self._left = request.left
         self._receiving, self._beside = self._left != 0, 0
         soon = 0 < self._left <= SOON_BYTES_MAX and not request.expects
+        self.whole = place(self._left, self._body_bytes_max) if self._left > SOON_BYTES_MAX else None
         stream = self._open(request.head, request.version, keeps=request.keeps, soon=soon)
         stream.expects, stream.ended = request.expects, not self._receiving
 
@@ -392,7 +400,7 @@ class Http1:
     def on_message_complete(self) -> None:
         if self._left > 0:
             return  # it is one without a body to the parser, which reads the head alone
-        self._receiving = False
+        self._receiving, self.whole = False, None
         if self.stream is not None:
             self.stream.ended = True
 
@@ -400,8 +408,12 @@ class Http1:
 
     def _read_body(self, data: bytes, at: int) -> int:
         """Reads the body's next bytes, and returns the position after them."""
-        stream = self.stream
-        if self._left >= 0:
+        stream, whole = self.stream, self.whole
+        if whole is not None:
+            end = min(len(data), at + self._left)
+            whole.add(memoryview(data)[at:end])
+            self._placed(end - at)
+        elif self._left >= 0:
             end = min(len(data), at + self._left)
             self._left -= end - at
             self.on_body(data[at:end] if at or end < len(data) else data)
@@ -412,9 +424,27 @@ class Http1:
             self._beside += end - at
             if self._feed(data[at:end]) and self._receiving and self._beside > self._head_bytes_max:
                 self._refuse(Refusal(431, f"The body has more than {self._head_bytes_max} bytes beside its data"))
-        if stream is not None and not stream.done:
+        if stream is not None and not stream.done and whole is None:
             stream.wake_reader()
         return end
+
+    def placed(self, size: int) -> None:
+        """So many bytes of the body are in their place."""
+        if self.whole is not None:
+            self.whole.filled += size
+            self._placed(size)
+
+    def _placed(self, size: int) -> None:
+        stream, whole = self.stream, self.whole
+        self._left -= size
+        if not self._left:
+            self.on_message_complete()
+        if stream is not None:
+            stream.expects = False
+            if stream.ended:
+                stream.wake_reader()
+            elif whole is not None and whole.count is not None:
+                whole.count(whole.filled)
 
     # --- answers
 
@@ -427,7 +457,7 @@ class Http1:
         stream.done = True
         self.stream = None
         if not stream.keeps:
-            self.ended = True
+            self.ended, self.whole = True, None
         elif self._rest:
             data, self._rest = self._rest, b""
             self.receive(data)
@@ -442,7 +472,7 @@ class Http1:
         stream.queued = 0
         stream.queue.clear()
         stream.wake_writer()
-        self.stream = None
+        self.stream = self.whole = None
 
     def go_away(self, *, soon: bool = False) -> None:
         """Takes no more requests; the connection ends with the present one. `soon`: one that is on its way is taken."""
@@ -452,7 +482,7 @@ class Http1:
 
     def lose(self) -> None:
         self.ended = True
-        self._parser = None  # which refers to this object
+        self._parser = self.whole = None  # which refers to this object
         stream = self.stream
         if stream is not None:
             self.forget(stream)

@@ -11,6 +11,7 @@ from typing import Final, Protocol, TypeAlias
 from urllib.parse import unquote
 
 from ts_frontend.transport.hpack import Field
+from ts_frontend.transport.whole import Whole
 
 Fields: TypeAlias = "Sequence[Field]"
 Data: TypeAlias = "bytes | bytearray | memoryview"
@@ -97,12 +98,13 @@ class Stream:
     `ended`: all of the request has arrived. `begun`: the answer's status has been given; `given`: all of it has.
     `done`: all of the answer was sent, or the client has left. `queued`: the bytes of the answer that wait for the
     client, with `queued_s` as the time when the client last took some. `reader` and `writer` are woken when a piece
-    arrives, and when nothing is queued any longer. `status`: that of the answer, 0 before. `request_id`: the id under
+    arrives, and when nothing is queued any longer. `whole`: the place of a large body, whose reader is woken at the end
+    alone. `status`: that of the answer, 0 before. `request_id`: the id under
     which it is served, "" before. `task`: what serves it."""
 
     __slots__ = (
         *("begun", "done", "ended", "given", "head", "peer", "pieces", "pieces_bytes", "queued", "queued_s"),
-        *("reader", "request_id", "status", "task", "writer"),
+        *("reader", "request_id", "status", "task", "whole", "writer"),
     )
 
     def __init__(self, head: Head, peer: Peer) -> None:
@@ -110,6 +112,7 @@ class Stream:
         self.ended = self.begun = self.given = self.done = False
         self.pieces: list[bytes | bytearray] = []
         self.pieces_bytes = 0
+        self.whole: Whole | None = None
         self.queued, self.queued_s = 0, 0.0
         self.reader: Waker | None = None
         self.writer: Waker | None = None
@@ -138,7 +141,10 @@ class Stream:
 
     def body(self) -> bytes:
         """Takes what has arrived of the body since the last time."""
-        pieces = self.pieces
+        pieces, whole = self.pieces, self.whole
+        if whole is not None and self.ended:
+            self.whole = None
+            return whole.take()
         if not pieces:
             return b""
         self.pieces = []
@@ -147,6 +153,14 @@ class Stream:
             self.took(size)
         first = pieces[0]
         return first if len(pieces) == 1 and isinstance(first, bytes) else b"".join(pieces)
+
+    def body_behind(self, prefix: bytes) -> bytes | None:
+        """Takes a body that has arrived, without its first bytes; None, and takes nothing, if they aren't `prefix`."""
+        pieces, size = self.pieces, len(prefix)
+        if not self.ended or len(pieces) < 2 or not pieces[0].startswith(prefix):
+            return None
+        self.pieces, self.pieces_bytes = [], 0
+        return b"".join((memoryview(pieces[0])[size:], *pieces[1:]))
 
     def wanted(self) -> None:
         """The reader waits for more of the body."""

@@ -25,13 +25,15 @@ from ts_frontend import errors
 from ts_frontend.errors import ServeError
 from ts_frontend.grpc import health, reflection
 from ts_frontend.grpc.call import Call, Method, Shape, routes
+from ts_frontend.http.request import BodyLimits, HttpRequest
 from ts_frontend.listeners.listener import Listener, Tls
 from ts_frontend.listeners.serving import Serving
-from ts_frontend.transport.arriving import drained
+from ts_frontend.transport.arriving import Arriving, drained
 from ts_frontend.transport.limits import ListenerLimits
 from ts_frontend.transport.stream import Stream
 from ts_frontend.transport.unread import Unread
 
+ARRIVING = Arriving()
 BIG_PIECE = bytes(64 * 1024)
 
 
@@ -200,9 +202,18 @@ def build_listener(asked: dict[str, Any], table: dict[str, Method], echo: Echo) 
 
 
 async def answer_http(echo: Echo, stream: Stream) -> None:
-    """Answers with the request, after the seconds in the query; never to /hang, without end to /endless/NAME, and with
-    so many bytes to /zeros/COUNT."""
+    """Answers with the request, after the seconds in the query; never to /hang, without end to /endless/NAME, with so
+    many bytes to /zeros/COUNT, with the body to /echo, and to /arriving with the bytes of such bodies."""
     head = stream.head
+    if head.path == "/echo":
+        try:
+            stream.respond(200, [], await HttpRequest(stream, "id", BodyLimits(6_553_500, 60.0, ARRIVING)).body())
+        except ServeError as error:
+            stream.respond(error.http_status, [], error.message.encode())
+        return
+    if head.path == "/arriving":
+        stream.respond(200, [], str(ARRIVING.bytes).encode())
+        return
     if head.path.startswith("/endless/"):
         stream.begin(200, [])
         pieces = echo.endless(Call(head.path), head.path.removeprefix("/endless/").encode())

@@ -26,6 +26,14 @@ _VARIABLES = frozenset({"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MAL
 _UNFILLED_BYTES_MIN: Final = 32 * 1024
 _made: Any = ctypes.pythonapi.PyByteArray_FromStringAndSize
 _made.argtypes, _made.restype = (ctypes.c_void_p, ctypes.c_ssize_t), ctypes.py_object
+_made_bytes: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+_address: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(("PyBytes_AsString", ctypes.pythonapi))
+_view: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
+    ("PyMemoryView_FromMemory", ctypes.pythonapi)
+)
+_WRITABLE: Final = 0x200
 
 
 def unfilled(size: int) -> bytearray:
@@ -35,6 +43,14 @@ def unfilled(size: int) -> bytearray:
         return bytearray(size)
     found: bytearray = _made(None, size)
     return found
+
+
+def unfilled_bytes(size: int) -> tuple[bytes, memoryview]:
+    """Bytes that the caller fills through the view before anyone else sees them, as C code does with new ones. The view
+    must not be used longer than the bytes exist. `size` is above one. Raises MemoryError."""
+    found: bytes = _made_bytes(None, size)
+    view: memoryview = _view(_address(found), size, _WRITABLE)
+    return found, view
 
 
 def keep_freed() -> None:
