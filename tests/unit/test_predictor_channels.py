@@ -7,7 +7,7 @@ import random
 import ssl
 import subprocess
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -77,6 +77,38 @@ def test_a_host_is_a_name_or_an_address_and_may_have_a_port() -> None:
     assert found == [("a", 80), ("a", 1), ("::1", 80), ("::1", 80), ("::1", 2), ("127.0.0.1", 3)]
     with pytest.raises(ValueError, match="'host:port' is no HOST:PORT"):
         address_of("host:port", 80)
+
+
+@asynccontextmanager
+async def closing_of(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+@asynccontextmanager
+async def listening(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], port: int = 0, **more: Any
+) -> AsyncIterator[int]:
+    """The port of a server that has ended, with all its connections, at the end of the block. `serve` handles one."""
+    tasks: list[Any] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.append(asyncio.current_task())
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            async with closing_of(writer):
+                await serve(reader, writer)
+
+    async with await asyncio.start_server(handle, "127.0.0.1", port, **more) as server:
+        yield server.sockets[0].getsockname()[1]
+    for task in tasks:
+        task.cancel()
+    for found in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(found, Exception):
+            raise found
 
 
 # --- gRPC
@@ -256,7 +288,7 @@ async def test_a_connection_that_is_silent_is_not_used_again(serve: Callable[...
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", port)
         number = len(made)
-        made.append(asyncio.current_task())
+        made.append(None)
 
         async def passed(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
             while data := await source.read(1 << 16):
@@ -264,18 +296,17 @@ async def test_a_connection_that_is_silent_is_not_used_again(serve: Callable[...
                     target.write(data)
             target.close()
 
-        with suppress(ConnectionError):
+        async with closing_of(back):
             await asyncio.gather(passed(reader, back), passed(there, writer))
 
-    made: list[Any] = []
-    async with await asyncio.start_server(connect, "127.0.0.1", 0) as between:
-        asked = Channel(f"127.0.0.1:{between.sockets[0].getsockname()[1]}")
+    made: list[None] = []
+    async with listening(connect) as between:
+        asked = Channel(f"127.0.0.1:{between}")
         assert await asked.call(PATH, b"a", (), GUARD_S) == b"a"
         passes[0] = False
         assert (await failure(asked.call(PATH, b"b", (), 0.2))).code == Code.DEADLINE_EXCEEDED
         assert await asked.call(PATH, b"c", (), GUARD_S) == b"c"
         await asked.close()
-        await asyncio.gather(*made)
     assert len(made) == 2
 
 
@@ -425,11 +456,10 @@ async def test_a_request_that_is_given_up_or_too_late_ends_its_connection(certif
             while await reader.read(1 << 16):
                 continue
         ended.append(head)
-        writer.close()
 
     begun: list[bytes] = []
-    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls) as listening:
-        asked = Connections(f"localhost:{listening.sockets[0].getsockname()[1]}", trusted)
+    async with listening(serve, ssl=tls) as port:
+        asked = Connections(f"localhost:{port}", trusted)
         assert (await failure(asked.post("/late", b"x", {}, 0.3))).code == Code.DEADLINE_EXCEEDED
         given_up = asyncio.ensure_future(asked.post("/given-up", b"x", {}, GUARD_S))
         await until_async(lambda: len(begun) == 2)
@@ -473,10 +503,9 @@ async def scripted(*connections: list[bytes], made: list[None]) -> Any:
             head = await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
             writer.write(answer)
-        writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(serve) as port:
+        yield f"127.0.0.1:{port}"
 
 
 async def test_a_connection_that_was_closed_while_idle_is_replaced() -> None:
@@ -513,7 +542,6 @@ async def test_only_requests_that_did_not_reach_the_predictor_are_repeated() -> 
         assert head.startswith(b"POST /v1/models/a%20b:predict HTTP/1.1\r\n")
         if requests == 1:
             writer.write(HEAD + b"content-length: 2\r\n\r\n{}")
-        writer.close()
 
     host = f"127.0.0.1:{port}"
     once, asked = (Predictor(PredictorConfig(host, predictor_request_retries=n)) for n in (0, 1_000_000))
@@ -521,7 +549,7 @@ async def test_only_requests_that_did_not_reach_the_predictor_are_repeated() -> 
     with pytest.raises(PredictionException, match="can't be reached") as failed:
         await once.predict("a b", {}, None)
     assert failed.value.error_code == 503 and not early.done()
-    async with await asyncio.start_server(serve, "127.0.0.1", port):
+    async with listening(serve, port):
         assert await early == {}
         with pytest.raises(PredictionException, match="the connection was lost") as failed:
             await asked.predict("a b", {}, None)

@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -66,6 +67,8 @@ class Channel:
             ("grpc.use_local_subchannel_pool", 1),  # a replaced channel shares no connection with its successor
         )
         self._channel: Any = None
+        #: The calls of each channel that are under way.
+        self._calls: Counter[Any] = Counter()
 
     async def call(self, path: str, message: bytes, metadata: Sequence[tuple[str, str]], timeout_s: float) -> bytes:
         """The answer's message. Raises Unanswered."""
@@ -75,6 +78,7 @@ class Channel:
             if channel is None:
                 channel = self._channel = self._made()
             left_s = max(end_s - time.monotonic(), 0.001)
+            self._calls[channel] += 1
             try:
                 answer: bytes = await channel.unary_unary(path)(message, timeout=left_s, metadata=metadata)
             except self._grpc.aio.AioRpcError as error:
@@ -82,8 +86,18 @@ class Channel:
                     raise self._failure(channel, error) from error
             else:
                 return answer
+            finally:
+                await self._ended(channel)
             await asyncio.sleep(pause_s)
             pause_s *= 2
+
+    async def _ended(self, channel: Any) -> None:
+        """A call has ended: the last one of a channel that was replaced closes it."""
+        self._calls[channel] -= 1
+        if not self._calls[channel]:
+            del self._calls[channel]
+            if channel is not self._channel:
+                await channel.close()
 
     async def close(self) -> None:
         """Closes the channel; running calls fail."""
