@@ -103,12 +103,15 @@ async def listening(
                 await serve(reader, writer)
 
     async with await asyncio.start_server(handle, "127.0.0.1", port, **more) as server:
-        yield server.sockets[0].getsockname()[1]
-    for task in tasks:
-        task.cancel()
-    for found in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(found, Exception):
-            raise found
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for found in ended:
+            if isinstance(found, Exception):
+                raise found
 
 
 # --- gRPC
