@@ -229,7 +229,8 @@ async def test_nothing_is_left_for_the_garbage_collector() -> None:
 
 async def flights() -> list[Any]:
     """Flights that were answered, failed, left, and left before they began."""
-    model, found = Model(), []
+    model = Model()
+    found: list[Any] = []
     for end in ("answer", "fail", "leave", "at once"):
         job = model.ask(end.encode(), deadline_s=time.monotonic() + 1000)
         found += model.cache.flights.values()

@@ -64,8 +64,9 @@ def as_message(given_: Given, request_id: str, typed: bool) -> Request:
         else:
             message.raw_input_contents.append(data)
     for name, value in more.items():
-        one = message.parameters[name]
-        setattr(one, {bool: "bool_param", int: "int64_param", str: "string_param"}[type(value)], value)
+        setattr(
+            message.parameters[name], {bool: "bool_param", int: "int64_param", str: "string_param"}[type(value)], value
+        )
     return [Input("", "\0grpc", message.SerializeToString())], [("x-request-id", request_id)]
 
 
@@ -238,7 +239,7 @@ def test_an_answer_is_written_as_the_worker_writes_it(
     common = asked(as_message(given_, "other", False))
     answer = forms.opened(Item(1, "r", 0.0, (), common.inputs), MODEL).answer(response, True)
     ways = [as_message(given_, request_id, typed) for typed in (False, True)]
-    plain, binary = (json.loads(as_json(given_, request_id, False)[0][0].data) for _ in range(2))
+    plain, binary = (json.loads(bytes(as_json(given_, request_id, False)[0][0].data)) for _ in range(2))
     binary["parameters"] = {"binary_data_output": True}
     named = {**plain, "outputs": [{"name": "y", "parameters": {"binary_data": True}}]}
     ways += [([Input("", "\0json", json.dumps(body).encode())], ()) for body in (plain, binary, named)]
@@ -263,12 +264,13 @@ def message_of(data: bytes) -> bytes:
 
 def test_faulty_requests_keep_their_own_form() -> None:
     good = as_json(([("a", "INT8", [2], b"\1\2")], {}), "", False)
-    message = json.loads(good[0][0].data)
-    for change in (
+    message = json.loads(bytes(good[0][0].data))
+    changes: list[dict[str, Any]] = [
         {"data": [1, 300]}, {"data": [1]}, {"data": [1, "2"]}, {"data": [1, True]}, {"data": None}, {"data": [[1], 2]},
         {"datatype": "INT7"}, {"shape": [-2]}, {"shape": [2.0]}, {"parameters": []}, {"parameters": {"p": [1]}},
         {"parameters": {"shared_memory_region": "r"}}, {"name": None},
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for change in changes:
         body = json.dumps({**message, "inputs": [{**message["inputs"][0], **change}]}).encode()
         question = asked(([Input("", "\0json", body)], ()))
         assert question.wish is None and question.inputs[0].data == body, change

@@ -46,8 +46,6 @@ log = logging.getLogger(__name__)
 
 #: Room in a message to a worker for names, headers and ids, besides the payload.
 MESSAGE_OVERHEAD_BYTES = 1 << 20
-#: Adapters whose handlers see in which dialect a tensor request came.
-BY_DIALECT = ("mlserver_runtime",)
 #: A debugger may halt a handler for any length of time.
 DEBUG_TIMEOUT_S = 1e8
 
@@ -88,9 +86,11 @@ class ModelFactory:
         loaded_at_startup: bool,
         with_torch: bool = True,
         content: bytes = b"",
+        by_dialect: bool = False,
     ) -> Model:
         """A model without workers yet; InvalidArchive when it has no handler. `python`: its interpreter, "" for the
-        server's; `with_torch`: its workers may need torch; `content`: the digest of its files, for the cache."""
+        server's; `with_torch`: its workers may need torch; `content`: the digest of its files, for the cache;
+        `by_dialect`: as its format says."""
         config = self._config
         handler = self._handler(archive, settings)
         if not handler:
@@ -108,7 +108,9 @@ class ModelFactory:
                 "handlers run inside the server's"
             )
         signature = archive.signature or signature_of(archive.config)
-        cache, settings = self._cache(name, version, archive, settings, signature, content)
+        cache, settings = self._cache(
+            Asker(name, version, frozenset(), dialects=not by_dialect, mark=content), settings, signature
+        )
         queue = self._queue(name, settings, archive.priorities)
         metrics = self._metrics.model(name, version)
         counted = CountedBatches(metrics.batches)
@@ -150,13 +152,7 @@ class ModelFactory:
         )
 
     def _cache(
-        self,
-        name: str,
-        version: str,
-        archive: Archive,
-        settings: ModelSettings,
-        signature: Signature,
-        content: bytes,
+        self, asker: Asker, settings: ModelSettings, signature: Signature
     ) -> tuple[ModelCache | None, ModelSettings]:
         """The cache, None if the model has none. The settings get a warning if it asks for one that it can't have."""
         rule = settings.cache
@@ -169,10 +165,10 @@ class ModelFactory:
         elif signature.decoupled:
             why = DECOUPLED
         else:
-            decodes, dialects = self._config.decode_input_request, archive.adapter not in BY_DIALECT
-            return self._caches.of(Asker(name, version, rule.headers, decodes, dialects, content), rule), settings
+            asker = asker._replace(headers=rule.headers, decodes=self._config.decode_input_request)
+            return self._caches.of(asker, rule), settings
         warning = f"cache has no effect: {why}"
-        log.warning("Model %s %s: %s", name, version, warning)
+        log.warning("Model %s %s: %s", asker.model, asker.version, warning)
         return None, replace(settings, warnings=(*settings.warnings, warning))
 
     @property

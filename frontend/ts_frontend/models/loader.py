@@ -147,6 +147,7 @@ class ModelLoader:
                 with_torch=with_torch,
                 loaded_at_startup=loaded_at_startup,
                 content=await self._content(fetched, archive, settings),
+                by_dialect=self.formats.running(archive.adapter).by_dialect,
             )
             self._environment_of[model], self._fetched[model] = environment, fetched
             undo.pop_all()
