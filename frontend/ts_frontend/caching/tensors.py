@@ -78,21 +78,25 @@ def of_message(data: Buffer, model: str, version: str) -> tuple[bytes, Wish]:
         found = pb.ModelInferRequest.FromString(bytes(data))
     except DecodeError:
         raise Unusual from None
-    raw, typed = found.raw_input_contents, any(one.contents.ListFields() for one in found.inputs)
-    if raw and (typed or len(raw) != len(found.inputs)):
+    wish = Wish(found.id, any(one.HasField("contents") and bool(one.contents.ListFields()) for one in found.inputs))
+    raw = list(found.raw_input_contents)
+    if raw and (wish.typed or len(raw) != len(found.inputs)):
         raise Unusual
-    made = pb.ModelInferRequest(model_name=model, model_version=version)
-    for name, parameter in found.parameters.items():
-        if name not in _SCHEDULING:
-            made.parameters[name].CopyFrom(parameter)
+    contents = []
     for index, one in enumerate(found.inputs):
         kind = _kind(one.datatype)
-        data = raw[index] if raw else _packed(kind, _of_contents(kind, one.contents))
-        _add(made, one.name, kind, one.shape, data)
-        for name, parameter in one.parameters.items():
-            made.inputs[-1].parameters[name].CopyFrom(parameter)
-    made.outputs.extend(found.outputs)
-    return _checked(made), Wish(found.id, typed)
+        contents.append(
+            _fitting(kind, one.shape, raw[index] if raw else _packed(kind, _of_contents(kind, one.contents)))
+        )
+        one.ClearField("contents")
+    if contents != raw:
+        found.ClearField("raw_input_contents")
+        found.raw_input_contents.extend(contents)
+    for name in _SCHEDULING:
+        found.parameters.pop(name, None)
+    found.model_name, found.model_version = model, version
+    found.ClearField("id")
+    return _checked(found), wish
 
 
 def of_json(body: Buffer, length: str, model: str, version: str) -> tuple[bytes, Wish]:
@@ -211,17 +215,21 @@ def _packed(kind: Datatype, values: list[Any]) -> bytes:
 
 
 def _add(made: pb.ModelInferRequest, name: str, kind: Datatype, shape: Sequence[int], data: bytes) -> None:
-    """Adds an input with its elements. Raises Unusual if they aren't those of its shape."""
-    if any(size < 0 for size in shape):
-        raise Unusual
+    made.inputs.add(name=name, datatype=kind.name, shape=shape)
+    made.raw_input_contents.append(_fitting(kind, shape, data))
+
+
+def _fitting(kind: Datatype, shape: Sequence[int], data: bytes) -> bytes:
+    """The elements, which must be those of the shape. Raises Unusual."""
     count = math.prod(shape)
+    if shape and min(shape) < 0:
+        raise Unusual
     if kind.name == "BYTES":
         if sum(1 for _ in _elements(data)) != count:
             raise Unusual
     elif len(data) != count * kind.size_bytes:
         raise Unusual
-    made.inputs.add(name=name, datatype=kind.name, shape=shape)
-    made.raw_input_contents.append(data.translate(_TRUTH) if kind.name == "BOOL" else data)
+    return data.translate(_TRUTH) if kind.name == "BOOL" else data
 
 
 def _elements(data: bytes) -> Iterator[bytes]:
@@ -253,17 +261,17 @@ def _fill(found: Any, values: Mapping[str, Any]) -> None:
 def _checked(made: pb.ModelInferRequest) -> bytes:
     """The message's bytes, the same for equal requests. Raises Unusual for tensors in shared memory, equal names, and
     parameters that a worker refuses."""
-    tensors: tuple[Any, ...] = (*made.inputs, *made.outputs)
-    if len({one.name for one in made.inputs}) < len(made.inputs):
+    inputs = made.inputs
+    if len(inputs) > 1 and len({one.name for one in inputs}) < len(inputs):
         raise Unusual
-    if any(name.startswith(_REGIONS) for one in tensors for name in one.parameters):
-        raise Unusual
-    if any(
-        name.startswith("triton_") or not one.WhichOneof("parameter_choice") for name, one in made.parameters.items()
-    ):
-        raise Unusual
-    for one in (made, *tensors):
-        one.DiscardUnknownFields()
+    tensors: tuple[Any, ...] = (*inputs, *made.outputs)
+    for one in tensors:
+        if one.parameters and any(name.startswith(_REGIONS) for name in one.parameters):
+            raise Unusual
+    for name, parameter in made.parameters.items():
+        if name.startswith("triton_") or not parameter.WhichOneof("parameter_choice"):
+            raise Unusual
+    made.DiscardUnknownFields()
     try:
         return bytes(made.SerializeToString(deterministic=True))
     except ValueError:
