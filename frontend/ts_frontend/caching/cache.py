@@ -108,10 +108,10 @@ class ModelCache:
             why = "its handler streams"
         elif (info.get("openai") or {}).get("speaks"):
             why = LANGUAGE
-        if why and self._open:
-            self.close()
-            return f"cache has no effect: {why}"
-        return ""
+        if not why:
+            return ""
+        self.close()
+        return f"cache has no effect: {why}"
 
     def keep(self, digest: bytes, answer: Answer) -> bool:
         """Whether the answer may be kept; memory has it then, if it isn't too large."""

@@ -258,7 +258,7 @@ class Model:
     def settle_cache(self, info: Mapping[str, Any]) -> None:
         """Closes the cache if a ready worker says that the handler isn't made for one."""
         refusal = self.cache.refusal(info, self.signature.decoupled) if self.cache is not None else ""
-        if refusal:
+        if refusal and refusal not in self.settings.warnings:
             log.warning("Model %s: %s", self, refusal)
             self.settings = replace(self.settings, warnings=(*self.settings.warnings, refusal))
 
