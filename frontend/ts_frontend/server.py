@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ts.version import is_compiled
 from ts_frontend.authorization.authorization import Authorization, open_authorization
+from ts_frontend.caching.cache import Caches
+from ts_frontend.caching.remote import RemoteAnswers, is_installed
 from ts_frontend.config import checks as config_checks
 from ts_frontend.config.display import snapshot_settings
-from ts_frontend.config.kinds import bucket_of
+from ts_frontend.config.kinds import ConfigError, bucket_of
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
@@ -126,6 +128,7 @@ class Parts:
         authorization: Authorization | None,
         supervisor: Supervisor,
         directory: Path,
+        caches: Caches,
     ) -> None:
         self._config, self._metrics = config, metrics
         self.gpus = supervisor.placement.inventory.count
@@ -133,7 +136,7 @@ class Parts:
         self.registry = Registry()
         self.recorder = _recorder(config)
         self.sharing: SharedSnapshot | None = None
-        self._build_models(supervisor, tracing, directory)
+        self._build_models(supervisor, tracing, directory, caches)
         self._build_services(directory, supervisor)
         self._gather(tracing)
         self.listeners = Listeners(
@@ -153,7 +156,7 @@ class Parts:
         #: Loops that run while the server serves, with the subjects of their messages.
         self.loops = list(self._watches(authorization))
 
-    def _build_models(self, supervisor: Supervisor, tracing: Traces | None, directory: Path) -> None:
+    def _build_models(self, supervisor: Supervisor, tracing: Traces | None, directory: Path, caches: Caches) -> None:
         config, env = self._config, worker_env(self._config)
         limit = Memory(config.model_memory_max, config.model_gpu_memory_max)
         self.calls = ModelCalls(self.registry, sequence_headers(config))
@@ -162,7 +165,9 @@ class Parts:
         loader = ModelLoader(
             self.store,
             formats,
-            ModelFactory(config, supervisor, env, self.registry.changes, self._metrics, tracing, self.calls.answer),
+            ModelFactory(
+                config, supervisor, env, self.registry.changes, self._metrics, tracing, self.calls.answer, caches
+            ),
             supervisor,
             partial(settings_of, config),
             _environments(config),
@@ -326,6 +331,7 @@ class Server:
         if config.bypass_serve:
             log.warning("%s", BYPASSED)
         keys = self._authorized() if serving else contextlib.nullcontext()
+        caches = open_caches(config)
         with work_dir(config.temp_dir) as directory, keys as authorization:
             supervisor, tracing = await self._supervisor(directory), None
             try:
@@ -334,9 +340,10 @@ class Server:
                     asyncio.to_thread(remove_abandoned, config.temp_dir), "The removal of killed servers' directories"
                 )
                 tracing = open_tracing(config) if serving else None  # its threads must start after the forkserver
-                yield Parts(config, self._logs, self._metrics, tracing, authorization, supervisor, directory)
+                yield Parts(config, self._logs, self._metrics, tracing, authorization, supervisor, directory, caches)
             finally:
                 await supervisor.close()
+                await caches.close()
                 if tracing is not None:
                     await tracing.close()
                 await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)  # signals are obeyed meanwhile
@@ -450,6 +457,17 @@ class Server:
 
 
 # --- parts and their settings
+
+
+def open_caches(config: ServerConfig) -> Caches:
+    """The places for kept answers. Raises ConfigError if one of them needs a package that isn't there."""
+    url = config.response_cache_redis
+    if url and not is_installed():
+        raise ConfigError("response_cache_redis is set, and needs the package redis: pip install torchrelay[redis]")
+    try:
+        return Caches(config.response_cache_size, RemoteAnswers(url) if url else None)
+    except ValueError as error:
+        raise ConfigError(f"response_cache_redis is no URL of Redis (redis://HOST:PORT): {error}") from None
 
 
 def _recorder(config: ServerConfig) -> SnapshotRecorder:

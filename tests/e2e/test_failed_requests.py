@@ -40,7 +40,8 @@ COUNTED = 4
 WITHOUT_COLLECTOR = """
 import gc, json, os, socket, sys, threading
 gc.disable()
-KINDS = ("Job", "FedJob", "PriorityJob", "SequenceJob", "HttpRequest", "Exchange", "Multiplexer", "_Entry", "traceback")
+KINDS = ("Job", "FedJob", "PriorityJob", "SequenceJob", "HttpRequest", "Exchange", "Multiplexer", "_Entry", "_Flight",
+         "traceback")
 
 def serve():
     listener = socket.socket(socket.AF_UNIX)
@@ -154,6 +155,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]
     write_to(store, "full", HANDLER, config="jobQueueSize: 1\n")
     write_to(store, "late", HANDLER, config="clientTimeoutInMills: 50\n")
     write_to(store, "hung", HANDLER, config="responseTimeout: 1\n")
+    write_to(store, "kept", HANDLER, config="cache: true\n")
     settings = {
         "env": {
             "PYTHONPATH": os.pathsep.join(filter(None, (str(directory / "python"), os.environ.get("PYTHONPATH")))),
@@ -163,7 +165,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]
         "request_body_timeout_s": BODY_WAIT_S,
     }
     with serving(directory, store, settings, []) as found:
-        for model in ("whole", "stream", "full", "late", "mortal", "hung"):
+        for model in ("whole", "stream", "full", "late", "mortal", "hung", "kept"):
             found.register(model)
         found.register("idle", initial_workers=0)
         found.alive = Alive(directory / str(found.process.pid))
@@ -469,6 +471,22 @@ DEADLY = ["predictions", "stream_predictions_2", "model_infer", "model_stream_in
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("service", ["predictions", "model_infer", "http_predictions", "http_infer"])
+def test_requests_of_the_cache_leave_nothing_behind(server: Any, clients: Clients, service: str) -> None:
+    call = getattr(clients, service)
+
+    def ask() -> None:
+        for _ in range(COUNTED):
+            for behaviour, wait_s in (("raise", GUARD_S), ("item", GUARD_S), ("large", GUARD_S), ("wait", 0.1)):
+                fail(call, "kept", behaviour, wait_s)
+            call("kept", "", GUARD_S)  # from the second on it has run
+
+    ask()
+    before = server.alive.count()
+    ask()
+    assert not settled(server.alive, before, COUNTED - 1), json.dumps(server.alive.garbage(), indent=1)
+
+
 @pytest.mark.parametrize(("model", "ask"), [("mortal", "die"), ("hung", "hang")])
 def test_a_dead_worker_leaves_nothing_behind(server: Any, clients: Clients, model: str, ask: str) -> None:
     def die() -> None:

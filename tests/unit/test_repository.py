@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ts.protocol.model_config_pb2 import ModelConfig
+from ts_frontend.caching.answers import CacheRule
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument, ModelNotFound
 from ts_frontend.models import repository as directories
@@ -17,6 +18,7 @@ from ts_frontend.models.formats import triton as configs
 from ts_frontend.models.formats import triton as layout
 from ts_frontend.models.formats.format import ModelFiles
 from ts_frontend.models.formats.formats import known_formats
+from ts_frontend.models.settings import Requested, resolve
 from ts_frontend.models.signature import TensorSpec
 
 CONFIG = """
@@ -163,7 +165,7 @@ def test_a_number_of_workers_by_name_is_that_of_models_without_instance_groups(
 
 
 UNUSED = """
-response_cache { enable: true }
+metric_tags { key: "a" value: "b" }
 instance_group { count: 1 rate_limiter { resources { name: "r" count: 1 } } }
 input { name: "x" data_type: TYPE_FP32 dims: 1 allow_ragged_batch: true }
 dynamic_batching { preferred_batch_size: [4, 8] }
@@ -179,12 +181,12 @@ def test_fields_without_effect_are_named_when_a_model_is_loaded(
     path = model(tmp_path, "version_policy { all {} }" + UNUSED, ("1", "2"), "m")
     formats.open_versions(ModelFiles(path, path))
     said = [record.getMessage() for record in caplog.records]
-    cache = "response_cache (config.pbtxt of model m) has no effect: every request runs: there is no cache of answers"
-    assert cache in said
-    names = ("response_cache", "instance_group.rate_limiter", "input.allow_ragged_batch", "optimization")
+    tags = "metric_tags (config.pbtxt of model m) has no effect: metrics have the labels that docs/metrics.md lists"
+    assert tags in said
+    names = ("metric_tags", "instance_group.rate_limiter", "input.allow_ragged_batch", "optimization")
     assert sorted(one.split()[0] for one in said) == sorted([*names, "dynamic_batching.preferred_batch_size"])
     caplog.clear()
-    quiet = model(tmp_path, "response_cache { enable: false } max_batch_size: 2 dynamic_batching {}", ("1",), "quiet")
+    quiet = model(tmp_path, "response_cache { enable: true } max_batch_size: 2 dynamic_batching {}", ("1",), "quiet")
     formats.open_versions(ModelFiles(quiet, quiet))
     assert not caplog.records
 
@@ -200,8 +202,15 @@ USED = {
     *("dynamic_batching.default_queue_policy", "dynamic_batching.priority_queue_policy"),
     *("sequence_batching.max_sequence_idle_microseconds", "sequence_batching.control_input"),
     *("sequence_batching.state", "sequence_batching.iterative_sequence"),
-    "sequence_batching.oldest.max_candidate_sequences",
+    *("sequence_batching.oldest.max_candidate_sequences", "response_cache"),
 }
+
+
+@pytest.mark.parametrize(("enable", "cache"), [("true", CacheRule()), ("false", None)])
+def test_the_response_cache_is_the_setting_cache(tmp_path: Path, enable: str, cache: CacheRule | None) -> None:
+    path = model(tmp_path, f"response_cache {{ enable: {enable} }}", ("1",), "m")
+    (archive,) = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0).open_versions(ModelFiles(path, path))
+    assert resolve(Requested(), archive.config, {}, ServerConfig()).cache == cache
 
 
 def test_every_field_of_a_configuration_does_something_or_is_in_the_table() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ts_frontend.caching.answers import CacheRule
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.settings import ModelSettings, Requested, model_name_for, resolve
 from ts_frontend.workers.demand import DemandRule
@@ -186,6 +187,30 @@ class Recording(dict[str, Any]):
     def get(self, key: str, default: Any = None) -> Any:
         self.asked.add(key)
         return super().get(key, default)
+
+
+@pytest.mark.parametrize(
+    ("yaml", "rule", "words"),
+    [
+        ({"cache": True}, CacheRule(), []),
+        ({"cache": False}, None, []),
+        ({"cache": {}}, CacheRule(), []),
+        (
+            {"cache": {"size": "2MiB", "ttl": 1.5, "key": ["X-Tenant", "b"]}},
+            CacheRule(2 << 20, 1.5, frozenset({"x-tenant", "b"})),
+            [],
+        ),
+        ({"cache": {"key": "X-Tenant"}}, CacheRule(headers=frozenset({"x-tenant"})), []),
+        ({"cache": {"ttl": -1, "size": "big", "key": 5}}, CacheRule(), ["size", "ttl", "key"]),
+        ({"cache": {"sizes": 3}}, CacheRule(), ["did you mean size"]),
+        ({"cache": "yes"}, None, ["cache"]),
+        ({"cache": True, "sequenceBatching": True}, None, ["sequenceBatching"]),
+    ],
+)
+def test_the_cache_of_answers(yaml: Any, rule: CacheRule | None, words: list[str]) -> None:
+    found = decide(yaml=yaml)
+    assert found.cache == rule
+    assert len(found.warnings) == len(words) and all(any(word in one for one in found.warnings) for word in words)
 
 
 def test_the_page_names_every_key(root: Path) -> None:

@@ -354,3 +354,13 @@ def bytes_of(value: object) -> int | None:
         return None
     base = 1024 if unit.endswith("i") else 1000
     return int(float(match[1]) * base ** _POWERS[unit.removesuffix("i")]) or None
+
+
+def _size(text: str) -> int:
+    found = 0 if text == "0" else bytes_of(text)
+    if found is None:
+        raise ValueError("allowed are bytes, or a size such as 512MiB")
+    return found
+
+
+SIZE = SettingKind("whole number \\| size with a unit", _size)

@@ -37,6 +37,7 @@ from ts_frontend.config.kinds import (
     PORT,
     PORTS,
     PROGRAMS,
+    SIZE,
     SWITCH,
     TEXT,
     WORDS,
@@ -511,6 +512,20 @@ class ServerConfig:
         0,
         "bytes of measured memory that all models may use together: a register call that exceeds it is answered with "
         "507; 0: no limit; `auto`: 85 % of the machine's or the container's memory",
+    )
+    response_cache_size: int = _own(
+        SIZE,
+        64 << 20,
+        "bytes of memory for the answers that models with `cache` keep, all of them together "
+        "([caching.md](caching.md)), or a size such as 512MiB; 0: none",
+    )
+    response_cache_redis: str | None = _own(
+        TEXT,
+        None,
+        "URL of a Redis that keeps these answers too, for several servers: `redis://:PASSWORD@HOST:PORT`, "
+        "`rediss://…`. It needs `torchrelay[redis]`",
+        secret=True,
+        restored=False,
     )
     exit_on_error: bool = _own(
         SWITCH,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from ts_frontend.caching.cache import ModelCache
 from ts_frontend.models.model import Model
 from ts_frontend.workers.demand import Resident
 from ts_frontend.workers.pool import Slot
@@ -45,6 +46,7 @@ def describe(model: Model) -> dict[str, Any]:
         **({"idempotent": True} if settings.idempotent else {}),
         **({"autoscale": _scaling(model.scaler)} if model.scaler is not None else {}),
         **({"loadOnDemand": _residence(model.resident)} if model.resident is not None else {}),
+        **({"cache": _cache(model.cache)} if model.cache is not None else {}),
         **({"shareWeights": _sharing(model)} if model.pool.plan.sharing.wanted else {}),
         **({"ray": _cluster(model)} if model.pool.resources.cluster is not None else {}),
         "sequenceMaxIdleMSec": settings.sequence_max_idle_ms,
@@ -78,6 +80,17 @@ def _sharing(model: Model) -> dict[str, Any]:
     if refusal or holder is None:
         return {"shared": False, "reason": refusal}
     return {"shared": True, "pid": holder.pid, "loads": holder.loads, "loadSeconds": round(holder.load_s, 3)}
+
+
+def _cache(cache: ModelCache) -> dict[str, Any]:
+    shelf = cache.shelf
+    return {
+        "entries": len(shelf),
+        "bytes": shelf.used_bytes,
+        "hits": cache.hits,
+        "misses": cache.misses,
+        "evictions": shelf.evicted,
+    }
 
 
 def _cluster(model: Model) -> dict[str, Any]:

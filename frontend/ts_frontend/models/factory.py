@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ts_frontend.caching.cache import DECOUPLED, LANGUAGE, Caches, ModelCache
+from ts_frontend.caching.questions import Asker
 from ts_frontend.config.files import read_text
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive
@@ -60,6 +62,7 @@ class ModelFactory:
         metrics: MetricsRegistry,
         tracing: Traces | None = None,
         answer: Answer | None = None,
+        caches: Caches | None = None,
     ) -> None:
         self._config = config
         self._supervisor = supervisor
@@ -68,6 +71,7 @@ class ModelFactory:
         self._metrics = metrics
         self._tracing = tracing
         self._answer = answer
+        self._caches = caches
 
     def model(
         self,
@@ -81,9 +85,12 @@ class ModelFactory:
         python: str,
         loaded_at_startup: bool,
         with_torch: bool = True,
+        content: bytes = b"",
+        by_dialect: bool = False,
     ) -> Model:
         """A model without workers yet; InvalidArchive when it has no handler. `python`: its interpreter, "" for the
-        server's; `with_torch`: its workers may need torch."""
+        server's; `with_torch`: its workers may need torch; `content`: the digest of its files, for the cache;
+        `by_dialect`: as its format says."""
         config = self._config
         handler = self._handler(archive, settings)
         if not handler:
@@ -101,6 +108,9 @@ class ModelFactory:
                 "handlers run inside the server's"
             )
         signature = archive.signature or signature_of(archive.config)
+        cache, settings = self._cache(
+            Asker(name, version, frozenset(), dialects=not by_dialect, mark=content), settings, signature
+        )
         queue = self._queue(name, settings, archive.priorities)
         metrics = self._metrics.model(name, version)
         counted = CountedBatches(metrics.batches)
@@ -138,7 +148,33 @@ class ModelFactory:
             new_job=make_job if tracing is None else tracing.jobs(make_job, name),
             ledger=None if tracing is None else tracing.ledger(name, version),
             scaler=self._scaler(pool, settings),
+            cache=cache,
         )
+
+    def _cache(
+        self, asker: Asker, settings: ModelSettings, signature: Signature
+    ) -> tuple[ModelCache | None, ModelSettings]:
+        """The cache, None if the model has none. The settings get a warning if it asks for one that it can't have."""
+        rule = settings.cache
+        if rule is None:
+            return None, settings
+        if self._caches is None or not self._caches.keep:
+            why = "response_cache_size is 0, and there is no response_cache_redis"
+        elif signature.platform == LANGUAGE_MODEL:
+            why = LANGUAGE
+        elif signature.decoupled:
+            why = DECOUPLED
+        else:
+            asker = asker._replace(headers=rule.headers, decodes=self._config.decode_input_request)
+            return self._caches.of(asker, rule), settings
+        warning = f"cache has no effect: {why}"
+        log.warning("Model %s %s: %s", asker.model, asker.version, warning)
+        return None, replace(settings, warnings=(*settings.warnings, warning))
+
+    @property
+    def shares_answers(self) -> bool:
+        """Whether other servers get the answers that caches keep."""
+        return self._caches is not None and self._caches.remote is not None
 
     def _scaler(self, pool: Pool, settings: ModelSettings) -> PoolScaler | None:
         rule = settings.autoscale

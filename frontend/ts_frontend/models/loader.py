@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -24,6 +26,8 @@ from ts_frontend.tasks import undone_on_failure
 from ts_frontend.workers.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
+
+_DIGEST_BYTES = 32
 
 Resolve = Callable[[Requested, Archive, str, str], ModelSettings]
 
@@ -142,17 +146,30 @@ class ModelLoader:
                 python=environment.python,
                 with_torch=with_torch,
                 loaded_at_startup=loaded_at_startup,
+                content=await self._content(fetched, archive, settings),
+                by_dialect=self.formats.running(archive.adapter).by_dialect,
             )
             self._environment_of[model], self._fetched[model] = environment, fetched
             undo.pop_all()
             undo.push_async_callback(self.remove, model)
-            if archive.completed is not None:
-                model.pool.on_ready = partial(self._complete, model)
+            if archive.completed is not None or model.cache is not None:
+                model.pool.on_ready = partial(self._ready, model)
             if packed is not None and settings.demand is not None:
                 await asyncio.to_thread(packed.put_away)
             elif packed is not None and fetched.folder is not None:
                 await self.discard(fetched)
             return model
+
+    async def _content(self, fetched: Fetched, archive: Archive, settings: ModelSettings) -> bytes:
+        """The digest of all that the model's answers depend on, b"" if they aren't kept for other servers."""
+        if settings.cache is None or not self._factory.shares_answers:
+            return b""
+        said = (archive.config, archive.adapter, archive.adapter_settings, archive.handler_settings)
+        return await asyncio.to_thread(_digest, fetched.path, repr((*said, settings.handler, settings.envelope)))
+
+    def _ready(self, model: Model, info: Mapping[str, Any]) -> None:
+        self._complete(model, info)
+        model.settle_cache(info)
 
     def _complete(self, model: Model, info: Mapping[str, Any]) -> None:
         """Applies the configuration that a ready worker's handler has completed, from now on."""
@@ -198,3 +215,19 @@ class ModelLoader:
         """Ends a model's workers with the server, and removes the unpacked files; downloads stay."""
         await self._supervisor.dismiss(model.pool, drain_s)
         await asyncio.to_thread(model.archive.remove)
+
+
+def _digest(path: Path, said: str) -> bytes:
+    """The SHA-256 of a file, or of a folder's files with their names, and of a text."""
+    found = hashlib.sha256(said.encode("utf-8", "surrogatepass"))
+    try:
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                with file.open("rb") as data:
+                    own = hashlib.file_digest(data, "sha256").digest()
+                name = str(file.relative_to(path)).encode("utf-8", "surrogateescape")
+                found.update(hashlib.sha256(name).digest() + own)
+    except OSError as error:
+        log.warning("%s can't be read, so that other servers don't share the answers of this load: %s", path, error)
+        return os.urandom(_DIGEST_BYTES)
+    return found.digest()

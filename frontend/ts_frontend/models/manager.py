@@ -129,7 +129,7 @@ class ModelManager:
         finally:
             self.entering.discard(model)
         self._on_change()
-        return Outcome(200, f"{title} {count} initial workers", warnings)
+        return Outcome(200, f"{title} {count} initial workers", model.settings.warnings)
 
     async def _scale_admitted(self, model: Model, count: int, check: Check) -> None:
         """Starts the workers of a model whose caller has gone; it is withdrawn if it doesn't fit."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from ts_frontend.caching.cache import ModelCache
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.job import FINAL, JobState
 from ts_frontend.models.health import Health
@@ -59,6 +60,9 @@ SERVED = (
     ("ts_autoscaling_decisions_total", COUNTER, "Changes of the number of workers by autoscaling", "direction"),
     ("ts_wanted_workers", GAUGE, "Workers that autoscaling wants"),
     ("ts_workers_max", GAUGE, "Workers that autoscaling may start"),
+    ("ts_cache_requests_total", COUNTER, "Requests that the cache answered (hit), and runs (miss)", "result"),
+    ("ts_cache_bytes", GAUGE, "Memory of the answers that the cache keeps"),
+    ("ts_cache_evictions_total", COUNTER, "Answers that were dropped to make room for others"),
 )
 
 
@@ -124,6 +128,12 @@ def _values(model: Model) -> Iterator[tuple[Any, ...]]:
         yield "ts_workers_max", scaler.most
         yield "ts_autoscaling_decisions_total", scaler.ups, "up"
         yield "ts_autoscaling_decisions_total", scaler.downs, "down"
+    cache = model.cache
+    if cache is not None:
+        yield "ts_cache_requests_total", cache.hits, "hit"
+        yield "ts_cache_requests_total", cache.misses, "miss"
+        yield "ts_cache_bytes", cache.shelf.used_bytes
+        yield "ts_cache_evictions_total", cache.shelf.evicted
 
 
 def examples_of(models: Iterable[Model]) -> dict[tuple[str, str], Examples]:
@@ -263,6 +273,12 @@ REASONS = {JobState.FAILED: "BACKEND", JobState.EXPIRED: "REJECTED", JobState.CA
 def compatible_families(models: Registry, sums: MetricsRegistry) -> list[Family]:
     """The counts by the names that dashboards of Triton and MLServer query, as far as they count the same."""
 
+    cached = [(one, one.cache) for one in models if one.cache is not None]
+
+    def of_cache(name: str, sentence: str, value: Callable[[ModelCache], float]) -> Family:
+        samples = {(one.name, one.version): value(cache) for one, cache in cached}
+        return _family(COUNTER, f"nv_cache_{name}_per_model", sentence, LABELS, samples)
+
     def each(name: str, sentence: str, value: Callable[[Model], float], kind: MetricKind = COUNTER) -> Family:
         return _family(kind, name, sentence, LABELS, {(one.name, one.version): value(one) for one in models})
 
@@ -284,8 +300,8 @@ def compatible_families(models: Registry, sums: MetricsRegistry) -> list[Family]
         ),
         each(
             "nv_inference_count",
-            "Inferences, one for each answered request",
-            lambda one: one.statistics.answered,
+            "Inferences, one for each answered request that ran",
+            lambda one: one.statistics.answered - (0 if one.cache is None else one.cache.hits),
         ),
         each("nv_inference_exec_count", "Calls of the handler, one for each batch", lambda one: one.statistics.calls),
         microseconds("request", "Microseconds of answered requests", lambda one: sums.sums_s(one.name, one.version)[0]),
@@ -297,6 +313,12 @@ def compatible_families(models: Registry, sums: MetricsRegistry) -> list[Family]
         ),
         microseconds("compute_input", f"Microseconds of reading {outside}", lambda one: one.statistics.read_s),
         microseconds("compute_output", f"Microseconds of writing {outside}", lambda one: one.statistics.written_s),
+        of_cache("num_hits", "Requests that the cache answered", lambda cache: cache.hits),
+        of_cache("num_misses", "Requests that ran, of models with a cache", lambda cache: cache.misses),
+        of_cache("hit_duration", "Microseconds of requests that the cache answered", lambda cache: cache.hit_s * 1e6),
+        of_cache(
+            "miss_duration", "Microseconds of looking for other requests' answers", lambda cache: cache.miss_s * 1e6
+        ),
         each("model_infer_request_success_total", answered, lambda one: one.ledger.counts[JobState.ANSWERED]),
         each(
             "model_infer_request_failure_total",

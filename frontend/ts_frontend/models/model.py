@@ -9,10 +9,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from ts.protocol.frames import Input, Pairs
 from ts.protocol.path_template import BadTemplate, PathTemplate
+from ts_frontend.caching.cache import ModelCache
 from ts_frontend.errors import (
     Draining,
     ModelNotLoaded,
@@ -20,12 +22,12 @@ from ts_frontend.errors import (
     QueueFull,
     ServeError,
 )
-from ts_frontend.job import FedJob, Job, Ledger
+from ts_frontend.job import FedJob, Job, JobRecorder, Ledger
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, made_config, signature_from
 from ts_frontend.models.statistics import CountedBatches, Statistics
-from ts_frontend.scheduling.queues import WorkQueue
+from ts_frontend.scheduling.queues import TIMEOUT_US, WorkQueue
 from ts_frontend.telemetry.metrics.registry import ModelMetrics
 from ts_frontend.telemetry.metrics.requests import LatencyCounts
 from ts_frontend.telemetry.metrics.text import Examples
@@ -97,6 +99,7 @@ class Model:
         new_job: Callable[..., Job] = Job,
         ledger: Ledger | None = None,
         scaler: PoolScaler | None = None,
+        cache: ModelCache | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -115,6 +118,7 @@ class Model:
         self.scaler = scaler
         self.examples: Examples | None = None  # set once a client reads metrics with exemplars
         self.resident: Resident | None = None  # if it is loaded on demand
+        self.cache = cache
         self.minimum = self.maximum = 0
         self.scale_between(settings.min_workers, settings.max_workers)
         self.workflow = ""
@@ -169,19 +173,25 @@ class Model:
         version_named: bool = False,
         counted: bool = True,
         new_job: Callable[..., Job] | None = None,
+        shared: bool = False,
     ) -> Job:
         """Accepts a request; raises NoWorker, ModelNotLoaded, QueueFull or Draining when it can't.
 
         `deadline_s`: `time.monotonic()` seconds, for the time in the queue and on a worker together. `alone`: it is
         never batched with others. `version_named`: the caller named this version, not the default. `counted`: metrics
-        count it as an inference. `new_job`: makes its job in place of the model's `new_job`.
+        count it as an inference. `new_job`: makes its job in place of the model's `new_job`. `shared`: it runs for
+        requests that wait for it in the cache, which are counted and have deadlines themselves.
         """
-        recorder = self._metrics.requests(version_named) if counted else None
+        recorder = self._metrics.requests(version_named) if counted and not shared else None
         if recorder is not None:
             recorder.accepted()
         try:
             if self._leaving:
                 raise Draining(f'Model "{self.name}" version {self.version} is being unregistered')
+            if self.cache is not None and recorder is not None and new_job is None:
+                job = self._cached(self.cache, inputs, headers, deadline_s, request_id, recorder)
+                if job is not None:
+                    return job
             if self.resident is not None:
                 self.resident.asked()
             elif self.pool.unavailable:
@@ -189,7 +199,7 @@ class Model:
             if self.pool.load_failure is not None:
                 raise self.pool.not_loaded()
             ends_s = deadline_s
-            if self.settings.client_timeout_ms:
+            if self.settings.client_timeout_ms and not shared:
                 deadline_s = min(deadline_s, time.monotonic() + self.settings.client_timeout_ms / 1000)
             job = (new_job or self._new_job)(
                 self.ledger,
@@ -211,6 +221,46 @@ class Model:
         if deadline_s != math.inf:
             self.pool.end_by(deadline_s)
         return job
+
+    def _cached(
+        self,
+        cache: ModelCache,
+        inputs: Sequence[Input],
+        headers: Pairs,
+        deadline_s: float,
+        request_id: str | None,
+        recorder: JobRecorder,
+    ) -> Job | None:
+        """The job of a request that the cache answers; None if it has nothing to do with it."""
+        control = cache.takes(inputs, headers)
+        if control is None:
+            return None
+        if self.settings.client_timeout_ms:
+            deadline_s = min(deadline_s, time.monotonic() + self.settings.client_timeout_ms / 1000)
+        own_id = request_id or str(uuid.uuid4())
+        job = self._new_job(
+            self.ledger,
+            (),
+            request_id=own_id,
+            deadline_s=deadline_s,
+            ends_s=deadline_s,
+            response_bytes_max=self._response_bytes_max,
+            recorder=recorder,
+        )
+        return cache.answer(job, control, inputs, headers, partial(self._run, own_id))
+
+    def _run(self, request_id: str, inputs: Sequence[Input], headers: Pairs) -> Job:
+        """Runs the handler for the requests that wait in the cache. Raises as `submit`."""
+        if self.has_priorities:  # a request's own timeout isn't that of the others
+            headers = [pair for pair in headers if pair[0] != TIMEOUT_US]
+        return self.submit(inputs, headers=headers, request_id=request_id, shared=True)
+
+    def settle_cache(self, info: Mapping[str, Any]) -> None:
+        """Closes the cache if a ready worker says that the handler isn't made for one."""
+        refusal = self.cache.refusal(info, self.signature.decoupled) if self.cache is not None else ""
+        if refusal and refusal not in self.settings.warnings:
+            log.warning("Model %s: %s", self, refusal)
+            self.settings = replace(self.settings, warnings=(*self.settings.warnings, refusal))
 
     def _infos(self) -> Iterator[Mapping[str, Any]]:
         """The handler's `info` of each ready worker; of a model on demand without workers, that of the last one."""
@@ -383,5 +433,8 @@ class Model:
         return bool(done)
 
     def fail_rest(self, reason: str) -> None:
+        """Ends its requests, and drops its kept answers."""
+        if self.cache is not None:
+            self.cache.close()
         for job in list(self.ledger.live.values()):
             job.fail(Draining(reason))

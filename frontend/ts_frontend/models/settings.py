@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ts_frontend.caching.answers import CacheRule
 from ts_frontend.config.kinds import bytes_of
 from ts_frontend.config.parameters import SETTINGS, WORKERS_MAX
 from ts_frontend.config.table import ServerConfig
@@ -261,6 +262,7 @@ class ModelSettings:
     autoscale: ScalingRule | None = None
     demand: DemandRule | None = None
     cluster: ClusterRequest | None = None
+    cache: CacheRule | None = None
     recycle_after_requests: int = 0
     recycle_above_bytes: int = 0
     worker_memory_bytes_max: int = 0
@@ -440,6 +442,7 @@ def _plain(yaml: Source, server: Source, defaults: ServerConfig) -> dict[str, An
         "sequence_timeout_ms": whole("sequenceTimeoutMSec", 0, 0),
         "demand": _demand(yaml, server, defaults, stateful),
         "autoscale": None if stateful else _autoscale(yaml) or _autoscale(server),
+        "cache": _cache(yaml, server, stateful),
         "max_num_sequence": whole("maxNumSequence", 1),
         "max_sequences_per_worker": whole("maxSequencesPerWorker", 0, 0),
         "sequence_start_required": flag("sequenceStartRequired"),
@@ -476,6 +479,35 @@ def _autoscale(source: Source) -> ScalingRule | None:
         down_after_s=seconds("downAfter", usual.down_after_s, 0.1),
     )
     section.warn_misspelt()
+    return rule
+
+
+def _cache(yaml: Source, server: Source, stateful: bool) -> CacheRule | None:
+    """The rule for kept answers; the default rule for `cache: true`, None without `cache` and for sequences."""
+    source = yaml if yaml.values.get("cache") is not None else server
+    given = source.values.get("cache")
+    if given is None or isinstance(given, bool):
+        source.asked.add("cache")
+        rule = CacheRule() if given else None
+    else:
+        section = source.section("cache")
+        key = section.values.get("key")
+        names = [key] if isinstance(key, str) else key or []
+        section.asked.add("key")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            section.warn("key", "ignored, it must be a list of names of headers")
+            names = []
+        rule = CacheRule(
+            section.size_bytes("size") or 0,
+            float(section.decimal("ttl", 0) or 0),
+            frozenset(name.lower() for name in names),
+        )
+        section.warn_misspelt()
+        if not isinstance(given, dict):
+            return None
+    if rule is not None and stateful:
+        source.warn("cache", "ignored with sequenceBatching: an answer depends on the requests before it")
+        return None
     return rule
 
 

@@ -15,6 +15,7 @@ from google.protobuf import json_format, text_format
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.model_config_pb2 import ModelConfig
 from ts.protocol.pool import POOL
+from ts_frontend.caching.cache import ModelCache
 from ts_frontend.errors import (
     Code,
     HandlerFailed,
@@ -182,14 +183,15 @@ def _meant(models: Registry, name: str, version: str) -> Sequence[Model]:
 
 
 def _of_model(model: Model) -> pb.ModelStatistics:
-    found = model.statistics
+    """As in Triton, requests that the cache has answered count as successes, not as inferences."""
+    found, hits = model.statistics, 0 if model.cache is None else model.cache.hits
     return pb.ModelStatistics(
         name=model.name,
         version=model.version,
         last_inference=int(found.last_at_s * 1e3),
-        inference_count=found.answered,
+        inference_count=found.answered - hits,
         execution_count=found.calls,
-        inference_stats=_inferences(found),
+        inference_stats=_inferences(found, model.cache),
         batch_stats=[
             pb.InferBatchStatistics(
                 batch_size=size,
@@ -204,18 +206,21 @@ def _of_model(model: Model) -> pb.ModelStatistics:
     )
 
 
-def _inferences(found: Statistics) -> pb.InferStatistics:
+def _inferences(found: Statistics, cache: ModelCache | None) -> pb.InferStatistics:
     """compute_infer is the worker's time except for reading and writing tensors."""
-    count = found.answered
+    count, hits, misses = found.answered, _sum(0, 0.0), _sum(0, 0.0)
+    if cache is not None:
+        hits, misses = _sum(cache.hits, cache.hit_s), _sum(cache.misses, cache.miss_s)
+    ran = count - hits.count
     return pb.InferStatistics(
         success=_sum(count, found.answered_s),
         fail=_sum(found.failed, found.failed_s),
         queue=_sum(count, found.queue_s),
-        compute_input=_sum(count, found.read_s),
-        compute_infer=_sum(count, found.handler_s),
-        compute_output=_sum(count, found.written_s),
-        cache_hit=_sum(0, 0.0),
-        cache_miss=_sum(0, 0.0),
+        compute_input=_sum(ran, found.read_s),
+        compute_infer=_sum(ran, found.handler_s),
+        compute_output=_sum(ran, found.written_s),
+        cache_hit=hits,
+        cache_miss=misses,
     )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 from ts.protocol.tasks import ANSWER, CLASSIFY, EMBED, FILL, GENERATE, SCORE, TAG
 from ts_frontend.config.kinds import SWITCH, grouped, is_hub_name
@@ -293,6 +294,34 @@ def _trace_config(text: str) -> Said:
     return Said(found, "traces go out over OTLP" if ignored else "", f"{', '.join(ignored)} of trace_config")
 
 
+def _cache_config(text: str) -> Said:
+    """`local,size=…`, or `redis,host=…`, with `port`, `user`, `password` and `db`, in one option or in several, with
+    `;` between."""
+    found: dict[str, dict[str, str]] = {}
+    for option in filter(None, map(str.strip, text.split(";"))):
+        name, *words = option.split(",")
+        if name not in _CACHE_KEYS:
+            raise ValueError(f"{option}: there are the caches local and redis")
+        for word in words:
+            key, equals, value = word.partition("=")
+            if not equals or key not in _CACHE_KEYS[name]:
+                raise ValueError(f"{word}: {name} has {', '.join(_CACHE_KEYS[name])}; write KEY=VALUE")
+            found.setdefault(name, {})[key] = value
+    settings: dict[str, str] = {}
+    if redis := found.get("redis"):
+        user, password = quote(redis.get("user", ""), safe=""), quote(redis.get("password", ""), safe="")
+        keys = f"{user}:{password}@" if user or password else ""
+        host, port, number = redis.get("host", "localhost"), redis.get("port", "6379"), redis.get("db", "0")
+        settings = {"response_cache_redis": f"redis://{keys}{host}:{port}/{number}", "response_cache_size": "0"}
+    if size := found.get("local", {}).get("size"):
+        settings["response_cache_size"] = size
+    return Said(settings)
+
+
+#: The caches of Triton with their keys.
+_CACHE_KEYS = {"local": ("size",), "redis": ("host", "port", "user", "password", "db")}
+
+
 def _mutual(text: str) -> Said:
     return Said({"enable_grpc_ssl": "true"} if SWITCH.parse(text) else {})
 
@@ -516,6 +545,10 @@ _ROWS = (
     Alias("trace_config", "Triton", _trace_config,
           "`level`, `rate`, `count`: `trace_level`, `trace_rate`, `trace_count`; `opentelemetry,url`: `otlp_endpoint`; "
           "can be repeated", repeated=True),
+    Alias("cache_config", "Triton", _cache_config,
+          "`local,size=BYTES`: `response_cache_size`; `redis,host=…`, with `port`, `user`, `password`, `db`: "
+          "`response_cache_redis`, and `response_cache_size=0`; can be repeated", repeated=True),
+    Alias("response_cache_byte_size", "Triton", sets("response_cache_size"), "`response_cache_size`"),
     Alias("log_file", "Triton", _refused("isn't there; LOG_LOCATION names the directory of the log files"), "refused"),
     Alias("metrics_interval_ms", "Triton", seconds("metric_time_interval"), "`metric_time_interval`, whole seconds"),
     # tuning of Triton's own parts
@@ -527,7 +560,6 @@ _ROWS = (
             "backend_directory",
             "backend_config",
             "buffer_manager_thread_count",
-            "cache_config",
             "cache_directory",
             "cuda_memory_pool_byte_size",
             "cuda_virtual_address_size",
@@ -543,7 +575,6 @@ _ROWS = (
             "pinned_memory_pool_byte_size",
             "rate_limit",
             "repoagent_directory",
-            "response_cache_byte_size",
             "trace_file",
             "trace_log_frequency",
             "trace_mode",

@@ -52,6 +52,8 @@ class ModelFormat(ABC):
     of_hub: ClassVar[bool] = False
     #: Files without a name of their own may serve several models: `named` says which.
     several: ClassVar[bool] = False
+    #: Handlers get tensors in another form from JSON than from gRPC.
+    by_dialect: ClassVar[bool] = False
 
     @property
     def assumed(self) -> bool:

@@ -51,6 +51,7 @@ class MLServerFormat(ModelFormat):
 
     adapter = "mlserver_runtime"
     nested = True
+    by_dialect = True
 
     def __init__(
         self,

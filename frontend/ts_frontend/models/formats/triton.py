@@ -55,7 +55,6 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "optimization": _OTHERS,
         "model_operations": _OTHERS,
         "model_repository_agents": "there are no agents here: the files are used as they are",
-        "response_cache": "every request runs: there is no cache of answers",
         "metric_tags": "metrics have the labels that docs/metrics.md lists",
         "model_metrics": "metrics have the buckets that docs/metrics.md lists",
         "input.format": "only an input's dims count",
@@ -262,6 +261,8 @@ def worker_settings(config: ModelConfig, gpus: int) -> dict[str, Any]:
         jobs_max = (priorities(config) or Priorities(policy=_wait_policy(dynamic.default_queue_policy))).jobs_max
         if jobs_max:
             found["jobQueueSize"] = jobs_max
+    if config.response_cache.enable:
+        found["cache"] = True
     placement = _placement(config, gpus)
     if config.HasField("sequence_batching"):
         found |= _sequences(config, placement["minWorkers"])
