@@ -108,6 +108,8 @@ LONGEST = (
     "tests/e2e/test_examples_models.py",
     "tests/process/test_release.py",
 )
+#: An engine of vLLM imports three times as much as a test, and takes minutes on a busy machine.
+VLLM_STARTS = ("-o", "faulthandler_timeout=900")
 NPM_INSTALL = ("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts")
 
 
@@ -210,7 +212,7 @@ def vllm_steps() -> list[Step]:
     return [
         Step("vLLM", python("ts_scripts/client_environments.py", "gguf", "transformers", "peft", "vllm")),
         Step("its model", ["env", f"PYTHONPATH={place / 'vllm' / site}", *make]),
-        tests("tests of vLLM", "vllm", "vllm", *files_with("vllm")),
+        tests("tests of vLLM", "vllm", "vllm", *VLLM_STARTS, *files_with("vllm")),
     ]
 
 
