@@ -128,9 +128,16 @@ def python(*words: str) -> list[str]:
     return [sys.executable, *words]
 
 
-def tests(title: str, marked: str, section: str, *more: str, interpreter: str = sys.executable) -> Step:
+def tests(
+    title: str,
+    marked: str,
+    section: str,
+    *more: str,
+    interpreter: str = sys.executable,
+    options: Sequence[str] = (),
+) -> Step:
     """The tests with these marks, of which those in the section of required_tests.txt may not be skipped."""
-    chosen = [interpreter, "-m", "pytest", "-m", marked]
+    chosen = [interpreter, "-m", "pytest", *options, "-m", marked]
     again = [*chosen, "--last-failed", "--last-failed-no-failures", "none"]
     return Step(title, [*chosen, "--required", section, *more], again=again)
 
@@ -212,7 +219,7 @@ def vllm_steps() -> list[Step]:
     return [
         Step("vLLM", python("ts_scripts/client_environments.py", "gguf", "transformers", "peft", "vllm")),
         Step("its model", ["env", f"PYTHONPATH={place / 'vllm' / site}", *make]),
-        tests("tests of vLLM", "vllm", "vllm", *VLLM_STARTS, *files_with("vllm")),
+        tests("tests of vLLM", "vllm", "vllm", *files_with("vllm"), options=VLLM_STARTS),
     ]
 
 

@@ -17,20 +17,24 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-#: Of which the words of the tokenizer are made, besides ASCII.
-WORDS = "a good film was seen by a person who went to the far city by train and stayed at home with the others " * 3
-TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+#: What the tokenizer knows besides the characters of ASCII.
+WORDS = (
+    *("good", "film", "was", "person", "who", "went", "to", "the", "far", "by"),
+    *("train", "and", "stayed", "at", "home", "with", "from", "Ann", "##om", "##ith"),
+)
+TAGS = ["B-PER", "I-PER", "O", "B-LOC", "I-LOC"]
 LENGTH, PART, COMMON, ANSWER = 512, 384, 128, 15
 
 
 def tokenizer() -> transformers.PreTrainedTokenizerFast:
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    characters = [chr(number) for number in range(33, 127)]
+    words = dict.fromkeys([*SPECIAL, *characters, *(f"##{one}" for one in characters), *WORDS])
+    vocabulary = {word: at for at, word in enumerate(words)}
+    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     made.pre_tokenizer, made.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=SPECIAL)
-    made.train_from_iterator([WORDS, "".join(map(chr, range(32, 127)))], trainer)
     ends = [(word, SPECIAL.index(word)) for word in ("[CLS]", "[SEP]")]
     made.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
