@@ -298,8 +298,9 @@ def vllm(models: Models, tmp_path_factory: pytest.TempPathFactory, serving: Any)
     shutil.copytree(models.folder / "loras", store / "loras")
     shutil.copytree(models.folder / "llama", store / "chat")
     options = {"enforce_eager": True, "max_model_len": 256, "dtype": "float32"}
-    handler = {"engine": "vllm", "vllm_engine_config": options, "adapters": {"brief": "short"}}
-    shutil.copytree(models.folder / "loras" / "short", store / "chat" / "short")
+    # `short` has weights for lm_head, which vLLM 0.32 on CPUs also adds for requests without an adapter.
+    handler = {"engine": "vllm", "vllm_engine_config": options, "adapters": {"polite": "polite"}}
+    shutil.copytree(models.folder / "loras" / "formal", store / "chat" / "polite")
     settings = {"startupTimeout": START_S, "handler": handler}
     (store / "chat" / "model-config.yaml").write_text(json.dumps(settings))
     env = {"PYTHONPATH": str(packages), "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -317,16 +318,14 @@ def beginning(server: Any, model: str) -> str:
 @pytest.mark.vllm
 def test_vllm_loads_and_unloads_adapters_while_it_runs(vllm: Any, models: Models) -> None:
     expected = {name: text[:SAME] for name, text in models.expected.items()}
-    assert beginning(vllm, "brief") == beginning(vllm, "chat:brief") == expected["short"], "of its settings"
-    # As long as an adapter is loaded, vLLM 0.32 computes other texts for the model itself on CPUs.
-    assert change(vllm, "DELETE", "chat/adapters/brief").status_code == 200
+    assert beginning(vllm, "polite") == beginning(vllm, "chat:polite") == expected["formal"], "of its settings"
     assert beginning(vllm, "chat") == expected["llama"] and completed(vllm, "formal").status_code == 404
     for _ in range(2):
         load(vllm, "formal")
         load(vllm, "formal")  # the same again
         assert beginning(vllm, "formal") == expected["formal"]
         names = {one["id"] for one in httpx.get(f"{vllm.http}/v1/models").json()["data"]}
-        assert names == {"chat", "formal", "chat:formal"}
+        assert names == {"chat", "formal", "chat:formal", "polite", "chat:polite"}
         assert beginning(vllm, "chat:formal") == expected["formal"]
         body = {"model": "formal", "prompt": PROMPT, **GREEDY, "stream": True}
         with httpx.stream("POST", f"{vllm.http}/v1/completions", json=body, timeout=GUARD_S) as answer:
@@ -345,9 +344,7 @@ def test_adapters_that_vllm_refuses(vllm: Any, models: Models) -> None:
     for settings, why in (({"r": 64}, "max_lora_rank"), ({"bias": "all"}, "bias")):
         told = load(vllm, "odd", edited(models, "odd", vllm.store, **settings), 400)
         assert "vLLM refuses the adapter odd" in told and why in told
-    for name in listed(vllm):
-        assert change(vllm, "DELETE", f"chat/adapters/{name}").status_code == 200
-    assert beginning(vllm, "chat") == models.expected["llama"][:SAME]
+    assert listed(vllm).keys() == {"polite"} and beginning(vllm, "chat") == models.expected["llama"][:SAME]
     folder = str(vllm.store / "loras" / "formal")
     for path in ("v1/load_lora_adapter", "v1/load_lora_adapter/", "adapters"):
         asked = {"lora_name": "formal", "lora_path": folder, "name": "formal", "src": folder}

@@ -345,7 +345,8 @@ def test_tokens_and_times_are_counted_under_vllms_names(server: Any, url: str, e
     assert found["time_to_first_token_seconds_count"] == found["request_time_per_output_token_seconds_count"] == 1
     assert 0 < found["time_to_first_token_seconds_sum"] < found["e2e_request_latency_seconds_sum"]
     hits = found.get("prefix_cache_hits_total", 0)
-    assert found["prefix_cache_queries_total"] >= hits and (hits > 0) is (engine.name != "transformers")
+    # vLLM's cache has blocks of 128 tokens on CPUs, which is more than these prompts have; transformers has none.
+    assert found["prefix_cache_queries_total"] >= hits and (hits > 0) is (engine.name == "llama.cpp")
     assert found["num_requests_running"] == 0
 
 
