@@ -82,7 +82,7 @@ FEATURES = (
         _CHAT,
         {**ASK, "max_tokens": 60, "tools": TOOLS, "tool_choice": "required"},
         lambda answer: _message(answer).get("tool_calls"),
-        (IGNORED, "400", YES),
+        (IGNORED, "400", "400"),
     ),
     Feature(
         "`/v1/responses`",

@@ -70,6 +70,11 @@ class Actor(WorkerProcess):
         Progress(self._table).begin(batch.batch_id)
         os.pwrite(self.progress.fileno(), self._table, 0)
 
+    def hold(self, count: int) -> None:
+        """Says that so many requests wait in its engine."""
+        Progress(self._table).wait(count)
+        os.pwrite(self.progress.fileno(), self._table, 0)
+
     def resident_bytes(self) -> int:
         return self.memory
 

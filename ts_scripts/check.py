@@ -108,6 +108,8 @@ LONGEST = (
     "tests/e2e/test_examples_models.py",
     "tests/process/test_release.py",
 )
+#: An engine of vLLM imports three times as much as a test, and takes minutes on a busy machine.
+VLLM_STARTS = ("-o", "faulthandler_timeout=900")
 NPM_INSTALL = ("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts")
 
 
@@ -126,9 +128,16 @@ def python(*words: str) -> list[str]:
     return [sys.executable, *words]
 
 
-def tests(title: str, marked: str, section: str, *more: str, interpreter: str = sys.executable) -> Step:
+def tests(
+    title: str,
+    marked: str,
+    section: str,
+    *more: str,
+    interpreter: str = sys.executable,
+    options: Sequence[str] = (),
+) -> Step:
     """The tests with these marks, of which those in the section of required_tests.txt may not be skipped."""
-    chosen = [interpreter, "-m", "pytest", "-m", marked]
+    chosen = [interpreter, "-m", "pytest", *options, "-m", marked]
     again = [*chosen, "--last-failed", "--last-failed-no-failures", "none"]
     return Step(title, [*chosen, "--required", section, *more], again=again)
 
@@ -210,7 +219,7 @@ def vllm_steps() -> list[Step]:
     return [
         Step("vLLM", python("ts_scripts/client_environments.py", "gguf", "transformers", "peft", "vllm")),
         Step("its model", ["env", f"PYTHONPATH={place / 'vllm' / site}", *make]),
-        tests("tests of vLLM", "vllm", "vllm", *files_with("vllm")),
+        tests("tests of vLLM", "vllm", "vllm", *files_with("vllm"), options=VLLM_STARTS),
     ]
 
 

@@ -169,10 +169,10 @@ class Serving:
     def __exit__(self, *_: object) -> None:
         self.terminate()
 
-    def wait_for_log(self, text: str, count: int = 1) -> None:
+    def wait_for_log(self, text: str, count: int = 1, timeout_s: float = GUARD_S) -> None:
         """Returns when `text` has been logged `count` times."""
         with self._changed:
-            found = self._changed.wait_for(lambda: sum(text in line for line in self.lines) >= count, GUARD_S)
+            found = self._changed.wait_for(lambda: sum(text in line for line in self.lines) >= count, timeout_s)
         assert found, f"{text!r} was not logged:\n{self.log}"
 
     @property

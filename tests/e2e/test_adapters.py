@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.external, pytest.mark.slow]  # the calls themselves: t
 PROMPT, TOKENS = "The sky is", 40
 GREEDY = {"temperature": 0, "max_tokens": TOKENS}
 #: The start of vLLM's engine, on a machine that is busy.
-START_S = 280
+START_S = 600
 #: The characters of a text that vLLM's engine computes as peft does.
 SAME = 20
 
@@ -297,13 +297,16 @@ def vllm(models: Models, tmp_path_factory: pytest.TempPathFactory, serving: Any)
     store = place / "store"
     shutil.copytree(models.folder / "loras", store / "loras")
     shutil.copytree(models.folder / "llama", store / "chat")
-    options = {"enforce_eager": True, "max_model_len": 256, "dtype": "float32", "enable_lora": True}
-    settings = {"startupTimeout": 600, "handler": {"engine": "vllm", "vllm_engine_config": options}}
+    options = {"enforce_eager": True, "max_model_len": 256, "dtype": "float32"}
+    # `short` has weights for lm_head, which vLLM 0.32 on CPUs also adds for requests without an adapter.
+    handler = {"engine": "vllm", "vllm_engine_config": options, "adapters": {"polite": "polite"}}
+    shutil.copytree(models.folder / "loras" / "formal", store / "chat" / "polite")
+    settings = {"startupTimeout": START_S, "handler": handler}
     (store / "chat" / "model-config.yaml").write_text(json.dumps(settings))
     env = {"PYTHONPATH": str(packages), "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     with serving(place, store, {"env": env, "load_models": "chat=chat"}, []) as server:
-        until(lambda: server.worker_pids("chat"), lambda: server.log, timeout_s=START_S)
+        server.wait_for_log("of chat_1.0 is ready", timeout_s=START_S)
         yield server
 
 
@@ -315,13 +318,14 @@ def beginning(server: Any, model: str) -> str:
 @pytest.mark.vllm
 def test_vllm_loads_and_unloads_adapters_while_it_runs(vllm: Any, models: Models) -> None:
     expected = {name: text[:SAME] for name, text in models.expected.items()}
+    assert beginning(vllm, "polite") == beginning(vllm, "chat:polite") == expected["formal"], "of its settings"
     assert beginning(vllm, "chat") == expected["llama"] and completed(vllm, "formal").status_code == 404
     for _ in range(2):
         load(vllm, "formal")
         load(vllm, "formal")  # the same again
         assert beginning(vllm, "formal") == expected["formal"]
         names = {one["id"] for one in httpx.get(f"{vllm.http}/v1/models").json()["data"]}
-        assert names == {"chat", "formal", "chat:formal"}
+        assert names == {"chat", "formal", "chat:formal", "polite", "chat:polite"}
         assert beginning(vllm, "chat:formal") == expected["formal"]
         body = {"model": "formal", "prompt": PROMPT, **GREEDY, "stream": True}
         with httpx.stream("POST", f"{vllm.http}/v1/completions", json=body, timeout=GUARD_S) as answer:
@@ -340,18 +344,9 @@ def test_adapters_that_vllm_refuses(vllm: Any, models: Models) -> None:
     for settings, why in (({"r": 64}, "max_lora_rank"), ({"bias": "all"}, "bias")):
         told = load(vllm, "odd", edited(models, "odd", vllm.store, **settings), 400)
         assert "vLLM refuses the adapter odd" in told and why in told
-    assert listed(vllm) == {} and beginning(vllm, "chat") == models.expected["llama"][:SAME]
+    assert listed(vllm).keys() == {"polite"} and beginning(vllm, "chat") == models.expected["llama"][:SAME]
     folder = str(vllm.store / "loras" / "formal")
     for path in ("v1/load_lora_adapter", "v1/load_lora_adapter/", "adapters"):
         asked = {"lora_name": "formal", "lora_path": folder, "name": "formal", "src": folder}
         assert httpx.post(f"{vllm.http}/predictions/chat/1.0/{path}", json=asked).status_code == 404
     assert completed(vllm, "formal").status_code == 404
-
-
-@pytest.mark.vllm
-def test_a_new_worker_of_vllm_has_the_adapters(vllm: Any, models: Models) -> None:
-    load(vllm, "formal")
-    (pid,) = vllm.worker_pids("chat")
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: vllm.worker_pids("chat") not in ([], [pid]), lambda: vllm.log, timeout_s=START_S)
-    assert beginning(vllm, "formal") == models.expected["formal"][:SAME]

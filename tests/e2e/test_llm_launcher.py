@@ -158,7 +158,7 @@ def test_vllms_own_options_are_its_arguments() -> None:
     assert given.model_name == "mine" == parser().parse_args(["--model-name", "mine"]).model_name
     assert parser().parse_args(["--model-path", "a"]).model_id == "a"
     config = model_config(given, 4)
-    assert config["parallelLevel"] == 2 and config["maxConcurrency"] == 8
+    assert config["parallelLevel"] == 2
     assert config["handler"] == {
         "model_path": "org/m",
         "vllm_engine_config": {

@@ -9,8 +9,13 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install torch")
 
+from support import GUARD_S
+from ts.language import embedding
 from ts.language.embedding import Batches, Encoded
 from ts.language.surface import Refusal
+
+#: Turns of the loop that a computation would need at most to begin.
+SHORT = 20
 
 
 def text(length: int) -> Encoded:
@@ -41,6 +46,21 @@ async def test_a_batch_has_no_more_tokens_with_padding() -> None:
     computed = Computed()
     assert await Batches(computed, 4).results([text(1), text(9), text(2)]) == [1, 9, 2]
     assert computed.batches == [[9], [2, 1]]
+
+
+async def test_callers_that_come_again_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the first of them comes alone. Nobody waits for callers that have gone."""
+    monkeypatch.setattr(embedding, "AGAIN_PART", GUARD_S * 1e6)
+    computed = Computed()
+    batches = Batches(computed)
+    both = await asyncio.gather(batches.results([text(2)]), batches.results([text(1)]))
+    first = asyncio.ensure_future(batches.results([text(2)]))
+    for _ in range(SHORT):
+        await asyncio.sleep(0)
+    assert not first.done() and await batches.results([text(1)]) == [1] and await first == [2] == both[0]
+    assert computed.batches == [[2, 1], [2, 1]]
+    monkeypatch.setattr(embedding, "AGAIN_PART", 0)
+    assert await batches.results([text(3)]) == [3] and await batches.results([text(4)]) == [4]
 
 
 async def test_a_failure_is_that_of_its_batch_and_the_next_is_computed() -> None:

@@ -46,7 +46,7 @@ def test_a_folder_with_such_a_file_is_a_model(tmp_path: Path, names: list[str], 
     formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
     archive = formats.open(folder, tmp_path)
     assert (archive.name, archive.handler, archive.serialized_file) == ("chat", "llama_cpp_handler", serialized)
-    assert archive.config.items() >= {"minWorkers": 1, "maxWorkers": 1, "maxConcurrency": 4}.items()
+    assert archive.config.items() >= {"minWorkers": 1, "maxWorkers": 1}.items()
     if len(names) == 1:
         single = formats.open(folder / names[0], tmp_path)
         assert (single.name, single.handler, single.serialized_file) == ("chat", "llama_cpp_handler", names[0])

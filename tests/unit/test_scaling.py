@@ -193,6 +193,36 @@ async def test_a_pool_gets_workers_while_requests_wait_and_loses_them_later() ->
     await pool.close(0)
 
 
+async def test_requests_that_wait_in_an_engine_count_as_waiting() -> None:
+    """Its memory is full before its places are. What it computes then is its capacity until it has nothing to do."""
+    stage = Stage()
+    stage.handler_kind = "async"
+    pool = pool_of(stage, Skipping())
+    scaler = PoolScaler(pool, ScalingRule(up_after_s=1, down_after_s=10), batch_size=1)
+    await pool.scale(scaler.between(1, 2))
+    jobs = [waiting(pool) for _ in range(8)]
+    begun_s = jobs[0].queued_at_s
+    await until_async(lambda: scaler.sample(begun_s).running == 8)
+    (engine,) = stage.actors
+    assert (scaler.sample(begun_s).queued, scaler.sample(begun_s).at_once) == (0, 64)
+    engine.hold(6)
+    assert scaler.sample(begun_s)[:2] == (6, 2)
+    scaler.tick(begun_s)
+    scaler.tick(begun_s + 1.5)
+    await until_async(lambda: pool.ready_count == 2)
+    engine.hold(0)
+    assert scaler.sample(begun_s).needed == 4, "two on each worker"
+    engine.hold(100)
+    assert scaler.sample(begun_s)[:2] == (8, 0), "no more than it has"
+    engine.hold(0)
+    for job in jobs:
+        job.cancel()
+    await until_async(lambda: not scaler.sample(begun_s).running)
+    assert scaler.sample(begun_s).at_once == 64
+    await scaler.close()
+    await pool.close(0)
+
+
 async def test_a_number_that_was_asked_for_is_no_subject_of_autoscaling() -> None:
     pool = pool_of(Stage(), Skipping())
     scaler = PoolScaler(pool, ScalingRule(up_after_s=0), batch_size=1)

@@ -136,6 +136,8 @@ class Context:
             os.environ.get(name, default) for name, default in SEQUENCE_KEYS
         )
         self._batch: RunningBatch | None = None
+        #: Tells the server how many of its requests wait in the handler's engine.
+        self._tell_waiting: Callable[[int], object] = lambda count: None
 
     def begin(self, batch: RunningBatch, request_ids: dict[int, str]) -> None:
         """Sets the context to another batch: called by the runtime before each handler call. The batch's headers are

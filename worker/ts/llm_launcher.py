@@ -87,7 +87,6 @@ def model_config(given: argparse.Namespace, gpus: int) -> dict[str, Any]:
         "maxWorkers": 1,
         "responseTimeout": given.startup_timeout,
         "startupTimeout": given.startup_timeout,
-        "maxConcurrency": engine["max_num_seqs"],
         "deviceType": "gpu" if gpus else "cpu",
         **many,
         "handler": {

@@ -46,6 +46,7 @@ SERVED = (
     ("ts_queued_requests", GAUGE, "Requests that wait for a worker"),
     ("ts_queue_capacity", GAUGE, "Requests that may wait at once"),
     ("ts_running_requests", GAUGE, "Requests on a worker"),
+    ("ts_concurrency", GAUGE, "Requests that the ready workers run side by side"),
     ("ts_ended_requests_total", COUNTER, "Ended requests by outcome", "outcome"),
     ("ts_refused_requests_total", COUNTER, "Requests that the model's queue did not accept", "reason"),
     ("ts_workers", GAUGE, "Workers of a model, ready or not"),
@@ -104,6 +105,8 @@ def _values(model: Model) -> Iterator[tuple[Any, ...]]:
     yield "ts_queued_requests", ledger.queued
     yield "ts_queue_capacity", model.settings.job_queue_size
     yield "ts_running_requests", ledger.sent
+    if at_once := sum(slot.worker.concurrency for slot in slots if slot.worker is not None and slot.ready):
+        yield "ts_concurrency", at_once
     for state in JobState:
         if state in FINAL:
             yield "ts_ended_requests_total", ledger.counts[state], state.value

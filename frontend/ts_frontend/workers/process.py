@@ -17,7 +17,7 @@ from typing import IO, Any, TypeAlias
 import psutil
 
 from ts.protocol.codes import REASON_OF_EXIT, SHOWS_STACKS
-from ts.protocol.progress import PROGRESS_BYTES, has_begun, spent
+from ts.protocol.progress import PROGRESS_BYTES, has_begun, spent, waiting
 from ts.protocol.text import unmarked
 from ts_frontend.scheduling.batcher import Repeats
 from ts_frontend.workers.calls import Answer
@@ -353,6 +353,10 @@ class WorkerProcess(ForkedProcess):
     def spent(self) -> dict[int, tuple[float, float]]:
         """Seconds spent reading and writing tensors, by the size of the batch; empty for a released process."""
         return {} if self.progress.closed else spent(os.pread(self.progress.fileno(), PROGRESS_BYTES, 0))
+
+    def waiting(self) -> int:
+        """The requests that wait in the handler's engine; 0 for a released process."""
+        return 0 if self.progress.closed else waiting(os.pread(self.progress.fileno(), PROGRESS_BYTES, 0))
 
     def release(self) -> None:
         """Cleans up after the process: ends those it started, reads its last lines, and closes its files."""

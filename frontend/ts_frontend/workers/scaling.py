@@ -19,9 +19,6 @@ from ts_frontend.workers.worker import WorkerState
 
 log = logging.getLogger(__name__)
 
-#: The kind of handlers that run one batch after the other; all others run several requests at a time on one worker.
-_BLOCKING = "blocking"
-
 
 @dataclass(frozen=True, slots=True)
 class ScalingRule:
@@ -36,8 +33,9 @@ class ScalingRule:
 
 
 class LoadSample(NamedTuple):
-    """The load of a pool at one time. `wait_p90_s`: of the waiting and running requests; `at_once`: requests that
-    one worker runs together; `ready`: the number of `workers` that accept requests."""
+    """The load of a pool at one time. `queued`: requests that wait, `held` of them in engines; `wait_p90_s`: of the
+    waiting and running requests; `at_once`: requests that one worker runs together; `ready`: the number of `workers`
+    that accept requests."""
 
     queued: int
     running: int
@@ -45,6 +43,7 @@ class LoadSample(NamedTuple):
     workers: int
     ready: int
     at_once: int = 1
+    held: int = 0
 
     @property
     def needed(self) -> int:
@@ -138,6 +137,8 @@ class PoolScaler:
         self.last: ScalingDecision | None = None
         self.ups = self.downs = 0
         self._batch_size = batch_size
+        #: The requests that a full engine ran when workers were added for those that waited in it, until none is there.
+        self._fitted: int | None = None
         self._scaling = Scaling(rule)
         self._changing: asyncio.Task[None] | None = None
 
@@ -154,13 +155,23 @@ class PoolScaler:
         waiting = self.pool.queue.waiting()
         workers = [slot.worker for slot in self.pool.slots if slot.worker is not None]
         running = [job for worker in workers if worker.state is WorkerState.READY for job in worker.jobs()]
+        held = sum(worker.waiting for worker in workers if worker.state is WorkerState.READY)
         waits = [now_s - job.queued_at_s for job in waiting]
         waits += [job.sent_at_s - job.queued_at_s for job in running]
-        kind = next((worker.info.get("handler_kind") for worker in workers if worker.info), None)
-        at_once = self.pool.plan.max_concurrency if kind not in (None, _BLOCKING) else self._batch_size
+        at_once = next((worker.concurrency for worker in workers if worker.info), 0) or self._batch_size
+        if not running:
+            self._fitted = None
         kept = sum(not slot.gave_up for slot in self.pool.slots)
         ready = self.pool.ready_count
-        return LoadSample(len(waiting), len(running), percentile(waits, 0.9), kept, ready, at_once)
+        return LoadSample(
+            len(waiting) + held,
+            len(running) - held,
+            percentile(waits, 0.9),
+            kept,
+            ready,
+            min(at_once, self._fitted or at_once),
+            held,
+        )
 
     def tick(self, now_s: float) -> None:
         """Takes a sample, and begins a change that is due, unless one is under way."""
@@ -173,6 +184,8 @@ class PoolScaler:
         if found is None:
             return
         wanted, reason = found
+        if sample.held and wanted > sample.workers:
+            self._fitted = max(1, sample.running // max(1, sample.ready))
         self.last = ScalingDecision(time.time(), sample.workers, wanted, reason)
         self.ups += wanted > sample.workers
         self.downs += wanted < sample.workers

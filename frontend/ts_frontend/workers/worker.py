@@ -152,6 +152,20 @@ class Worker:
         return self.process.spent() if self.process is not None else {}
 
     @property
+    def concurrency(self) -> int:
+        """The requests that its handler runs side by side, no more than its engine has places for. 0: it runs one batch
+        after the other."""
+        if self.info.get("handler_kind", "blocking") == "blocking":
+            return 0
+        most = self._plan.max_concurrency
+        return min(most, (self.info.get("openai") or {}).get("slots") or most)
+
+    @property
+    def waiting(self) -> int:
+        """The running requests that only wait in its handler's engine."""
+        return min(self.process.waiting(), len(self._running.jobs)) if self.process is not None else 0
+
+    @property
     def busy(self) -> bool:
         return bool(self._running.batches)
 
@@ -446,7 +460,7 @@ class Worker:
         if isinstance(message, Ready):
             self.info = message.info
             if not self._lockstep:
-                self._running.set_concurrency(str(message.info.get("handler_kind")), self._plan.max_concurrency)
+                self._running.set_concurrency(str(message.info.get("handler_kind")), self.concurrency)
             self._enter(WorkerState.READY)
             self.ready_at_s = time.monotonic()
             self._count_responses(message.info)

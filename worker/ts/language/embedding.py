@@ -7,8 +7,10 @@ import base64
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from ts.language.surface import Fields, Refusal, whole
 INPUTS_MAX = 2048
 #: One computation has so many tokens with padding at most, or one text.
 BATCH_TOKENS = 16_384
+AGAIN_PART = 0.1
 #: The ways of sentence-transformers to make a vector of a text of its tokens' vectors, by their keys.
 _POOLINGS = {
     "pooling_mode_cls_token": "cls",
@@ -40,18 +43,26 @@ class Encoded:
 
 class Batches:
     """Computes the texts of all waiting requests together, those of similar lengths side by side: `tokens_max` tokens
-    with padding, or one text. `compute` runs in a thread and gives a result for each."""
+    with padding, or one text. `compute` runs in a thread and gives a result for each.
+
+    Callers that have got their results often come again at once. The first of them waits for as many others, up to
+    AGAIN_PART of the time that the last computation took: alone it would cost several times as much.
+    """
 
     def __init__(self, compute: Callable[[list[Any]], Sequence[Any]], tokens_max: int = BATCH_TOKENS) -> None:
         self._compute, self._tokens_max = compute, tokens_max
         self._waiting: list[tuple[Encoded, asyncio.Future[Any]]] = []
         self._task: asyncio.Task[None] | None = None
+        self._last_count, self._last_s, self._ended_s = 0, 0.0, 0.0
+        self._again = asyncio.Event()
 
     async def results(self, texts: Sequence[Encoded]) -> list[Any]:
         """The result of each text."""
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in texts]
         self._waiting.extend(zip(texts, futures, strict=True))
+        if len(self._waiting) >= self._last_count:
+            self._again.set()
         if self._task is None:
             self._task = loop.create_task(self._run())
         return list(await asyncio.gather(*futures))
@@ -60,6 +71,8 @@ class Batches:
         await asyncio.sleep(0)  # those that came with this one join it
         try:
             while self._waiting:
+                await self._others()
+                begun_s, self._last_count = monotonic(), len(self._waiting)
                 taken, self._waiting = sorted(self._waiting, key=lambda one: len(one[0].ids)), []
                 while taken:
                     batch = [taken.pop()]
@@ -69,8 +82,17 @@ class Batches:
                     wanted = [one for one in batch if not one[1].cancelled()]
                     if wanted:
                         await self._give(wanted)
+                self._ended_s = monotonic()
+                self._last_s = self._ended_s - begun_s
         finally:
             self._task = None
+
+    async def _others(self) -> None:
+        left_s = self._ended_s + AGAIN_PART * self._last_s - monotonic()
+        if left_s > 0 and len(self._waiting) < self._last_count:
+            self._again.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._again.wait(), left_s)
 
     async def _give(self, batch: list[tuple[Encoded, asyncio.Future[Any]]]) -> None:
         try:

@@ -70,10 +70,11 @@ class _Batch(NamedTuple):
 
 
 class Generator:
-    """The engine. `texts_max`: texts that are computed side by side."""
+    """The engine. `texts_max`: texts that are computed side by side. `on_waiting` gets the number of those that wait,
+    when it changes, in any thread."""
 
-    def __init__(self, model: Any, texts_max: int) -> None:
-        self._model, self._texts_max = model, texts_max
+    def __init__(self, model: Any, texts_max: int, on_waiting: Callable[[int], object] = int) -> None:
+        self._model, self._texts_max, self._on_waiting = model, texts_max, on_waiting
         self._device = model.device
         self._encodes = bool(model.config.is_encoder_decoder)
         takes = inspect.signature(model.forward).parameters
@@ -82,6 +83,7 @@ class Generator:
         self._cache_name = "past_key_values" if "past_key_values" in takes else "cache"
         self._changed = threading.Condition()
         self._waiting: deque[Text] = deque()
+        self._told_waiting = 0
         self._batch: _Batch | None = None
         self._joins = True
         self._adapters: Adapters | None = None
@@ -97,6 +99,7 @@ class Generator:
     def submit(self, texts: Sequence[Text]) -> None:
         with self._changed:
             self._waiting.extend(texts)
+            self._tell_waiting()
             self._changed.notify()
 
     def load(self, key: str, folder: str) -> Future[None]:
@@ -122,6 +125,7 @@ class Generator:
             with self._changed:
                 self._remove_adapters()
                 new = self._admitted()
+                self._tell_waiting()
             if not new and self._batch is None:
                 continue
             concerned = [*new, *(self._batch.texts if self._batch else ())]
@@ -132,6 +136,12 @@ class Generator:
                 self._batch = None
                 steps = [Step(text, None, None, None, error) for text in concerned]
             _tell(steps)
+
+    def _tell_waiting(self) -> None:
+        waiting = sum(not text.cancelled for text in self._waiting)
+        if waiting != self._told_waiting:
+            self._told_waiting = waiting
+            self._on_waiting(waiting)
 
     def _load_adapters(self) -> None:
         while self._loads:

@@ -67,6 +67,9 @@ class LanguageModelHandler(ABC):
         #: one as their model: ADAPTER or MODEL:ADAPTER.
         self.openai_adapters: dict[str, str] = {}
         self.adapters_fixed = ""
+        #: The texts that the engine computes side by side; 0 if there is no such number. Further requests wait in the
+        #: server's queue.
+        self.slots = 0
 
     @abstractmethod
     def ask(self, path: str, body: bytes) -> Answer:
@@ -80,14 +83,6 @@ class LanguageModelHandler(ABC):
     async def unload_adapter(self, name: str) -> None:
         """Ends that. Requests that have begun keep the adapter. Raises PredictionException."""
         raise PredictionException(self.adapters_fixed, 501)
-
-    def waiting(self) -> int | None:
-        """The requests that wait in the engine; None if it doesn't say."""
-        return None
-
-    def _tell_waiting(self) -> None:
-        if (waiting := self.waiting()) is not None:
-            self.tally.gauge("vllm:num_requests_waiting", waiting)
 
     async def handle(self, data: Sequence[Any], context: Context) -> list[Any]:
         """Each request's answer, or its exception."""
@@ -166,7 +161,6 @@ class LanguageModelHandler(ABC):
             async with aclosing(self.ask(path, body)) as pieces:
                 head = await anext(pieces)
                 assert isinstance(head, Head)
-                self._tell_waiting()
                 count.usage = head.usage
                 yield head, pieces, count  # type: ignore[misc]  # what follows the head is bytes
 

@@ -135,12 +135,20 @@ class Run:
 class TextSurface:
     """The calls of a model that generates text. `usual`: the sampling that its files recommend."""
 
-    def __init__(self, model: Any, tokenizer: Any, *, texts_max: int, tokens_max: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        texts_max: int,
+        tokens_max: int | None = None,
+        on_waiting: Callable[[int], object] = int,
+    ) -> None:
         self.tokenizer = tokenizer
         #: The keys of the adapters in the engine by name; those that were unloaded have None.
         self._adapters: dict[str, str | None] = {}
         self._keys = itertools.count(1)
-        self.generator = Generator(model, texts_max)
+        self.generator = Generator(model, texts_max, on_waiting)
         config = model.config.get_text_config()
         self.tokens_max = min(
             filter(None, (tokens_max, getattr(config, "max_position_embeddings", None))), default=2048

@@ -20,9 +20,11 @@ _COUNTERS = {
     "vllm:prefix_cache_queries_total": "Tokens of prompts that were looked up in the cache of prefixes.",
     "vllm:prefix_cache_hits_total": "Tokens of prompts that the cache of prefixes had.",
 }
+#: Requests that an engine has and doesn't compute: the server counts them as those of its own queue, too.
+WAITING = "vllm:num_requests_waiting"
 _GAUGES = {
     "vllm:num_requests_running": "Requests that are computed.",
-    "vllm:num_requests_waiting": "Requests that wait in the engine.",
+    WAITING: "Requests that wait in the engine.",
     "vllm:kv_cache_usage_perc": "Share of the cache of keys and values in use.",
 }
 _HISTOGRAMS = {
@@ -46,11 +48,13 @@ class Tally:
     def __init__(self, told: Collection[str] = ()) -> None:
         self.told = told
         self._labels: list[Dimension] = []
+        self._context: Context | None = None
         self._running = 0
 
     def begin(self, context: Context) -> None:
         if not self._labels:
             self._labels = [Dimension("model_name", str(context.model_name))]
+            self._context = context
 
     @contextmanager
     def request(self) -> Iterator[Count]:
@@ -76,6 +80,8 @@ class Tally:
 
     def _emit(self, kind: MetricTypes, name: str, value: float) -> None:
         text = _GAUGES.get(name) or _COUNTERS[name]
+        if name == WAITING and self._context is not None:
+            self._context._tell_waiting(int(value))
         emit(body(name, "Count", value, self._labels, metric_type=kind, help=text))
 
     def count(self, name: str, value: float) -> None:

@@ -130,11 +130,13 @@ class TaskModel:
         return V1Response([], payload={"predictions": await self._results(texts, given, v1=True)})
 
     async def _of_tensors(self, request: InferenceRequest, given: Fields) -> InferenceResponse:
-        """MLServer's form for texts: JSON of the result for each. Of one `args`, a list is its elements."""
+        """MLServer's form for texts: JSON of the result for each. Of one `args`, and of one text with masks, a list is
+        its elements."""
         if not _are_texts(request.inputs):
             return await self._numbers(request)
         found = await self._results(self._joined(request.inputs), given)
-        if request.inputs[0].name == ARGUMENT and len(found) == 1 and isinstance(found[0], list):
+        opened = request.inputs[0].name == ARGUMENT or self._task == FILL
+        if opened and len(found) == 1 and isinstance(found[0], list):
             found = found[0]
         return InferenceResponse([results(found)])
 

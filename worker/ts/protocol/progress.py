@@ -1,4 +1,5 @@
-"""A worker's record of its progress: the begun batches, and the seconds spent on tensors. No I/O.
+"""A worker's record of its progress: the begun batches, the seconds spent on tensors, and the requests that wait in an
+engine. No I/O.
 
 The record is in memory shared with the frontend, so it outlives the process: an unrecorded batch of a dead worker can
 run elsewhere without running twice. It is a table of `PLACES` ids (u64 of the machine); the index of a batch's id is
@@ -6,7 +7,8 @@ its remainder by `PLACES`. Ids ascend from 1. A batch counts as begun if its pla
 batches that share a place, the newer one's record covers the older one's.
 
 After the table follow two sums of seconds (native doubles) for each size of a batch from 0 to `SIZES_MAX`: for reading
-the requests' tensors, and for writing the answers'. Larger batches have none.
+the requests' tensors, and for writing the answers'. Larger batches have none. The last number (u64) is of requests that
+wait in the handler's engine.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from typing import Final
 PLACES: Final = 512
 SIZES_MAX: Final = 256
 _TABLE_BYTES: Final = PLACES * 8
-PROGRESS_BYTES: Final = _TABLE_BYTES + (SIZES_MAX + 1) * 16
+_SUMS_END: Final = _TABLE_BYTES + (SIZES_MAX + 1) * 16
+PROGRESS_BYTES: Final = _SUMS_END + 8
 
 _ID: Final = struct.Struct("=Q")
 #: A begun batch's id, as a worker of another machine sends it.
@@ -49,6 +52,10 @@ class Progress:
             before_read_s, before_written_s = _SUMS.unpack_from(self._memory, place)
             _SUMS.pack_into(self._memory, place, before_read_s + read_s, before_written_s + written_s)
 
+    def wait(self, count: int) -> None:
+        """Records the number of requests that wait in the handler's engine, although they are with the handler."""
+        _ID.pack_into(self._memory, _SUMS_END, count)
+
 
 def newest(table: bytes) -> list[int]:
     """The ids in the table's places, from which `Progress.begin` makes it again."""
@@ -64,5 +71,10 @@ def has_begun(table: bytes, batch_id: int) -> bool:
 
 def spent(table: bytes) -> dict[int, tuple[float, float]]:
     """The seconds of reading and of writing, by the size of a batch; zeros are left out."""
-    sums = _SUMS.iter_unpack(table[_TABLE_BYTES:PROGRESS_BYTES])
+    sums = _SUMS.iter_unpack(table[_TABLE_BYTES:_SUMS_END])
     return {size: (read_s, written_s) for size, (read_s, written_s) in enumerate(sums) if read_s or written_s}
+
+
+def waiting(table: bytes) -> int:
+    """The number of requests that wait in the handler's engine; 0 in a truncated table."""
+    return int(_ID.unpack_from(table, _SUMS_END)[0]) if len(table) >= PROGRESS_BYTES else 0

@@ -80,7 +80,8 @@ def load(settings: Settings) -> Loaded:
 def openai_of(handler: Any) -> dict[str, Any] | None:
     """The declarations for OpenAI's API in a handler's attributes, None without any: `speaks` (`openai_api`), `names`
     (`openai_models`) and `honours` (`openai_honours`; None: it speaks the API and checks requests itself); of a
-    language model also `adapters` (`openai_adapters`) and `fixed` (`adapters_fixed`). Raises HandlerNotUsable."""
+    language model also `adapters` (`openai_adapters`), `fixed` (`adapters_fixed`) and `slots`. Raises
+    HandlerNotUsable."""
     speaks = getattr(handler, "openai_api", False) is True
     found = {}
     for name in ("openai_models", "openai_honours"):
@@ -93,6 +94,7 @@ def openai_of(handler: Any) -> dict[str, Any] | None:
     told = {"speaks": speaks, "names": found["openai_models"] or [], "honours": found["openai_honours"]}
     if (adapters := getattr(handler, "openai_adapters", None)) is not None:
         told |= {"adapters": adapters, "fixed": getattr(handler, "adapters_fixed", "")}
+        told["slots"] = getattr(handler, "slots", 0)
     return told
 
 

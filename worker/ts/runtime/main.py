@@ -94,6 +94,7 @@ def answer(
     loaded = _load(link, settings, loading, is_alone)
     if loaded is None:
         return LOAD_FAILED_STATUS
+    loaded.context._tell_waiting = progress.wait
     runner_type = _RUNNERS.get(loaded.kind, BlockingRunner)
     status = 0
     try:

@@ -99,6 +99,7 @@ class LlamaCppHandler(LanguageModelHandler):
             elif name not in _OTHERS:
                 raise ValueError(f"handler: {name} is unknown; there are {', '.join([*_OTHERS, *_SETTINGS])}")
         adapters = section.get("adapters") or {}
+        self.slots = options.n_parallel
         self.openai_adapters = {str(name): str(file) for name, file in adapters.items()}
         options.lora_adapters = [
             _adapter(engine, Path(context.system_properties["model_dir"]) / str(file)) for file in adapters.values()

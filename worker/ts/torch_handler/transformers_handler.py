@@ -10,12 +10,14 @@ import importlib.util
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ts.context import Context
 from ts.handler_utils.utils import needed
 from ts.language.handler import Answer, Head, LanguageModelHandler, json_object
+from ts.language.tally import WAITING
 from ts.protocol.tasks import ANSWER, CLASSIFY, EMBED, FILL, GENERATE, OF_PIPELINES, SCORE, TAG, TASKS, task_of
 from ts.utils.util import PredictionException
 
@@ -25,6 +27,8 @@ _SETTINGS = (
     *("predictions", "adapters"),
 )
 _PARALLEL = 32
+#: Requests to an encoder that are in the worker, whose texts are computed together.
+_REQUESTS = 64
 #: What a model of each kind doesn't do, and which does.
 _KINDS = {GENERATE: "a model that generates text", EMBED: "a model of embeddings", SCORE: "a reranker"}
 #: transformers' classes that find the model's own.
@@ -47,6 +51,7 @@ class TransformersHandler(LanguageModelHandler):
     def __init__(self) -> None:
         super().__init__()
         self._calls: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {}
+        self.slots = _REQUESTS
         self._task = ""
         self._surface: Any = None
         self._tasks: Any = None
@@ -83,11 +88,13 @@ class TransformersHandler(LanguageModelHandler):
             from ts.language.agents import with_agents
             from ts.language.surface import TextSurface
 
+            self.slots = int(section.get("parallel") or _PARALLEL)
             texts = TextSurface(
                 model,
                 tokenizer,
-                texts_max=int(section.get("parallel") or _PARALLEL),
+                texts_max=self.slots,
                 tokens_max=section.get("maxModelLength"),
+                on_waiting=partial(self.tally.gauge, WAITING),
             )
             self._calls, self._surface = with_agents(texts), texts
         elif self._task in OF_PIPELINES:
@@ -132,9 +139,6 @@ class TransformersHandler(LanguageModelHandler):
         if isinstance(answer, bytes):
             context.set_response_content_type(idx, "application/json")
         return answer
-
-    def waiting(self) -> int | None:
-        return None if self._surface is None else self._surface.generator.counts[1]
 
     async def ask(self, path: str, body: bytes) -> Answer:
         from ts.language.surface import Refusal

@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypeAlias
 from ts.context import Context
 from ts.handler_utils.utils import needed
 from ts.language.handler import Answer, Head, LanguageModelHandler, message_of
-from ts.language.tally import Tally
+from ts.language.tally import WAITING, Tally
 from ts.utils.util import PredictionException
 
 Event: TypeAlias = "MutableMapping[str, Any]"
@@ -39,7 +39,7 @@ MODELS = "v1/models"
 _NO_ROUTE = b'{"detail":"Not Found"}'
 #: What vLLM's own registry tells: the engine knows it better than the answers.
 _TOLD = (
-    *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
+    *("vllm:num_requests_running", WAITING, "vllm:kv_cache_usage_perc"),
     *("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
     *("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
 )
@@ -52,7 +52,7 @@ _HELD_BYTES = 64 * 1024
 class VLLMHandler(LanguageModelHandler):
     """The handler. `handler:` in model-config.yaml has `model_path` (a folder of the model's, or a name on the Hugging
     Face hub; by default the model's own folder), `vllm_engine_config` (options of `vllm serve`), `adapters` (LoRA's
-    weights by name) and `chat_template`. Requests run side by side, up to the model's `maxConcurrency`."""
+    weights by name) and `chat_template`."""
 
     paths = LanguageModelHandler.paths | {"classify", "pooling", "generative_scoring", "v2/embed", "v2/rerank"}
 
@@ -92,6 +92,8 @@ class VLLMHandler(LanguageModelHandler):
         self._app = _called("build_app", given)
         self._app.state.server = SimpleNamespace(should_exit=False)  # vLLM's handlers tell it that the engine is dead
         await _called("init_app_state", given | {"state": self._app.state})
+        scheduler = getattr(given["vllm_config"], "scheduler_config", None)
+        self.slots = getattr(scheduler, "max_num_seqs", 0) * getattr(args, "data_parallel_size", 1)
         if not args.disable_log_stats:
             self.tally = Tally(_TOLD)
         self._keep(self._watch())

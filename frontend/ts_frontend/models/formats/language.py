@@ -57,14 +57,16 @@ _VLLM_NAMES = {
     "tokenizer": "tokenizer",
     "trustRemoteCode": "trust_remote_code",
 }
-#: Requests that run side by side, by handler. llama.cpp divides its context among them.
-_CONCURRENCY = {"llama_cpp_handler": 4, "transformers_handler": 64, "vllm_handler": 256}
-HANDLERS = frozenset(_CONCURRENCY)
+HANDLERS = frozenset(handler for handler, _, _ in ENGINES.values())
+#: Requests that run side by side, unless the engine has fewer places, which a worker tells when it is ready.
+_CONCURRENCY = 1024
+#: The places of llama.cpp, which divides its context among them.
+_PARALLEL = 4
 
 
 def completed(handler: str | None, config: dict[str, Any]) -> dict[str, Any]:
     """The configuration of a model with that handler, a language model's or any other. Archives name them, too."""
-    return {**_USUAL, "maxConcurrency": _CONCURRENCY[handler], **config} if handler in _CONCURRENCY else config
+    return {**_USUAL, "maxConcurrency": _CONCURRENCY, **config} if handler in HANDLERS else config
 
 
 class LanguageModelFormat(ModelFormat):
@@ -211,11 +213,7 @@ def _settings_for(path: Path, engine: str, given: Mapping[str, Any]) -> dict[str
             raise refusal(path, f"task is {task!r}; llama.cpp has text-generation and embeddings")
         if lacking := [key for key in ("dtype", "tokenizer") if found.pop(key, "auto") != "auto"]:
             raise refusal(path, f"llama.cpp has no setting {lacking[0]}: a .gguf file has its own")
-        found |= (
-            {}
-            if length is None
-            else {"contextTokens": length * found.get("parallel", _CONCURRENCY[ENGINES[engine][0]])}
-        )
+        found |= {} if length is None else {"contextTokens": length * found.get("parallel", _PARALLEL)}
         found |= {"embeddings": True} if task == EMBED else {}
     return found
 

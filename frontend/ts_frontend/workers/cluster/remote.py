@@ -256,6 +256,10 @@ class RemoteProcess(WorkerProcess):
         """Returns nothing: these figures are in the memory of its machine."""
         return {}
 
+    def waiting(self) -> int:
+        """Returns 0 for the same reason."""
+        return 0
+
     def resident_bytes(self) -> int:
         return self._memory_bytes
 

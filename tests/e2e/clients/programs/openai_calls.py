@@ -1,5 +1,5 @@
-"""Calls of OpenAI's client, litellm and LangChain's client to the server at URL, with its model `chat`. Prints what
-they answered, as JSON.
+"""Calls of OpenAI's client, litellm and LangChain's client to the server at URL, with its models `chat` and `embed`.
+Prints what they answered, as JSON.
 
 Usage: python openai_calls.py URL
 """
@@ -14,7 +14,7 @@ from typing import Any
 import litellm
 import openai
 from langchain_core.messages import HumanMessage
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 URL = f"{sys.argv[1]}/v1"
 ASK: Any = [{"role": "user", "content": "What is the capital of France? Answer with one sentence."}]
@@ -36,6 +36,7 @@ TOOL: Any = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+TEXTS = ["The sky is blue.", "Trains are late."]
 #: A model of this size calls no tool by itself.
 REPEAT = 'Repeat this: <tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
@@ -110,21 +111,44 @@ async def cancelled(client: openai.AsyncOpenAI) -> int:
     return count
 
 
+def litellms() -> dict[str, Any]:
+    server: Any = {"api_base": URL, "api_key": "none"}
+    chat: Any = {"model": "openai/chat", "temperature": 0, **server}
+    whole: Any = litellm.completion(messages=ASK, max_tokens=24, **chat)
+    pieces: Any = litellm.completion(messages=ASK, max_tokens=24, stream=True, **chat)
+    asked = [{"role": "user", "content": REPEAT}]
+    called: Any = litellm.completion(messages=asked, tools=[TOOL], tool_choice="required", max_tokens=100, **chat)
+    call = called.choices[0].message.tool_calls[0].function
+    vectors: Any = litellm.embedding(model="openai/embed", input=TEXTS, encoding_format="float", **server)
+    return {
+        "whole": whole.choices[0].message.content,
+        "streamed": "".join(one.choices[0].delta.content or "" for one in pieces),
+        "tool": [call.name, json.loads(call.arguments)],
+        "vectors": [one["embedding"] for one in vectors.data],
+    }
+
+
+def langchains() -> dict[str, Any]:
+    messages, server = [HumanMessage(ASK[0]["content"])], {"base_url": URL, "api_key": "none"}
+    chat = ChatOpenAI(model="chat", temperature=0, max_completion_tokens=24, **server)
+    longer = ChatOpenAI(model="chat", temperature=0, max_completion_tokens=100, **server)
+    called = longer.bind_tools([TOOL], tool_choice="required").invoke([HumanMessage(REPEAT)])
+    # Without its look-up of the tokens of OpenAI's models, which the text has in place of characters.
+    embeddings = OpenAIEmbeddings(model="embed", check_embedding_ctx_length=False, **server)
+    return {
+        "whole": chat.invoke(messages).content,
+        "streamed": "".join(str(one.content) for one in chat.stream(messages)),
+        "tool": [called.tool_calls[0]["name"], called.tool_calls[0]["args"]],
+        "vectors": embeddings.embed_documents(TEXTS),
+    }
+
+
 def main() -> None:
-    found = openais(openai.OpenAI(base_url=URL, api_key="none", max_retries=0, timeout=120))
+    client = openai.OpenAI(base_url=URL, api_key="none", max_retries=0, timeout=120)
+    found = openais(client)
+    found["vectors"] = [one.embedding for one in client.embeddings.create(model="embed", input=TEXTS).data]
     found["left"] = asyncio.run(cancelled(openai.AsyncOpenAI(base_url=URL, api_key="none", timeout=120)))
-    lite: Any = litellm.completion(
-        model="openai/chat", messages=ASK, api_base=URL, api_key="none", temperature=0, max_tokens=24
-    )
-    found["litellm"] = lite.choices[0].message.content
-    pieces: Any = litellm.completion(
-        model="openai/chat", messages=ASK, api_base=URL, api_key="none", temperature=0, max_tokens=24, stream=True
-    )
-    found["litellm streamed"] = "".join(one.choices[0].delta.content or "" for one in pieces)
-    chain = ChatOpenAI(base_url=URL, api_key="none", model="chat", temperature=0, max_completion_tokens=24)
-    messages = [HumanMessage(ASK[0]["content"])]
-    found["langchain"] = chain.invoke(messages).content
-    found["langchain streamed"] = "".join(str(one.content) for one in chain.stream(messages))
+    found |= {"litellm": litellms(), "langchain": langchains()}
     print(json.dumps(found))
 
 
