@@ -85,6 +85,8 @@ class _Compiler(build_ext):
             )
         finally:
             os.chdir(ROOT)
+        for extension in self.distribution.ext_modules:
+            extension.extra_compile_args.append("-w")  # nobody reads warnings of generated C, which take minutes
         self.swig_opts = None  # as before the first time
         self.finalize_options()
         super().run()
