@@ -39,8 +39,8 @@ sys.dont_write_bytecode = False
 # again take half of the time from all of them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# No test depends on the speed of the machine. Each run has other examples, so few in each of CI's two runs, with the pure
-# form and the compiled one, are many altogether; `make fuzz` has millions.
+# No test depends on the speed of the machine. Each run has other examples, so few in each of CI's two runs, with the
+# pure form and the compiled one, are many altogether; `make fuzz` has millions.
 hypothesis.settings.register_profile(
     "tests", max_examples=30, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
