@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,9 +88,7 @@ class Browser:
     def submit(self, url: str, method: str, encoding: str) -> str:
         """Sends a form of the open page to `url`, with a JSON text in it, and returns the result."""
         self._ask("POST", f"{self._session}/execute/sync", {"script": SUBMIT, "args": [url, method, encoding]})
-        until_s = time.monotonic() + GUARD_S
-        while not self._ask("GET", f"{self._session}/url").startswith(url):  # until the answer is there
-            assert time.monotonic() < until_s
+        until(lambda: self._ask("GET", f"{self._session}/url").startswith(url), "the answer is there")
         return self.text()
 
     # --- as a person does

@@ -40,7 +40,7 @@ from ts_frontend.listeners.listeners import INFERENCE
 from ts_frontend.listeners.serving import ServedListener
 from ts_frontend.models.startup import load_at_startup
 from ts_frontend.scheduling import queues
-from ts_frontend.server import Parts
+from ts_frontend.server import Parts, open_caches
 from ts_frontend.telemetry.logging.logs import setup_logs
 from ts_frontend.telemetry.metrics.registry import open_metrics
 from ts_frontend.transport import http2
@@ -390,7 +390,7 @@ async def main(library: Path, folder: Path) -> None:
         on_line=lambda *_: None,
         launcher=StandInLauncher(part),
     )
-    parts = Parts(config, logs, open_metrics(config, logs), None, None, supervisor, work)
+    parts = Parts(config, logs, open_metrics(config, logs), None, None, supervisor, work, open_caches(config))
 
     async def no_workflows(_: object) -> list[str]:
         return []

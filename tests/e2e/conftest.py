@@ -45,20 +45,30 @@ for each in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, each, GUARD_S)
 
 
+#: What workers with Hugging Face's models import: seven seconds of computing for each of them.
+TRANSFORMERS = ("torch", "transformers.generation.utils", "transformers.models.auto.modeling_auto")
+
+
+#: Variables, as pairs.
+Pairs = tuple[tuple[str, str], ...]
+
+
 @functools.cache
-def forkserver_template() -> Template:
+def forkserver_template(more: Pairs = (), modules: tuple[str, ...] = ()) -> Template:
     """The process that the servers' forkservers are forked from. It has NumPy too, which takes six times as long as all
     else that a worker of a model with tensors does before it is ready."""
     package_root = str(Path(ts.version.__file__).parents[1])
-    path = os.pathsep.join(part for part in (package_root, os.environ.get("PYTHONPATH", "")) if part)
-    env = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(THREAD_VARIABLES, "1")}  # forked with a single thread
-    return Template(f"{FORKSERVER}:main", *PRELOADED, *MORE_PRELOADED, env=env, is_main=True)
+    environ = {**os.environ, **dict(more)}
+    path = os.pathsep.join(part for part in (package_root, environ.get("PYTHONPATH", "")) if part)
+    env = {**environ, "PYTHONPATH": path, **dict.fromkeys(THREAD_VARIABLES, "1")}  # forked with a single thread
+    return _kept(Template(f"{FORKSERVER}:main", *PRELOADED, *MORE_PRELOADED, *modules, env=env, is_main=True))
 
 
 @functools.cache
-def server_template() -> Template:
-    """The process that servers are forked from."""
-    return Template(
+def server_template(more: Pairs = (), modules: tuple[str, ...] = ()) -> Template:
+    """The process that servers are forked from. `more`: variables at the import of all modules, among them `modules`,
+    which the servers' workers have imported."""
+    template = Template(
         "ts_frontend.cli.main:main",
         "ts_frontend.server",
         "grpc.aio",
@@ -67,16 +77,26 @@ def server_template() -> Template:
         "encodings.utf_8_sig",
         "ts_frontend.grpc.exchange",
         "ts_frontend.listeners.serving",
-        forkservers=forkserver_template() if sys.platform == "linux" else None,
+        env={**os.environ, **dict(more)},
+        forkservers=forkserver_template(more, modules) if sys.platform == "linux" else None,
     )
+    return _kept(template)
+
+
+_templates: list[Template] = []
+
+
+def _kept(template: Template) -> Template:
+    """Until the session's end, which ends the servers' before the forkservers'."""
+    _templates.insert(0, template)
+    return template
 
 
 @pytest.fixture(scope="session", autouse=True)
 def end_of_template() -> Iterator[None]:
     yield
-    for template in (server_template, forkserver_template):
-        if template.cache_info().currsize:
-            template().close()
+    for template in _templates:
+        template.close()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -89,9 +109,10 @@ def authorities_are_read_once() -> Iterator[None]:
 
 
 class Serving:
-    """A running server. `log`: its output so far. `settings` may have `env`, further variables, and `command`, which
-    replaces `torchserve` and finds a config.properties. A server without a command or variables of the interpreter is
-    forked with its modules imported (warm_start.py), unless it is `executed`."""
+    """A running server. `log`: its output so far. `settings` may have `env`, further variables, `command`, which
+    replaces `torchserve` and finds a config.properties, and `preloaded`, modules that its workers have imported. A
+    server without a command or variables of the interpreter, or with `preloaded` and a PYTHONPATH, is forked with its
+    modules imported (warm_start.py), unless it is `executed`."""
 
     def __init__(
         self,
@@ -105,8 +126,9 @@ class Serving:
         self.directory = directory
         self.store = store
         self.lines: list[str] = []
-        more_env = dict(settings.pop("env", {}))  # type: ignore[call-overload]
+        more_env: dict[str, str] = dict(settings.pop("env", {}))  # type: ignore[call-overload]
         instead: Any = settings.pop("command", None)
+        preloaded: Any = settings.pop("preloaded", ())
         config = {
             "grpc_inference_port": 0,
             "grpc_management_port": 0,
@@ -128,13 +150,15 @@ class Serving:
         }
         env |= more_env
         self.process: Program | subprocess.Popen[str]
-        if executed or instead or any(name.startswith("PYTHON") for name in more_env):
+        others = [name for name in more_env if name.startswith("PYTHON") and not (preloaded and name == "PYTHONPATH")]
+        if executed or instead or others:
             command = instead or [*COMMAND, *words]
             self.process = subprocess.Popen(
                 command, cwd=directory, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
         else:
-            self.process = server_template().start(words, cwd=directory, env=env, stderr=subprocess.STDOUT)
+            template = server_template(tuple(more_env.items()), preloaded) if preloaded else server_template()
+            self.process = template.start(words, cwd=directory, env=env, stderr=subprocess.STDOUT)
         self._started = self._ended = False
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read)

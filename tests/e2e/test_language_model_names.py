@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 
+from e2e.conftest import TRANSFORMERS
 from support import GUARD_S
 
 PACKAGES = Path(sys.prefix) / "clients" / "gguf" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
@@ -188,7 +189,7 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 )
 def test_other_servers_command_lines(words: str, cached: dict[str, str], tmp_path: Path, serving: Any) -> None:
     launcher = [sys.executable, "-u", "-m", "ts.llm_launcher", *words.split()] if "--engine" in words else None
-    settings = {"env": cached, "command": launcher}
+    settings = {"env": cached, "command": launcher, "preloaded": TRANSFORMERS}
     with serving(tmp_path, None, settings, ["--ncs", *words.split()]) as server:
         server.wait_for_log("of chat_1.0 is ready")
         asked = {"model": "chat", "prompt": "The sky is", "max_tokens": 4, "ignore_eos": True}
@@ -200,7 +201,7 @@ def test_other_servers_command_lines(words: str, cached: dict[str, str], tmp_pat
 
 def test_arguments_of_another_engine_are_refused(cached: dict[str, str], tmp_path: Path, serving: Any) -> None:
     words = ["--model_id=org/chat@v1", "--backend=huggingface", "--tensor-parallel-size=2"]
-    with serving(tmp_path, None, {"env": cached}, ["--ncs", *words]) as server:
+    with serving(tmp_path, None, {"env": cached, "preloaded": TRANSFORMERS}, ["--ncs", *words]) as server:
         server.wait_for_log("tensor_parallel_size is for the engine vllm; this model's engine is transformers")
 
 
@@ -211,7 +212,9 @@ def test_mlservers_hugging_face_runtime(cached: dict[str, str], tmp_path: Path, 
     settings = {"name": "chat", "implementation": "mlserver_huggingface.HuggingFaceRuntime"}
     file = tmp_path / "store" / "mine" / "model-settings.json"
     file.write_text(json.dumps({**settings, "parameters": {"extra": extra}}))
-    with serving(tmp_path, tmp_path / "store", {"env": cached, "load_models": "all"}, ["--ncs"]) as server:
+    with serving(
+        tmp_path, tmp_path / "store", {"env": cached, "preloaded": TRANSFORMERS, "load_models": "all"}, ["--ncs"]
+    ) as server:
         server.wait_for_log("of chat_1.0 is ready")
 
         def told(name: str) -> Any:

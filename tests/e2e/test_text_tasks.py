@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
+from e2e.conftest import TRANSFORMERS
 from support import GUARD_S, ran, with_packages
 from ts.protocol.open_inference_pb2 import ModelInferRequest
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -58,7 +59,7 @@ def models(client_python: Callable[[str], Path], tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="module")
 def server(models: Models, tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Iterator[Any]:
     names = sorted(one.name for one in models.folder.iterdir())
-    settings = {"env": models.env, "load_models": ",".join(names)}
+    settings = {"env": models.env, "preloaded": TRANSFORMERS, "load_models": ",".join(names)}
     with serving(tmp_path_factory.mktemp("served"), models.folder, settings, []) as server:
         for name in names:
             server.wait_for_log(f"of {name}_1.0 is ready")
@@ -283,14 +284,14 @@ def test_long_texts_are_cut_to_what_the_model_takes(url: str) -> None:
 
 def test_a_named_task_that_the_weights_are_not_for_is_refused(models: Models, tmp_path: Path, serving: Any) -> None:
     words = ["--model_name=m", f"--model_dir={models.folder / 'tags'}", "--task=question_answering"]
-    with serving(tmp_path, None, {"env": models.env}, ["--ncs", *words]) as server:
+    with serving(tmp_path, None, {"env": models.env, "preloaded": TRANSFORMERS}, ["--ncs", *words]) as server:
         server.wait_for_log("2 weights for question-answering aren't in the folder and would be random")
 
 
 def test_kserves_command_line_and_mlservers_folder(models: Models, tmp_path: Path, serving: Any) -> None:
     folder = models.folder / "classes"
     words = ["--profile=kserve", "--model_name=m", f"--model_dir={folder}", "--return_probabilities"]
-    with serving(tmp_path, None, {"env": models.env}, words) as server:
+    with serving(tmp_path, None, {"env": models.env, "preloaded": TRANSFORMERS}, words) as server:
         server.wait_for_log("of m_1.0 is ready")
         url = f"http://127.0.0.1:{server.port('http_inference')}"
         assert post(url, "invocations", TEXTS[0]) == near(models.expected["classes"][0])
@@ -303,7 +304,9 @@ def test_kserves_command_line_and_mlservers_folder(models: Models, tmp_path: Pat
     extra = {"task": "question-answering", "pretrained_model": str(models.folder / "questions"), "device": -1}
     settings = {"name": "qa", "implementation": "mlserver_huggingface.HuggingFaceRuntime"}
     (place / "model-settings.json").write_text(json.dumps({**settings, "parameters": {"extra": extra}}))
-    with serving(tmp_path, tmp_path / "store", {"env": models.env, "load_models": "all"}, ["--ncs"]) as server:
+    with serving(
+        tmp_path, tmp_path / "store", {"env": models.env, "preloaded": TRANSFORMERS, "load_models": "all"}, ["--ncs"]
+    ) as server:
         server.wait_for_log("of qa_1.0 is ready")
         shape, (found,) = infer(server.http, "qa", question=[QUESTION], context=[CONTEXT])
         assert (shape, found) == ([1, 1], near(models.expected["questions"][0]))

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from e2e.conftest import TRANSFORMERS
 from support import GUARD_S, ran, with_packages
 
 PROGRAMS = Path(__file__).parent.parent / "data" / "programs"
@@ -36,6 +37,15 @@ class Models(NamedTuple):
 
 
 @pytest.fixture(scope="module")
+def vectors(models: Models) -> list[list[float]]:
+    """Those of SENTENCES, by sentence-transformers."""
+    found: list[list[float]] = ran(
+        PROGRAMS / "sentence_vectors.py", models.env, str(models.folder / "sentences"), *SENTENCES
+    )
+    return found
+
+
+@pytest.fixture(scope="module")
 def models(client_python: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("models")
     env = with_packages(client_python("transformers"), client_python("sentences"))
@@ -50,6 +60,7 @@ def url(models: Models, tmp_path_factory: pytest.TempPathFactory, serving: Any) 
     named = {"chat": "llama", "t5": "t5", "sentences": "sentences", "reranker": "reranker"}
     settings = {
         "env": models.env,
+        "preloaded": TRANSFORMERS,
         "load_models": ",".join(f"{name}={folder}" for name, folder in named.items()),
         "metrics_mode": "prometheus",
     }
@@ -209,8 +220,8 @@ def test_messages_of_a_tensor_request_that_are_no_chat_are_the_clients_fault(url
     assert httpx.post(f"{url}/v2/models/chat/infer", json=asked, timeout=GUARD_S).status_code == 200
 
 
-def test_vectors_are_those_of_sentence_transformers(url: str, models: Models) -> None:
-    expected = ran(PROGRAMS / "sentence_vectors.py", models.env, str(models.folder / "sentences"), *SENTENCES)
+def test_vectors_are_those_of_sentence_transformers(url: str, vectors: list[list[float]]) -> None:
+    expected = vectors
     found = post(url, "v1/embeddings", model="sentences", input=SENTENCES)
     for one, vector in zip(found["data"], expected, strict=True):
         assert one["embedding"] == pytest.approx(vector, abs=1e-5)
@@ -227,7 +238,9 @@ def test_vectors_are_those_of_sentence_transformers(url: str, models: Models) ->
         assert answer["data"][0]["embedding"] == pytest.approx(expected[at % len(SENTENCES)], abs=1e-5)
 
 
-def test_a_name_of_the_hub_serves_vectors(models: Models, tmp_path: Path, serving: Any) -> None:
+def test_a_name_of_the_hub_serves_vectors(
+    models: Models, vectors: list[list[float]], tmp_path: Path, serving: Any
+) -> None:
     """From the cache of the hub's tools, without a network."""
     commit = "0123456789abcdef0123456789abcdef01234567"
     repository = tmp_path / "hub" / "models--org--sentences"
@@ -238,8 +251,7 @@ def test_a_name_of_the_hub_serves_vectors(models: Models, tmp_path: Path, servin
     with serving(tmp_path, None, {"env": env, "load_models": "org/sentences"}, ["--ncs"]) as server:
         server.wait_for_log("of sentences_1.0 is ready")
         found = post(server.http, "v1/embeddings", model="sentences", input=SENTENCES)["data"]
-    expected = ran(PROGRAMS / "sentence_vectors.py", models.env, str(models.folder / "sentences"), *SENTENCES)
-    assert [one["embedding"] for one in found] == [pytest.approx(vector, abs=1e-5) for vector in expected]
+    assert [one["embedding"] for one in found] == [pytest.approx(vector, abs=1e-5) for vector in vectors]
 
 
 def test_pairs_are_scored_and_ordered(url: str) -> None:

@@ -74,7 +74,7 @@ def test_the_page_names_what_is_absent_with_the_reasons() -> None:
     assert told == RECORDED["absent"]
 
 
-@pytest.mark.external
+@pytest.mark.slow
 def test_the_recorded_names_are_those_of_the_wheel(tmp_path: Path) -> None:
     words = ["download", "torchserve==0.12.0", "--no-deps", "--dest", str(tmp_path)]
     subprocess.run([sys.executable, "-m", "pip", *words], check=True, timeout=600)

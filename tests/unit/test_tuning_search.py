@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -14,10 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ts_frontend.cli.tune import TIME_PART
-from ts_frontend.tuning.load import WARM_UP_PART, Durations, Length
+from ts_frontend.tuning.load import Length
 from ts_frontend.tuning.search import (
-    UNTIMED,
     Bounds,
     Found,
     Measurement,
@@ -63,15 +60,9 @@ def server(
     return measure
 
 
-def run(
-    surface: Surface,
-    bounds: Bounds,
-    space: Space = SPACE,
-    start: Trial | None = None,
-    passed: Callable[[], float] = lambda: 0.0,
-) -> tuple[Found, int]:
+def run(surface: Surface, bounds: Bounds, space: Space = SPACE, start: Trial | None = None) -> tuple[Found, int]:
     """The result, and the number of measurements."""
-    climb, measured = search(space, bounds, start, passed), 0
+    climb, measured = search(space, bounds, start), 0
     try:
         candidate = next(climb)
         while True:
@@ -147,11 +138,11 @@ def test_candidates_that_fail_are_none() -> None:
     surface = server(10, 0.1, 4, 0.1, 100)
 
     def measure(at: Trial) -> Measurement:
-        return Measurement(0, failed=1, error="out of memory") if at.batch_size > 8 else surface(at)
+        return Measurement(0, error="out of memory") if at.batch_size > 8 else surface(at)
 
     found, _ = run(measure, Bounds())
     assert found.best is not None and found.best.batch_size == 8
-    nothing, _ = run(lambda at: Measurement(0, failed=1, error="no"), Bounds())
+    nothing, _ = run(lambda at: Measurement(0, error="no"), Bounds())
     assert (nothing.best, nothing.measured, nothing.within) == (None, None, False)
 
 
@@ -159,90 +150,6 @@ def time_of(length: Length, rate: float, best_per_s: float) -> float:
     """The duration of a measurement with this rate, in seconds, looked at after each answer, without a clock."""
     answers = range(1, 10**8)
     return answers[bisect_left(answers, True, key=lambda one: length.reached(one / rate, one, best_per_s))] / rate
-
-
-#: The time of a load of the model and of a change of its number of workers, in seconds.
-LOAD_S, SCALING_S = 0.3, 0.05
-
-
-class Clock:
-    """The time of trials in a row, in seconds: loads of the model, scale calls, the first tenth, and the rest."""
-
-    def __init__(self, length: Length) -> None:
-        self.spent_s = 0.0
-        self.durations = Durations()
-        self._length = length
-        self._before: Trial | None = None
-
-    def add(self, trial: Trial, rate: float, best_per_s: float = 0.0) -> None:
-        before, self._before = self._before, trial
-        if before is None or (before.batch_size, before.delay_ms) != (trial.batch_size, trial.delay_ms):
-            self.durations.loads_s.append(LOAD_S)
-            self.spent_s += LOAD_S
-        elif before.workers != trial.workers:
-            self.durations.scalings_s.append(SCALING_S)
-            self.spent_s += SCALING_S
-        warm_up_s = max(self._length.seconds * WARM_UP_PART, trial.concurrency / rate)
-        self.durations.measurements_s[trial] = self._length.whole_s(rate, trial.concurrency)
-        self.spent_s += warm_up_s + time_of(self._length, rate, best_per_s)
-
-
-def timed(
-    surface: Surface, bounds: Bounds, space: Space, start: Trial, length: Length, shared: Shared | None = None
-) -> tuple[Found, float]:
-    """The result, and the time of the search in seconds."""
-    clock, trials = Clock(length), list[tuple[Trial, Measurement]]()
-
-    def measure(trial: Trial) -> Measurement:
-        measured, best_per_s = surface(trial), best_within(trials, bounds)
-        if shared is not None:
-            took_s = time_of(length, measured.answers_per_s, best_per_s)
-            speed = shared.speed(clock.spent_s, took_s)
-            measured = replace(
-                measured,
-                answers_per_s=measured.answers_per_s * speed,
-                p50_ms=measured.p50_ms / speed,
-                p99_ms=measured.p99_ms / speed * shared.tail(),
-            )
-        clock.add(trial, measured.answers_per_s, best_per_s)
-        trials.append((trial, measured))
-        return measured
-
-    def passed() -> float:
-        return clock.spent_s / (TIME_PART * clock.durations.grid_s(space))
-
-    found, _ = run(measure, bounds, space, start, passed)
-    return found, clock.spent_s
-
-
-DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100)
-
-
-@pytest.mark.parametrize("bounded", [False, True], ids=["free", "bounded"])
-@pytest.mark.parametrize(
-    ("space", "length"),
-    [
-        (Space((1, 2, 4, 8), DELAYS_MS, (1, 2), (1, 2, 4, 8, 16, 32)), Length(0.5, 15)),
-        (Space(SPACE.batch_sizes, DELAYS_MS, (1, 2), SPACE.concurrencies), Length()),  # of two CPUs
-    ],
-    ids=["small", "usual"],
-)
-@pytest.mark.long
-def test_a_search_takes_a_tenth_of_the_time_of_the_grid(space: Space, length: Length, bounded: bool) -> None:
-    """Each of 36 servers, in simulated time."""
-    for fixed, each, cores, start in product(
-        (0.5, 5, 40), (0.05, 1, 10), (2, 8), (Trial(1, 0, 1, 1), Trial(4, 50, 2, 1))
-    ):
-        surface = server(fixed, each, cores, 0.1, 100, 0.5)
-        bounds = Bounds(p99_ms=2.5 * (fixed + each), memory_bytes=450) if bounded else Bounds()
-        grid = Clock(length)
-        for trial in trials_of(space):
-            grid.add(trial, surface(trial).answers_per_s)
-        found, tune_s = timed(surface, bounds, space, start, length)
-        best = best_of_grid(surface, bounds, space)
-        assert found.measured is not None and found.within
-        assert found.measured.answers_per_s >= 0.95 * best.answers_per_s, (found, best)
-        assert tune_s <= grid.spent_s / 10, (found, tune_s, grid.spent_s)
 
 
 @settings(max_examples=30, derandomize=True)  # a heuristic: a rare surface is beyond it
@@ -279,66 +186,6 @@ def test_measurements_that_are_far_from_the_best_end_early_and_lose_nothing(
     assert exact(found).answers_per_s >= (0.9 - noisy) * best.answers_per_s
 
 
-class Shared:
-    """A machine that others use too: its speed varies over seconds, some measurements meet a pause, each differs."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._at_s, self._slower = 0.0, self._random.gauss(0, 0.3)
-
-    def speed(self, now_s: float, took_s: float) -> float:
-        """The factor of a measurement's rate that begins now and takes so long."""
-        stays = math.exp((self._at_s - now_s) / 8)
-        self._at_s = now_s
-        self._slower = self._slower * stays + self._random.gauss(0, 0.3 * math.sqrt(1 - stays * stays))
-        pause = self._random.uniform(0.1, 0.6) if self._random.random() < 0.15 else 1.0
-        luck = max(0.3, self._random.gauss(1, 0.15 * math.sqrt(0.4 / took_s)))
-        return math.exp(-abs(self._slower)) * pause * luck
-
-    def tail(self) -> float:
-        """The factor of a measurement's p99, which few answers tell."""
-        return math.exp(self._random.gauss(0, 0.1))
-
-
-#: The median of `Shared`'s speeds.
-TYPICAL_SPEED = 0.82
-
-
-@pytest.mark.parametrize(("bound", "poor_max"), [(0.0, 0.08), (2.5, 0.17)], ids=["free", "bounded"])
-@pytest.mark.long
-def test_on_a_machine_that_others_disturb_most_searches_come_close(bound: float, poor_max: float) -> None:
-    """72 searches each. A result is poor if, at the usual speed, it exceeds the bound for p99 by more than a tenth, or
-    has less than 0.9 of the answers a second of the best configuration that keeps it with a tenth to spare."""
-    space, length = Space((1, 2, 4, 8), DELAYS_MS, (1, 2), (1, 2, 4, 8, 16, 32)), Length(0.4, 12)
-    starts, shares, poor, tunes_s, grids_s = (Trial(1, 0, 1, 1), Trial(4, 50, 2, 1)), [], 0, 0.0, 0.0
-    for (fixed, each, cores), start, seed in product(SERVERS, starts, range(2)):
-        exact = server(fixed, each, cores, 0.1, 100, 0.5)
-        usual = slowed(exact, TYPICAL_SPEED)
-        bounds = Bounds(p99_ms=bound * (fixed + each)) if bound else Bounds()
-        spare = Bounds(p99_ms=bounds.p99_ms / 1.1) if bounds.p99_ms else bounds
-        grid, noise = Clock(length), Shared(seed + 1000)
-        for trial in trials_of(space):
-            grid.add(trial, exact(trial).answers_per_s * noise.speed(grid.spent_s, length.seconds))
-        found, tune_s = timed(exact, bounds, space, start, length, Shared(seed))
-        assert found.best is not None
-        tunes_s, grids_s = tunes_s + tune_s, grids_s + grid.spent_s
-        shares.append(usual(found.best).answers_per_s / best_of_grid(usual, spare, space).answers_per_s)
-        poor += shares[-1] < 0.9 or bounds.excess(usual(found.best)) > 0.1
-    assert tunes_s <= grids_s / 10, (tunes_s, grids_s)
-    assert sum(shares) / len(shares) > 0.97 and poor / len(shares) < poor_max, (
-        sum(shares) / len(shares),
-        poor / len(shares),
-    )
-
-
-def slowed(exact: Surface, speed: float) -> Surface:
-    def measure(at: Trial) -> Measurement:
-        found = exact(at)
-        return replace(found, answers_per_s=found.answers_per_s * speed, p99_ms=found.p99_ms / speed)
-
-    return measure
-
-
 def lucky(exact: Surface, nth: int) -> Surface:
     """A surface whose nth measurement is three times the true value."""
     numbers = itertools.count()
@@ -359,16 +206,10 @@ def test_one_lucky_measurement_does_not_end_a_search(nth: int) -> None:
         assert exact(found.best).answers_per_s >= 0.9 * best_of_grid(exact, Bounds()).answers_per_s, (found, fixed)
 
 
-def test_without_time_few_measurements_are_made() -> None:
-    found, measured = run(server(5, 1, 2, 0.1, 100), Bounds(), passed=lambda: 1.0)
-    assert found.best is not None
-    assert UNTIMED <= measured <= UNTIMED + len(SPACE.concurrencies)
-
-
 def test_the_middle_of_measurements_is_their_median_and_fails_with_any() -> None:
     looks = [Measurement(100, 1, 5, 10), Measurement(20, 9, 50, 30), Measurement(90, 2, 6, 20)]
     assert middle_of(looks) == Measurement(90, 2, 6, 30)
-    failed = Measurement(0, failed=1, error="no memory")
+    failed = Measurement(0, error="no memory")
     assert middle_of([*looks, failed]) == failed
 
 
@@ -379,7 +220,7 @@ SERVERS = [(fixed, each, cores) for fixed in (0.5, 5, 40) for each in (0.05, 1, 
 def test_a_search_takes_few_measurements() -> None:
     """The means of 18 servers with 2646 configurations each."""
     measured = [run(server(*one, 0.1, 100), Bounds())[1] for one in SERVERS]
-    assert sum(measured) / len(measured) < 50, measured
+    assert sum(measured) / len(measured) < 65, measured
 
 
 def test_with_bounds_and_from_a_poor_start_it_takes_few_more() -> None:

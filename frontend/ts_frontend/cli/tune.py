@@ -8,33 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
+import grpc
 
-from ts_frontend.cli.client import CallFailed, Client, WorkersFailed, wait_for_workers
-from ts_frontend.cli.commands import command, commands
-from ts_frontend.cli.tune_requests import IN_FLIGHT_MAX, PROTOCOLS, read, sender
+from ts_frontend.cli.client import CallFailed, Client, Target, WorkersFailed, wait_for_workers
+from ts_frontend.cli.commands import DEFAULT_INPUT, command, commands
+from ts_frontend.config.keys import KeyKind
 from ts_frontend.config.kinds import bytes_of
+from ts_frontend.protos.inference_pb2 import PredictionsRequest
+from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_frontend.tuning import show
-from ts_frontend.tuning.load import Durations, Length, Send, measure
+from ts_frontend.tuning.load import Length, Send, measure
 from ts_frontend.tuning.search import Bounds, Found, Measurement, Space, Trial, best_within, search
 
 #: The suffix of the copy's name.
 SUFFIX = "-tuning"
 DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100)
-#: The part of a grid's time after which no further measurement begins.
-TIME_PART = 0.09
 #: Reloads and scale calls take tenths of a second.
 POLL_S = 0.02
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+REQUEST_S_MAX = 60.0
 
 _INPUT = click.Path(exists=True, path_type=Path)
 
@@ -53,56 +54,78 @@ def _doubled(most: int) -> tuple[int, ...]:
     return (*(1 << power for power in range(most.bit_length()) if 1 << power < most), most)
 
 
-#: Makes a sender of requests to the model with a name.
-Requests = Callable[[str], AbstractAsyncContextManager[Send]]
+def read(paths: Sequence[Path]) -> list[bytes]:
+    """The requests of these files in order: a folder's files by name, a `.jsonl` file's lines.
+
+    :raises click.BadParameter: there is none.
+    """
+    files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    visible = [file for file in files if file.is_file() and not file.name.startswith(".")]
+    found = [request for file in visible for request in _requests_of(file)]
+    if not found:
+        raise click.BadParameter(f"{', '.join(map(str, paths))}: it contains no request", param_hint="--input")
+    return found
+
+
+def _requests_of(file: Path) -> list[bytes]:
+    body = file.read_bytes()
+    return [line for line in map(bytes.strip, body.splitlines()) if line] if file.suffix == ".jsonl" else [body]
+
+
+def _sender(channel: Any, target: Target, name: str, requests: Sequence[bytes]) -> Send:
+    stub = InferenceAPIsServiceStub(channel)
+    metadata = target.keys.metadata(KeyKind.INFERENCE)
+    messages = [PredictionsRequest(model_name=name, input={DEFAULT_INPUT: body}) for body in requests]
+
+    async def send(number: int) -> None:
+        try:
+            await stub.Predictions(messages[number % len(messages)], metadata=metadata, timeout=REQUEST_S_MAX)
+        except grpc.RpcError as error:
+            failed: Any = error
+            raise CallFailed(failed.code().name, f"{failed.code().name}: {failed.details()}") from None
+
+    return send
 
 
 class Copy:
     """The measured copy of a model, with the settings of the last trial."""
 
-    def __init__(self, client: Client, name: str, url: str, requests: Requests, length: Length) -> None:
+    def __init__(self, client: Client, name: str, url: str, requests: Sequence[bytes], length: Length) -> None:
         self.name = name
         self._client = client
         self._url = url
         self._requests = requests
         self._length = length
         self._batching: tuple[int, int] | None = None
-        self.durations = Durations()
 
     def try_out(self, trial: Trial, best_per_s: float = 0.0) -> Measurement:
         """Measures a trial, for a shorter time if it is far below `best_per_s`, the best answers a second so far."""
         try:
             self._set(trial)
-            begun_s = time.monotonic()
             found = asyncio.run(self._load(trial.concurrency, best_per_s))
             memory_bytes = sum(worker["memoryUsage"] for worker in self._describe()["workers"])
         except (CallFailed, WorkersFailed) as error:
-            return Measurement(0.0, failed=1, error=str(error))
-        if not found.error:
-            whole_s = self._length.whole_s(found.answers_per_s, trial.concurrency)
-            self.durations.measurements_s[trial] = max(time.monotonic() - begun_s, whole_s)
-        return Measurement(found.answers_per_s, found.p50_ms, found.p99_ms, memory_bytes, found.failed, found.error)
+            return Measurement(0.0, error=str(error))
+        return replace(found, memory_bytes=memory_bytes)
 
     def _describe(self) -> dict[str, Any]:
         return self._client.describe(self.name)[0]
 
     def _set(self, trial: Trial) -> None:
-        batching, begun_s = (trial.batch_size, trial.delay_ms), time.monotonic()
-        again = self._batching != batching
-        if again:
+        batching = (trial.batch_size, trial.delay_ms)
+        if self._batching != batching:
             self.remove()
             self._batching = batching  # the copy may exist from now on, also if the call is interrupted
             settings = {"batch_size": trial.batch_size, "max_batch_delay": trial.delay_ms, "initial_workers": 0}
             self._client.register(self._url, model_name=self.name, synchronous=True, **settings)
-        scaled = self._describe()["minWorkers"] != trial.workers
-        if scaled:
+        if self._describe()["minWorkers"] != trial.workers:
             self._client.scale(self.name, "", trial.workers, trial.workers, None)
         wait_for_workers(self._describe, trial.workers, None, lambda _: None, lambda _: time.sleep(POLL_S))
-        if again or scaled:
-            (self.durations.loads_s if again else self.durations.scalings_s).append(time.monotonic() - begun_s)
 
     async def _load(self, concurrency: int, best_per_s: float) -> Measurement:
-        async with self._requests(self.name) as send:
+        target = self._client.target
+        async with target.channel(target.address(target.inference_port), grpc.aio) as channel:
+            send = _sender(channel, target, self.name, self._requests)
             return await measure(send, concurrency, self._length, best_per_s)
 
     def remove(self) -> None:
@@ -128,12 +151,7 @@ class Copy:
 def _climb(
     copy: Copy, over: Space, bounds: Bounds, start: Trial, say: Callable[[str], None]
 ) -> tuple[Found, list[tuple[Trial, Measurement]]]:
-    begun_s = time.monotonic()
-
-    def passed() -> float:
-        return (time.monotonic() - begun_s) / (TIME_PART * copy.durations.grid_s(over) or math.inf)
-
-    climb = search(over, bounds, start, passed)
+    climb = search(over, bounds, start)
     trials: list[tuple[Trial, Measurement]] = []
     trial = next(climb)
     while True:
@@ -157,13 +175,6 @@ def _memory(_: Any, __: Any, text: str | None) -> int | None:
     return size
 
 
-def _plot(_: Any, __: Any, path: Path | None) -> Path | None:
-    """Refuses a plot that couldn't be drawn, before the first measurement instead of after the last."""
-    if path is not None and path.suffix != ".svg":
-        raise click.BadParameter(f"{path}: the name ends in .svg")
-    return path
-
-
 @commands.command()
 @click.argument("name")
 @click.option(
@@ -175,21 +186,6 @@ def _plot(_: Any, __: Any, path: Path | None) -> Path | None:
     metavar="PATH",
     help="A request to send; a folder of them; or a .jsonl file, one on each line. Repeatable.",
 )
-@click.option(
-    "--protocol",
-    type=click.Choice(PROTOCOLS),
-    default="grpc",
-    show_default=True,
-    help="What the model's clients use: TorchServe's gRPC, its HTTP, or the Open Inference Protocol over HTTP.",
-)
-@click.option(
-    "--http-port",
-    envvar="TORCHSERVE_HTTP_PORT",
-    default=8080,
-    show_default=True,
-    show_envvar=True,
-    help="Port for --protocol http and v2.",
-)
 @click.option("--version", default="", help="[default: the default version]")
 @click.option("--p99", type=click.FloatRange(0, min_open=True), metavar="MS", help="The longest acceptable p99.")
 @click.option("--memory", callback=_memory, metavar="SIZE", help="The most memory for all workers: bytes, or 4GiB.")
@@ -197,7 +193,7 @@ def _plot(_: Any, __: Any, path: Path | None) -> Path | None:
 @click.option(
     "--workers-max", type=click.IntRange(1, 64), default=lambda: min(64, os.cpu_count() or 1), help="[default: CPUs]"
 )
-@click.option("--in-flight-max", type=click.IntRange(1, IN_FLIGHT_MAX), default=256, show_default=True)
+@click.option("--in-flight-max", type=click.IntRange(1, 4096), default=256, show_default=True)
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
@@ -206,19 +202,11 @@ def _plot(_: Any, __: Any, path: Path | None) -> Path | None:
     help="How long each configuration is measured, at least.",
 )
 @click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Put the settings into this file.")
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    callback=_plot,
-    help="Draw the measurements as FILE.svg.",
-)
 @command
 def tune(
     client: Client,
     name: str,
     inputs: tuple[Path, ...],
-    protocol: str,
-    http_port: int,
     version: str,
     p99: float | None,
     memory: int | None,
@@ -227,7 +215,6 @@ def tune(
     in_flight_max: int,
     seconds: float,
     write: Path | None,
-    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Find the batch size, delay and number of workers.
@@ -238,12 +225,8 @@ def tune(
     bounds = Bounds(p99, memory)
     batch_size = before["batchSize"]
     start = Trial(batch_size, before["maxBatchDelay"] if batch_size > 1 else 0, before["minWorkers"], 1)
-    recorded, length = read(inputs, protocol), Length(seconds, min(100, round(30 * seconds)))
-
-    def requests(copied: str) -> AbstractAsyncContextManager[Send]:
-        return sender(protocol, client.target, http_port, copied, recorded)
-
-    copy = Copy(client, f"{name}{SUFFIX}", before["modelUrl"], requests, length)
+    length = Length(seconds, min(100, round(30 * seconds)))
+    copy = Copy(client, f"{name}{SUFFIX}", before["modelUrl"], read(inputs), length)
     if copy.is_there():
         raise CallFailed("ALREADY_EXISTS", f"There is a {copy.name} already: torchserve unregister {copy.name}")
     click.echo(show.HEAD, err=as_json)
@@ -256,8 +239,6 @@ def tune(
         click.echo(json.dumps(show.as_json(found, trials), indent=2))
     else:
         click.echo(show.conclusion(found, trials, bounds))
-    if plot is not None:
-        plot.write_text(show.svg(f"{name} {before['modelVersion']}", trials, found, bounds))
     if found.best is not None and found.within and write is not None:
         there = write.read_text() if write.exists() else ""
         write.write_text(show.with_settings(there, show.settings_of(found.best)))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ts_frontend.tuning.search import Measurement, Space, Trial
+from ts_frontend.tuning.search import Measurement
 
 #: The part of a measurement after which it ends early if its result is far below the best.
 LOOK_PART, FAR_BELOW = 0.25, 0.7
@@ -29,40 +28,12 @@ class Length:
     answers: int = 100
     seconds_max: float = 30.0
 
-    def whole_s(self, answers_per_s: float, concurrency: int) -> float:
-        """The time of a measurement with this rate that doesn't end early, with its warm-up."""
-        if answers_per_s <= 0:
-            return self.seconds * (1 + WARM_UP_PART)
-        warm_up_s = max(self.seconds * WARM_UP_PART, concurrency / answers_per_s)
-        return warm_up_s + min(max(self.seconds, self.answers / answers_per_s), self.seconds_max)
-
     def reached(self, spent_s: float, answers: int, best_per_s: float = 0.0) -> bool:
         """Whether `answers` in `spent_s` are enough. `best_per_s`: the best answers a second so far."""
         far = answers / max(spent_s, 1e-9) < FAR_BELOW * best_per_s
         part = LOOK_PART if far else 1.0
         ready = spent_s >= part * self.seconds and answers >= part * self.answers
         return ready or spent_s >= part * self.seconds_max
-
-
-@dataclass(slots=True)
-class Durations:
-    """The durations of a search's steps in seconds, from which the time of an exhaustive grid is estimated: loads of
-    the model, changes of its number of workers, and measurements, whose full length counts if they ended early."""
-
-    loads_s: list[float] = field(default_factory=list)
-    scalings_s: list[float] = field(default_factory=list)
-    measurements_s: dict[Trial, float] = field(default_factory=dict)
-
-    def grid_s(self, over: Space) -> float:
-        """The time of measuring each configuration once: of each part its mean so far. The grid changes the load first,
-        then the number of workers, so that the model is loaded once for each batch size and delay."""
-        loads = len(over.batch_sizes) * len(over.delays_ms)
-        parts = (
-            (over.size, list(self.measurements_s.values())),
-            (loads, self.loads_s),
-            (loads * (len(over.workers) - 1), self.scalings_s),
-        )
-        return sum(number * statistics.mean(durations) for number, durations in parts if durations)
 
 
 async def measure(send: Send, concurrency: int, length: Length, best_per_s: float = 0.0) -> Measurement:
@@ -84,7 +55,7 @@ async def measure(send: Send, concurrency: int, length: Length, best_per_s: floa
             try:
                 await send(next(numbers))
             except Exception as error:  # every way in which a request can fail makes the configuration unusable
-                errors.append(str(error))
+                errors.append(str(error) or type(error).__name__)
                 return
             now_s = time.perf_counter()
             done += 1
@@ -94,15 +65,15 @@ async def measure(send: Send, concurrency: int, length: Length, best_per_s: floa
                 started_s = now_s
 
     await asyncio.gather(*(client() for _ in range(concurrency)))
-    error = next(filter(None, errors), "")
-    return summary(latencies_ms, time.perf_counter() - (started_s or begun_s), len(errors), error)
+    spent_s = time.perf_counter() - (started_s or begun_s)
+    return summary(latencies_ms, spent_s, next(iter(errors), ""))
 
 
-def summary(latencies_ms: Sequence[float], spent_s: float, failed: int = 0, error: str = "") -> Measurement:
+def summary(latencies_ms: Sequence[float], spent_s: float, error: str = "") -> Measurement:
     if not latencies_ms:
-        return Measurement(0.0, failed=failed, error=error or "no request was answered in time")
+        return Measurement(0.0, error=error or "no request was answered in time")
     ordered = sorted(latencies_ms)
-    return Measurement(len(ordered) / spent_s, _share(ordered, 0.5), _share(ordered, 0.99), 0, failed, error)
+    return Measurement(len(ordered) / spent_s, _share(ordered, 0.5), _share(ordered, 0.99), error=error)
 
 
 def _share(ordered: Sequence[float], share: float) -> float:

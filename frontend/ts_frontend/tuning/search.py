@@ -5,8 +5,8 @@ of the model. So each setting of the last three is measured at several loads, fr
 the answers a second rise. The settings are changed one at a time, or batch size and workers together, from the best
 so far.
 
-Measurements are noisy, and the best of many is most often one that was lucky. So, where measurements of one
-configuration differ, the best are measured again, in turns. If another is the best then, the climb goes on from it.
+Measurements are noisy, and the best of many is most often one that was lucky. So the best few are measured again, in
+turns, and the best of their medians is the result.
 """
 
 from __future__ import annotations
@@ -14,22 +14,15 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 
 #: Gains below this share don't count: measurements of one configuration differ by as much.
 GAIN_MIN = 0.02
 #: A search ends after a tenth of the grid, but not before this number of measurements.
 EVALUATIONS_MIN = 32
-#: The number of measurements that a search without time makes nonetheless.
-UNTIMED = 16
-#: The measurements of one configuration that are enough to compare it, and of all that are measured again.
-LOOKS, AGAIN_MAX = 4, 24
-#: The part of the time after which the first climb ends. Then, for each stage, the best are measured again until its
-#: second part, and the climb goes on until its first.
-CLIMB_PART, STAGES = 0.6, ((0.85, 0.8), (0.85, 1.0))
-#: The rivals of the best that are measured again with it.
-RIVALS_MAX = 4
+#: The number of configurations that are measured again at the end, and how often each is measured altogether.
+RIVALS, LOOKS = 4, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +41,12 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A trial's measurement. `failed`: requests without an answer; `error`: why the first, or the trial, failed."""
+    """A trial's measurement. `error`: why the trial, or its first request without an answer, failed."""
 
     answers_per_s: float
     p50_ms: float = 0.0
     p99_ms: float = 0.0
     memory_bytes: int = 0
-    failed: int = 0
     error: str = ""
 
 
@@ -66,15 +58,11 @@ class Bounds:
     memory_bytes: int | None = None
 
     def excess(self, found: Measurement) -> float:
-        """The factor by which the measurement exceeds a bound, less 1; 0 within all bounds, infinity with failures."""
-        if found.failed or found.error:
+        """The factor by which the measurement exceeds a bound, less 1; 0 within all, infinity after a failure."""
+        if found.error:
             return math.inf
-        ratios = [0.0]
-        if self.p99_ms is not None:
-            ratios.append(found.p99_ms / self.p99_ms - 1)
-        if self.memory_bytes is not None:
-            ratios.append(found.memory_bytes / self.memory_bytes - 1)
-        return max(ratios)
+        pairs = ((found.p99_ms, self.p99_ms), (found.memory_bytes, self.memory_bytes))
+        return max([0.0, *(value / most - 1 for value, most in pairs if most is not None)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,21 +120,16 @@ class Found:
 Search = Generator[Trial, Measurement, Found]
 
 
-def search(
-    space: Space, bounds: Bounds, start: Trial | None = None, passed: Callable[[], float] = lambda: 0.0
-) -> Search:
+def search(space: Space, bounds: Bounds, start: Trial | None = None) -> Search:
     """Yields the candidates to measure, some of them several times, is sent their measurements, and returns the best.
-    `start`: the present configuration, whose settings are measured first. `passed`: the share of the search's time that
-    has passed; the first `UNTIMED` measurements are made in any case."""
-    return _Climb(space, bounds, passed).run(start)
+    `start`: the present configuration, whose settings are measured first."""
+    return _Climb(space, bounds).run(start)
 
 
 def middle_of(found: Sequence[Measurement]) -> Measurement:
     """The medians of measurements of one configuration; a failed one if any has failed."""
-    if len(found) == 1:
-        return found[0]
     for one in found:
-        if one.failed or one.error:
+        if one.error or len(found) == 1:
             return one
     return Measurement(
         statistics.median(one.answers_per_s for one in found),
@@ -157,15 +140,13 @@ def middle_of(found: Sequence[Measurement]) -> Measurement:
 
 
 class _Climb:
-    def __init__(self, space: Space, bounds: Bounds, passed: Callable[[], float]) -> None:
+    def __init__(self, space: Space, bounds: Bounds) -> None:
         self._space = space
         self._bounds = bounds
-        self._passed = passed
         self._looks: dict[Trial, list[Measurement]] = {}
         self._seen: dict[Trial, Measurement] = {}  # the middle of each trial's measurements
-        # A load ladder may go over it by its length.
-        self._most = max(EVALUATIONS_MIN, space.size // 10 - len(space.concurrencies))
-        self._until = CLIMB_PART
+        # A load ladder and the last measurements may go over it.
+        self._most = max(EVALUATIONS_MIN, space.size // 10 - len(space.concurrencies) - 2 * RIVALS * LOOKS)
 
     def run(self, start: Trial | None) -> Search:
         space = self._space
@@ -181,35 +162,18 @@ class _Climb:
         yield from self._settle(current)
         if not self._found().within and not self._spent:  # a local best beyond the bounds
             yield from self._settle((yield from self._load(least)))
-        for self._until, sure_until in STAGES:
-            yield from self._make_sure(sure_until)
-            if (best := self._found().best) is None:
-                break
+        yield from self._make_sure()
+        if (best := self._found(sure=True).best) is not None:  # it may be another one, with better neighbours
             yield from self._settle(best)
+            yield from self._make_sure()
         return self._found(sure=True)
 
-    def _make_sure(self, until: float) -> Generator[Trial, Measurement, None]:
-        while self._passed() < until and self._measured < len(self._seen) + AGAIN_MAX:
-            unsure = self._unsure()
-            if unsure is None:
-                break
-            yield from self._measure(unsure, again=True)
-
-    def _unsure(self) -> Trial | None:
-        """Of the best and its rivals, the one with the fewest measurements; None if each has enough, or if measurements
-        of one configuration hardly differ."""
-        best = self._found().best
-        if best is None or (len(self._looks[best]) > 1 and not self._is_noisy):
-            return None
-        rivals = sorted(self._seen, key=lambda one: rank(self._seen[one], self._bounds), reverse=True)
-        few = [one for one in (best, *rivals[: RIVALS_MAX + 1]) if len(self._looks[one]) < LOOKS]
-        return min(few, key=lambda one: len(self._looks[one]), default=None)
-
-    @property
-    def _is_noisy(self) -> bool:
-        """Whether the measurements of a configuration have differed by more than the least gain."""
-        rates = ([look.answers_per_s for look in looks] for looks in self._looks.values())
-        return any(max(several) > min(several) * (1 + GAIN_MIN) for several in rates)
+    def _make_sure(self) -> Generator[Trial, Measurement, None]:
+        ranked = sorted(self._seen, key=lambda one: rank(self._seen[one], self._bounds), reverse=True)
+        for looks in range(1, LOOKS):
+            for one in ranked[:RIVALS]:
+                if len(self._looks[one]) == looks and not self._seen[one].error:
+                    yield from self._measure(one, again=True)
 
     def _settle(self, current: Trial) -> Generator[Trial, Measurement, None]:
         before = -1
@@ -245,8 +209,7 @@ class _Climb:
 
     @property
     def _spent(self) -> bool:
-        tried = len(self._seen)
-        return tried >= self._most or (tried >= UNTIMED and self._passed() >= self._until)
+        return len(self._seen) >= self._most
 
     @property
     def _measured(self) -> int:
@@ -293,10 +256,9 @@ class _Climb:
         return Trial(batch_size, delay_ms, workers, current.concurrency)
 
     def _found(self, sure: bool = False) -> Found:
-        """The best trial; among equals, the one with the fewest resources. `sure`: where measurements differ, none that
-        was measured once, because the best of these is most often one that was lucky."""
+        """The best trial; among equals, the one with the fewest resources. `sure`: none that was measured once."""
         usable = {one: it for one, it in self._seen.items() if not math.isinf(self._bounds.excess(it))}
-        if sure and self._is_noisy:
+        if sure:
             usable = {one: it for one, it in usable.items() if len(self._looks[one]) > 1} or usable
         if not usable:
             return Found(None, None, False, self._measured)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from e2e.conftest import Serving
+from e2e.conftest import TRANSFORMERS, Serving
 from support import until
 
 pytestmark = pytest.mark.external
@@ -46,7 +46,7 @@ def serve(hub: Hub, tmp_path: Path) -> Iterator[Callable[[str], Serving]]:
 
     def begin(name: str) -> Serving:
         words = ["--profile=kserve", "--model_name=net", f"--model_dir={hub.folder / name}"]
-        settings: dict[str, object] = {"env": hub.env, "default_workers_per_model": 1}
+        settings = {"env": hub.env, "preloaded": TRANSFORMERS, "default_workers_per_model": 1}
         running.append(Serving(tmp_path, None, settings, words))
         return running[-1].wait_started()
 

@@ -57,7 +57,7 @@ def openais(client: openai.OpenAI) -> dict[str, Any]:
             seed=at,
             max_tokens=60,
         )
-        for at in range(5)
+        for at in range(2)
     ]
     objects = [choice for one in several for choice in one.choices]
     called = client.chat.completions.create(
@@ -100,7 +100,7 @@ def openais(client: openai.OpenAI) -> dict[str, Any]:
 async def cancelled(client: openai.AsyncOpenAI) -> int:
     """Streams that are left after their third event."""
     count = 0
-    for _ in range(8):
+    for _ in range(4):
         async with await client.chat.completions.create(
             model="chat", messages=ASK, stream=True, max_tokens=1000, extra_body={"ignore_eos": True}
         ) as stream:
