@@ -78,7 +78,7 @@ def generator(folder: Path, streams: int, threads: int) -> Callable[[float], int
     options = xllamacpp.CommonParams()
     options.model.path = str(next(folder.glob("*.gguf")))
     options.hostnames, options.ui, options.n_parallel = [str(folder / "engine.sock")], False, streams
-    options.n_gpu_layers = 0
+    options.n_gpu_layers, options.cpuparams.n_threads = 0, threads
     server = xllamacpp.Server(options)
 
     def run(seconds: float) -> int:
@@ -124,7 +124,7 @@ KINDS = {
     "texts": Kind(
         ("gguf",),
         lambda: [*CLIENTS["gguf"].glob("**/*.gguf")],
-        lambda given: f"handler: {{parallel: {given.clients}}}\n",
+        lambda given: f"cpuThreads: {given.threads}\nhandler: {{parallel: {given.clients}}}\n",
         "chat/completions",
         chat(),
         generator,
@@ -165,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--clients", type=int)
-    parser.add_argument("--threads", type=int, default=1, help="of torch, in the worker and in the other process")
+    parser.add_argument("--threads", type=int, default=1, help="of the engine, in the worker and in the other process")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=5)
     parser.add_argument("--direct", type=Path, help=argparse.SUPPRESS)

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.external
 #: The places of each engine, and the requests that may wait for one.
 PLACES, QUEUE = 2, 3
 SETTINGS = {"minWorkers": 1, "jobQueueSize": QUEUE, "responseTimeout": GUARD_S, "handler": {"parallel": PLACES}}
+BOUNDED = {**SETTINGS, "cpuThreads": 3}
 GROWS = {**SETTINGS, "maxWorkers": 2, "autoscale": {"targetQueue": 0, "upAfter": 0.2, "downAfter": 1}}
 
 
@@ -38,7 +39,7 @@ def server(
         config = place / "models" / "llama" / "config.json"  # a text may go on for as long as a test needs
         config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 1_000_000}))
         files = list(config.parent.iterdir())
-    for name, settings in (("bounded", SETTINGS), ("grows", GROWS)):
+    for name, settings in (("bounded", BOUNDED), ("grows", GROWS)):
         folder = place / "store" / name
         folder.mkdir(parents=True)
         for file in files:
@@ -48,6 +49,8 @@ def server(
     with serving(place, place / "store", asked, []) as server:
         for name in ("bounded", "grows"):
             server.wait_for_log(f"of {name}_1.0 is ready")
+        if request.param == "llama.cpp":
+            server.wait_for_log("n_threads = 3")  # which the engine says
         yield server
 
 

@@ -91,6 +91,9 @@ class LlamaCppHandler(LanguageModelHandler):
         options.endpoint_slots = options.endpoint_props = False
         if context.system_properties.get("gpu_id") is None:
             options.n_gpu_layers = 0
+        threads = os.environ.get("OMP_NUM_THREADS", "")  # `cpuThreads`, or the share of one of several workers
+        if threads.isdecimal():
+            options.cpuparams.n_threads = int(threads)
         for name, value in section.items():
             if name == "pooling":
                 value = _pooling(engine, value)
