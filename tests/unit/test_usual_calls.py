@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from streams import Http2Client, asked, begin
 from support import until_async
 from ts_frontend.errors import ModelNotFound
-from ts_frontend.grpc.call import Call, Method, RequestIds, Shape, identified
-from ts_frontend.grpc.exchange import JOIN_BYTES_MAX, Exchange
+from ts_frontend.grpc.call import JOIN_BYTES_MAX, Call, Method, RequestIds, Shape, identified
+from ts_frontend.grpc.exchange import Exchange
 from ts_frontend.grpc.protocol import PREFIX, MalformedHeader, ReceivedMetadata, encode
 from ts_frontend.grpc.telemetry import CallMetrics
 from ts_frontend.http.app import ASKS, Cors, HttpApp

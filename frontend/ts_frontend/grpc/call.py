@@ -164,6 +164,8 @@ class Shape(Enum):
     BIDI = "bidirectional"
 
 
+#: What stands before a larger message is sent apart from it, to avoid a copy of the message.
+JOIN_BYTES_MAX: Final = 64 * 1024
 #: A message, or the two parts of a large one, which are sent without being joined.
 Answer: TypeAlias = "bytes | tuple[bytes, Buffer]"
 Unary: TypeAlias = Callable[[Call, bytes], Awaitable[Answer]]

@@ -12,7 +12,7 @@ from typing import Any, Final
 from ts.protocol.frames import Buffer
 from ts_frontend.errors import ClientGone, Code, Draining, ServeError, Unimplemented
 from ts_frontend.grpc import protocol
-from ts_frontend.grpc.call import Answer, Bidi, Call, Method, ServerStream, Shape, Unary
+from ts_frontend.grpc.call import JOIN_BYTES_MAX, Answer, Bidi, Call, Method, ServerStream, Shape, Unary
 from ts_frontend.grpc.incoming import Incoming
 from ts_frontend.grpc.protocol import (
     ACCEPT_ENCODING,
@@ -38,8 +38,6 @@ logger: Final = logging.getLogger(__name__)
 
 #: Larger messages are compressed in a thread: at about 200 MB/s, this size blocks the loop for 1 ms.
 THREAD_BYTES_MIN: Final = 256 * 1024
-#: The prefix of a larger message is sent separately, to avoid a copy of the message.
-JOIN_BYTES_MAX: Final = 64 * 1024
 
 UNEXPECTED: Final = "The server failed unexpectedly; its log says why"
 

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from ts.protocol.frames import Buffer, Input, Pairs
 from ts.protocol.wire import prefix, size_at
 from ts_frontend.errors import InvalidArgument
-from ts_frontend.grpc.call import Answer, Call, RequestIds, identified, response_metadata
+from ts_frontend.grpc.call import JOIN_BYTES_MAX, Answer, Call, RequestIds, identified, response_metadata
 from ts_frontend.job import Job
 from ts_frontend.models.registry import Registry
 from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, check_fields
@@ -22,8 +22,6 @@ INPUTS_MAX: Final = 4096
 FIELDS_MAX: Final = INPUTS_MAX + 16
 INPUT_NAME_BYTES_MAX: Final = 1024
 VIEW_BYTES_MIN: Final = 4096
-#: A larger prediction isn't joined with its prefix.
-PART_BYTES_MIN: Final = 64 * 1024
 
 _NAME: Final = 0x0A
 _VERSION: Final = 0x12
@@ -162,6 +160,6 @@ class Predictions:
         prediction = await answer.result()
         if answer.headers or answer.status != 200:
             call.trailing.extend(response_metadata(answer.status, answer.headers))
-        if len(prediction) < PART_BYTES_MIN:
+        if len(prediction) <= JOIN_BYTES_MAX:
             return response(prediction)
         return prefix(1, len(prediction)), prediction

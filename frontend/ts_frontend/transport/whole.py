@@ -48,9 +48,9 @@ class Whole:
         return self._view[self.filled :]
 
     def take(self) -> bytes:
-        """All that has arrived; nothing can be added later."""
+        """The whole body, which has arrived."""
         self._view.release()
-        return self._data if self.filled == self.size else self._data[: self.filled]
+        return self._data
 
 
 class BodyReader(asyncio.BufferedProtocol):
