@@ -1,11 +1,13 @@
 """Language models through the server against their engines called directly, in rounds that alternate.
 
-Usage: python benchmarks/language_models.py {embeddings,texts} [--clients N] [--threads 1] [--rounds 5] [--seconds 5]
+Usage: python benchmarks/language_models.py {embeddings,texts,server} [--clients N] [--threads 1] [--rounds 5]
 
 `embeddings`: /v1/embeddings of one text each against the model with full batches in one process. `texts`: streams of
-/v1/chat/completions against llama.cpp in one process, with as many streams side by side. Both print the ratio of texts,
-or tokens, a second, and that of their CPU time. It needs h2load, and the environments `transformers` and `sentences`,
-or `gguf`, of ts_scripts/client_environments.py, whose models all-MiniLM-L6-v2 and SmolLM2-135M-Instruct it serves.
+/v1/chat/completions against llama.cpp in one process, with as many streams side by side. `server`: the same streams
+against llama.cpp's own HTTP server, with the time to the first token of a lone stream. All print the ratio of texts, or
+tokens, a second, and that of their CPU time, of `server` without that of the thread that computes. It needs curl, and
+the environments `transformers` and `sentences`, or `gguf`, of ts_scripts/client_environments.py, whose models
+all-MiniLM-L6-v2 and SmolLM2-135M-Instruct it serves.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,15 +40,15 @@ MESSAGES = [{"role": "user", "content": "Tell me about the sea and the coast of 
 
 
 class Kind(NamedTuple):
-    """What is measured. `files`: those of the model; `direct`: calls its engine; `unit`: what is counted, of which an
-    answer has `per_answer`."""
+    """What is measured. `files`: those of the model; `direct`: calls its engine, or is None where the engine's own
+    server is loaded; `unit`: what is counted, of which an answer has `per_answer`."""
 
     sites: tuple[str, ...]
     files: Callable[[], list[Path]]
     settings: Callable[[argparse.Namespace], str]
     path: str
     body: dict[str, Any]
-    direct: Callable[[Path, int, int], Callable[[float], int]]
+    direct: Callable[[Path, int, int], Callable[[float], int]] | None
     unit: str
     per_answer: int
     clients: int
@@ -72,14 +76,18 @@ def embedder(folder: Path, batch: int, threads: int) -> Callable[[float], int]:
     return run
 
 
-def generator(folder: Path, streams: int, threads: int) -> Callable[[float], int]:
+def llama_server(folder: Path, address: str, port: int, streams: int, threads: int) -> Any:
     import xllamacpp  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     options = xllamacpp.CommonParams()
     options.model.path = str(next(folder.glob("*.gguf")))
-    options.hostnames, options.ui, options.n_parallel = [str(folder / "engine.sock")], False, streams
+    options.hostnames, options.port, options.ui, options.n_parallel = [address], port, False, streams
     options.n_gpu_layers, options.cpuparams.n_threads = 0, threads
-    server = xllamacpp.Server(options)
+    return xllamacpp.Server(options)
+
+
+def generator(folder: Path, streams: int, threads: int) -> Callable[[float], int]:
+    server = llama_server(folder, str(folder / "engine.sock"), 0, streams, threads)
 
     def run(seconds: float) -> int:
         end_s = time.monotonic() + seconds
@@ -133,11 +141,18 @@ KINDS = {
         16,
     ),
 }
+KINDS["server"] = KINDS["texts"]._replace(direct=None)
 
 
 def direct(kind: Kind, folder: Path, count: int, threads: int) -> None:
     """Computes for as many seconds as each line of the input says, and prints what it made, the seconds of CPU, and
-    those that it took."""
+    those that it took. Of the engine's own server, the port is printed instead."""
+    if kind.direct is None:
+        (port,) = free_ports(1)
+        server = llama_server(folder, "127.0.0.1", port, count, threads)
+        print(server.listening_address, flush=True)
+        sys.stdin.read()
+        return
     run = kind.direct(folder, count, threads)
     for line in sys.stdin:
         begun_s, before_s = time.monotonic(), time.process_time()
@@ -147,17 +162,17 @@ def direct(kind: Kind, folder: Path, count: int, threads: int) -> None:
 
 def loaded(url: str, body: Path, clients: int, seconds: float) -> tuple[int, float]:
     """The number of answers, and the seconds that they took. All clients send until their time is over, and get the
-    answer to their last request."""
-    words = ["h2load", "--h1", "-H", "content-type: application/json", "-d", str(body), "-c", str(clients)]
+    answer to their last request. curl sends, since llama.cpp's own server ends a connection with each stream."""
+    words = ["curl", "-s", "-Z", "--parallel-immediate", "--parallel-max", str(clients), "-o", os.devnull]
+    words += ["-H", "content-type: application/json", "-d", f"@{body}", "-w", "%{http_code}\n"]
     begun_s, answers = time.monotonic(), 0
     while not answers or time.monotonic() - begun_s < seconds:
         number = max(clients, int(answers / (time.monotonic() - begun_s) * seconds) - answers)
-        done = subprocess.run([*words, "-n", str(number), url], capture_output=True, text=True, check=True)
-        status = next(line for line in done.stdout.splitlines() if line.startswith("status codes"))
-        good, *bad = [int(word.split()[0]) for word in status.removeprefix("status codes: ").split(", ")]
-        if any(bad) or good != number:
-            raise h2load.LoadFailed(status)
-        answers += good
+        done = subprocess.run([*words, f"{url}?[1-{number}]"], capture_output=True, text=True)
+        statuses = done.stdout.split()
+        if done.returncode or statuses != ["200"] * number:
+            raise h2load.LoadFailed(f"curl ended with status {done.returncode}, answers: {Counter(statuses)}")
+        answers += number
     return answers, time.monotonic() - begun_s
 
 
@@ -219,7 +234,7 @@ def wait(url: str, body: Path, server: psutil.Process, started: Any) -> None:
         try:
             loaded(url, body, 1, 0)
             return
-        except (h2load.LoadFailed, StopIteration, subprocess.CalledProcessError):
+        except h2load.LoadFailed:
             if time.monotonic() > end_s:
                 raise
             time.sleep(1)
@@ -229,15 +244,24 @@ def measure(
     kind: Kind, given: argparse.Namespace, url: str, body: Path, server: psutil.Process, beside: subprocess.Popen[str]
 ) -> None:
     assert beside.stdin is not None and beside.stdout is not None
-    ratios, costs = [], []
+    ratios, costs, later = [], [], []
+    other = "" if kind.direct else f"{beside.stdout.readline().strip()}/v1/{kind.path}"
     for number in range(given.rounds + 1):  # the first one warms up
-        beside.stdin.write(f"{given.seconds}\n")
-        beside.stdin.flush()
-        made, beside_s, took_s = json.loads(beside.stdout.readline())
-        before_s = cpu_s(server)
+        if other:
+            pairs = [(first_token_s(url, kind.body), first_token_s(other, kind.body)) for _ in range(20)]
+            later += [(ours - theirs) for ours, theirs in pairs if number]
+            before_s = beside_compute_s(psutil.Process(beside.pid))
+            answers, took_s = loaded(other, body, given.clients, given.seconds)
+            made, beside_s = answers * kind.per_answer, beside_compute_s(psutil.Process(beside.pid)) - before_s
+        else:
+            beside.stdin.write(f"{given.seconds}\n")
+            beside.stdin.flush()
+            made, beside_s, took_s = json.loads(beside.stdout.readline())
+        spent = cpu_s if kind.direct else beside_compute_s
+        before_s = spent(server)
         answers, ours_took_s = loaded(url, body, given.clients, given.seconds)
         ours = answers * kind.per_answer
-        cost = [1000 * (cpu_s(server) - before_s) / ours, 1000 * beside_s / made]
+        cost = [1000 * (spent(server) - before_s) / ours, 1000 * beside_s / made]
         rates = ours / ours_took_s, made / took_s
         print(f"{rates[0]:.0f} and {rates[1]:.0f} {kind.unit}/s, {cost[0]:.2f} and {cost[1]:.2f} ms", flush=True)
         if number:
@@ -245,6 +269,30 @@ def measure(
             costs.append(cost[1] / cost[0])
     print(f"{kind.unit}/s, ours / directly: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
     print(f"CPU time of each, directly / ours: {statistics.median(costs):.2f} ({min(costs):.2f} to {max(costs):.2f})")
+    if later:
+        low, middle, high = (1000 * quartile for quartile in statistics.quantiles(later))
+        print(f"first token, ours later by: {middle:.2f} ms (half of the pairs: {low:.2f} to {high:.2f})")
+
+
+def beside_compute_s(process: psutil.Process) -> float:
+    """The CPU seconds of a process and its children but for the thread that computes, the busiest one."""
+    tree = [process, *process.children(recursive=True)]
+    threads = [thread.user_time + thread.system_time for each in tree for thread in each.threads()]
+    return cpu_s(process) - max(threads)
+
+
+def first_token_s(url: str, body: dict[str, Any]) -> float:
+    """The seconds until the first piece with a text. The prompt is cached, and the second token is the last."""
+    sent = json.dumps({**body, "max_tokens": 2, "cache_prompt": True}).encode()
+    request = urllib.request.Request(url, sent, {"content-type": "application/json"})
+    begun_s = time.perf_counter()
+    with urllib.request.urlopen(request) as answer:
+        for line in answer:
+            if line.startswith(b"data: {") and json.loads(line[6:])["choices"][0]["delta"].get("content"):
+                taken_s = time.perf_counter() - begun_s
+                answer.read()
+                return taken_s
+    raise h2load.LoadFailed("a stream without a text")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -35,24 +37,30 @@ _HISTOGRAMS = {
 #: Events of a stream that may have no token: roles, ends and usage, of several choices. So many count at its end only,
 #: since a counter can't go back.
 EVENTS_BESIDE = 8
-#: The time between two counts of a stream's tokens.
-_TELL_S = 0.5
+#: The time between two counts of a stream's tokens, and between two portions of records.
+_TELL_S, _PORTION_S = 0.5, 0.25
 _EVENT = b"data: {"
 #: The members of an answer that have its number of tokens.
 _COUNTS = (b'"usage":', b'"timings":')
 
 
 class Tally:
-    """The counts of all requests in a worker. `told`: the metrics that an engine tells by itself."""
+    """The counts of all requests in a worker. `told`: the metrics that an engine tells by itself. Records go to the
+    frontend in portions, and with the last request that runs: each alone would wake it once more for a request."""
 
     def __init__(self, told: Collection[str] = ()) -> None:
         self.told = told
         self._labels: list[Dimension] = []
         self._context: Context | None = None
         self._running = 0
+        self._records: deque[str] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._due = False
 
     def begin(self, context: Context) -> None:
+        """Must be called in the loop of the requests, before the first one."""
         if not self._labels:
+            self._loop = asyncio.get_running_loop()
             self._labels = [Dimension("model_name", str(context.model_name))]
             self._context = context
 
@@ -68,6 +76,8 @@ class Tally:
             self._running -= 1
             self.gauge("vllm:num_requests_running", self._running)
             count.end()
+            if not self._running:
+                self._write()
 
     def gauge(self, name: str, value: float) -> None:
         if name not in self.told:
@@ -82,7 +92,23 @@ class Tally:
         text = _GAUGES.get(name) or _COUNTERS[name]
         if name == WAITING and self._context is not None:
             self._context._tell_waiting(int(value))
-        emit(body(name, "Count", value, self._labels, metric_type=kind, help=text))
+        self._keep(body(name, "Count", value, self._labels, metric_type=kind, help=text))
+
+    def _keep(self, record: str) -> None:
+        """Has the record written soon; any thread may call it."""
+        self._records.append(record)
+        if self._loop is None:
+            self._write()
+        elif not self._due:
+            self._due = True
+            self._loop.call_soon_threadsafe(self._loop.call_later, _PORTION_S, self._portion)
+
+    def _portion(self) -> None:
+        self._due = False
+        self._write()
+
+    def _write(self) -> None:
+        emit(*(self._records.popleft() for _ in range(len(self._records))))
 
     def count(self, name: str, value: float) -> None:
         if value > 0 and name not in self.told:
@@ -90,7 +116,8 @@ class Tally:
 
     def observe(self, name: str, value_s: float) -> None:
         kind, text = MetricTypes.HISTOGRAM, _HISTOGRAMS[name]
-        emit(body(name, "s", round(value_s, 6), self._labels, metric_type=kind, help=text, buckets=_SECONDS))
+        value_s = round(value_s, 6)
+        self._keep(body(name, "s", value_s, self._labels, metric_type=kind, help=text, buckets=_SECONDS))
 
 
 class Count:

@@ -55,7 +55,7 @@ def body(
     return f"{name}.{unit}:{value}|#{labels}{kind}|#hostname:{hostname()},{int(time.time())}{tail}"
 
 
-def emit(record: str) -> None:
-    """Write one record, at once: a worker may be killed before the batch ends."""
-    sys.stdout.write(f"{PREFIX}{record}\n")
+def emit(*records: str) -> None:
+    """Write records, at once: a worker may be killed before the batch ends."""
+    sys.stdout.write("".join(f"{PREFIX}{record}\n" for record in records))
     sys.stdout.flush()

@@ -31,7 +31,10 @@ _SETTINGS = {
     "embeddings": "embedding",
     "pooling": "pooling_type",
     "chatTemplate": "chat_template",
+    "verbosity": "verbosity",
 }
+#: The engine's errors alone are logged: its other messages, of which each request has several, wake the frontend.
+_VERBOSITY = 1
 #: `file` is the name of one of several files; `adapters` are files of LoRA by the names that requests give them.
 _OTHERS = ("file", "adapters", "engine")
 _PARALLEL = 4
@@ -89,6 +92,7 @@ class LlamaCppHandler(LanguageModelHandler):
         options.model_alias = {context.model_name} if isinstance(options.model_alias, set) else context.model_name
         options.hostnames, options.ui, options.n_parallel = [self._socket], False, _PARALLEL
         options.endpoint_slots = options.endpoint_props = False
+        options.verbosity = _VERBOSITY
         if context.system_properties.get("gpu_id") is None:
             options.n_gpu_layers = 0
         threads = os.environ.get("OMP_NUM_THREADS", "")  # `cpuThreads`, or the share of one of several workers
