@@ -116,7 +116,8 @@ def test_a_full_engine_is_ready_and_what_waits_for_it_is_bounded(server: Any) ->
             assert httpx.get(f"{server.http}/{path}", timeout=GUARD_S).status_code == 200, path
         found = metrics(server, "bounded")
         assert (found["ts_running_requests"], found["ts_concurrency"]) == (PLACES, PLACES)
-        assert found["vllm:num_requests_running"] == PLACES and found["ts_refused_requests_total"] == 1
+        assert found["ts_refused_requests_total"] == 1
+        until(lambda: metrics(server, "bounded")["vllm:num_requests_running"] == PLACES, "they are told soon")
         said = server.describe("bounded")
         assert said["jobQueueStatus"] == {"remainingCapacity": 0, "pendingRequests": QUEUE}
         assert [one["status"] for one in said["workers"]] == ["READY"]
@@ -145,6 +146,6 @@ def test_texts_that_wait_in_the_engine_count(server: Any) -> None:
         with Streams(server.http, "grows") as streams:
             assert streams.begin(n=2 * PLACES, temperature=1).result(GUARD_S) == 200
             until(lambda: len(server.worker_pids("grows")) == 2, lambda: server.describe("grows"))
-            assert metrics(server, "grows")["vllm:num_requests_waiting"] == PLACES
+            until(lambda: metrics(server, "grows")["vllm:num_requests_waiting"] == PLACES, "they are told soon")
         until(lambda: len(server.worker_pids("grows")) == 1, "the least", timeout_s=GUARD_S)
         until(lambda: metrics(server, "grows")["vllm:num_requests_waiting"] == 0, "none is left")

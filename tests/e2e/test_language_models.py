@@ -373,7 +373,7 @@ def test_a_stream_counts_while_it_runs(server: Any, url: str, client_command: An
             return counted(server).get("generation_tokens_total", 0) > before
 
         until(counts, "tokens count before the answer's end")
-        assert counted(server)["num_requests_running"] == 1
+        until(lambda: counted(server)["num_requests_running"] == 1, "the engine is told that one runs")
 
         def speed() -> float:
             next(lines)

