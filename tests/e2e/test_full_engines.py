@@ -20,7 +20,12 @@ PROGRAM = Path(__file__).parent.parent / "data" / "programs" / "small_models.py"
 pytestmark = pytest.mark.external
 #: The places of each engine, and the requests that may wait for one.
 PLACES, QUEUE = 2, 3
-SETTINGS = {"minWorkers": 1, "jobQueueSize": QUEUE, "responseTimeout": GUARD_S, "handler": {"parallel": PLACES}}
+SETTINGS: dict[str, Any] = {
+    "minWorkers": 1,
+    "jobQueueSize": QUEUE,
+    "responseTimeout": GUARD_S,
+    "handler": {"parallel": PLACES},
+}
 BOUNDED = {**SETTINGS, "cpuThreads": 3}
 GROWS = {**SETTINGS, "maxWorkers": 2, "autoscale": {"targetQueue": 0, "upAfter": 0.2, "downAfter": 1}}
 
@@ -44,13 +49,14 @@ def server(
         folder.mkdir(parents=True)
         for file in files:
             (folder / file.name).symlink_to(file)
-        (folder / "model-config.yaml").write_text(json.dumps(settings))
+        more = {"verbosity": 3} if request.param == "llama.cpp" else {}
+        (folder / "model-config.yaml").write_text(json.dumps(settings | {"handler": settings["handler"] | more}))
     asked = {"env": env, "load_models": "bounded,grows", "metrics_mode": "prometheus"}
     with serving(place, place / "store", asked, []) as server:
         for name in ("bounded", "grows"):
             server.wait_for_log(f"of {name}_1.0 is ready")
         if request.param == "llama.cpp":
-            server.wait_for_log("n_threads = 3")  # which the engine says
+            server.wait_for_log("n_threads = 3")  # which the engine says at its third verbosity
         yield server
 
 

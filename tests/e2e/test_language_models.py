@@ -329,6 +329,9 @@ def counted(server: Any) -> dict[str, float]:
 def test_tokens_and_times_are_counted_under_vllms_names(server: Any, url: str, engine: Engine) -> None:
     said(url)
     streamed(url)  # so that every metric is there
+    asked = {**GREEDY, "messages": ASK, "stream": True, "max_tokens": 4000, "ignore_eos": True}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=asked, timeout=GUARD_S):
+        until(lambda: counted(server).get("num_requests_running") == 1, "all requests before this one are told")
     until(lambda: counted(server)["num_requests_running"] == 0, "the engine is idle")
     before = counted(server)
     streamed(url)  # the same answer, without a count that OpenAI's clients would see
