@@ -13,8 +13,10 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from mmap import mmap
 from typing import Any, Final, Protocol, TypeAlias
 
+from ts.protocol.arena import ANSWERS_AT, REQUESTS_AT, Giver, Taker
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Chunk, Failed, FrameError, Message, Pieces, Predict, chunks_of, request_frame
 from ts.protocol.outbox import Outbox
@@ -29,7 +31,7 @@ BEYOND_BYTES: Final = 16 * 1024
 
 class Connection:
     """Messages to and from one worker. `on_messages` gets the messages that arrived together; `on_end` is called
-    once, with the reason, when the socket ends or has invalid data."""
+    once, with the reason, when the socket ends or has invalid data. `shared`: memory with arenas for large bodies."""
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class Connection:
         on_messages: Callable[[list[Message]], None],
         on_end: Callable[[str], None],
         message_bytes_max: int,
+        shared: mmap | None = None,
     ) -> None:
         sock.setblocking(False)
         self._sock: socket.socket | None = sock
@@ -44,6 +47,8 @@ class Connection:
         self._on_end = on_end
         self._decoder = Decoder(message_bytes_max)
         self._outbox = Outbox()
+        if shared is not None:
+            self._outbox.giver, self._decoder.taker = Giver(shared, REQUESTS_AT), Taker(shared, ANSWERS_AT)
         self._loop = asyncio.get_running_loop()
         self._writing = False
         self._flush_scheduled = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import mmap
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from typing import IO, Any, TypeAlias
 
 import psutil
 
+from ts.protocol.arena import SHARED_BYTES
 from ts.protocol.codes import REASON_OF_EXIT, SHOWS_STACKS
 from ts.protocol.progress import PROGRESS_BYTES, has_begun, spent, waiting
 from ts.protocol.text import unmarked
@@ -233,14 +235,15 @@ def _shared_file() -> IO[bytes]:
 
 
 class Channels:
-    """The socket, the progress file and the pipes between worker and frontend; the worker's ends are passed to it."""
+    """The socket, the file of shared memory, which begins with the progress, and the pipes between worker and frontend;
+    the worker's ends are passed to it."""
 
     def __init__(self) -> None:
         self.sock, self.worker_sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         for end in (self.sock, self.worker_sock):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self.progress = _shared_file()
-        self.progress.truncate(PROGRESS_BYTES)
+        self.progress.truncate(SHARED_BYTES)
         self.stdout, self.worker_stdout = os.pipe()
         self.stderr, self.worker_stderr = os.pipe()
 
@@ -357,6 +360,13 @@ class WorkerProcess(ForkedProcess):
     def waiting(self) -> int:
         """The requests that wait in the handler's engine; 0 for a released process."""
         return 0 if self.progress.closed else waiting(os.pread(self.progress.fileno(), PROGRESS_BYTES, 0))
+
+    def shared_memory(self) -> mmap.mmap | None:
+        """The memory with the arenas for large bodies; None where there is none: on other machines, between the
+        processes of torchrun, and in a file on a disk."""
+        if self.remote or self.rendezvous is not None or not hasattr(os, "memfd_create"):
+            return None
+        return mmap.mmap(self.progress.fileno(), SHARED_BYTES)
 
     def release(self) -> None:
         """Cleans up after the process: ends those it started, reads its last lines, and closes its files."""

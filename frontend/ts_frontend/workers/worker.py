@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from mmap import mmap
 from typing import Any, Final
 
 from ts.protocol.frames import (
@@ -200,10 +201,11 @@ class Worker:
 
     async def _load(self, process: WorkerProcess) -> None:
         plan = self._plan
-        connection = self._connection = self._connect(process)
+        shared = process.shared_memory()
+        connection = self._connection = self._connect(process, shared)
         process.exited.add_done_callback(lambda _: connection.finish("process ended"))
-        gpu = {"gpu_id": self.device.seen_id, "device_type": self.device.kind, "worker_id": self.id}
-        connection.push(Load({**plan.load, **gpu, "workers": self._sharers}))
+        own = {"gpu_id": self.device.seen_id, "device_type": self.device.kind, "worker_id": self.id}
+        connection.push(Load({**plan.load, **own, "workers": self._sharers, "arenas": shared is not None}))
         try:
             await asyncio.wait_for(asyncio.shield(self._loaded), plan.startup_timeout_s)
         except TimeoutError:
@@ -213,10 +215,10 @@ class Worker:
                 return await self._loaded
             await self._abandon(f"Worker didn't load its model within {plan.startup_timeout_s:g} s (startupTimeout)")
 
-    def _connect(self, process: WorkerProcess) -> Connection | RankConnections:
+    def _connect(self, process: WorkerProcess, shared: mmap | None) -> Connection | RankConnections:
         size_max = self._plan.message_bytes_max
         if process.rendezvous is None:
-            return Connection(process.sock, self._received, self._closed, size_max)
+            return Connection(process.sock, self._received, self._closed, size_max, shared)
         process.sock.close()
         return RankConnections(process.rendezvous, process.progress.fileno(), self._received, self._closed, size_max)
 

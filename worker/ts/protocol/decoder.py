@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
+from ts.protocol.arena import Taker
 from ts.protocol.frames import (
     BY_HANDLER,
     CALL,
@@ -39,8 +40,10 @@ from ts.protocol.frames import (
     PIECES,
     PIECES_HEAD,
     PIECES_MAX,
+    PLACE,
     PREDICT,
     READY,
+    SHARED,
     SINGLE,
     SINGLE_SIZE,
     STOP,
@@ -384,11 +387,12 @@ class Decoder:
     comes in several frames.
 
     The following bytes may also be put into `room`, and their number given to `filled`; then the rest of a large frame
-    isn't copied.
+    isn't copied. Bodies that the peer puts into an arena are had from the `taker`.
     """
 
     def __init__(self, message_bytes_max: int) -> None:
         self.message_bytes_max = message_bytes_max
+        self.taker: Taker | None = None
         self._pieces: list[bytes] = []
         self._have = self._need = 0
         self._partial: dict[tuple[int, int], tuple[bytearray, int]] = {}
@@ -432,7 +436,7 @@ class Decoder:
         while end - at >= head_size:
             length, kind, flags, _, key = HEADER.unpack_from(data, at)
             decode = _DECODERS.get(kind)
-            if length > FRAME_BYTES_MAX or decode is None or flags > MORE | CONTINUED:
+            if length > FRAME_BYTES_MAX or decode is None or flags > SHARED:
                 raise FrameError(f"no frame: kind {kind}, flags {flags}, length {length}")
             stop = at + head_size + length
             if stop > end:
@@ -444,7 +448,9 @@ class Decoder:
                         return messages
                 break
             start, at = at + head_size, stop
-            if flags:
+            if flags == SHARED:
+                messages.append(_decode_owned(kind, key, self._shared(view[start:stop])))
+            elif flags:
                 whole = self._join(kind, key, flags, view[start:stop])
                 if whole is not None:
                     messages.append(_decode_owned(kind, key, whole))
@@ -453,6 +459,18 @@ class Decoder:
         if at < end:
             self._pieces, self._have, self._need = [data[at:]], end - at, need
         return messages
+
+    def _shared(self, body: memoryview) -> bytearray:
+        """The body of a message in the arena."""
+        if self.taker is None or len(body) != PLACE.size:
+            raise FrameError("a body in an arena that isn't there")
+        place, size = PLACE.unpack(body)
+        if size > self.message_bytes_max:
+            raise FrameError(f"message of {size} bytes is over the limit of {self.message_bytes_max}")
+        try:
+            return self.taker.take(place, size)
+        except ValueError as error:
+            raise FrameError(str(error)) from error
 
     def _feed_open(self, frame: _Open, data: bytes) -> list[Message]:
         size = len(frame.room)

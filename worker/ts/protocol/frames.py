@@ -4,7 +4,8 @@ decodes them.
 A frame is a 16-byte header (`length u32, kind u8, flags u8, reserved u16, key u64`, little endian) and
 `length` bytes of body. A message larger than `FRAME_BYTES_MAX` travels as several frames with the same
 kind and key; the first one's body starts with the whole length (u64), so that the receiver allocates once.
-Frames of different messages may be interleaved; those of one (kind, key) never overlap.
+Frames of different messages may be interleaved; those of one (kind, key) never overlap. A frame with the flag `SHARED`
+has the place and the size of its body, which lies in an arena (`ts.protocol.arena`).
 
 Strings are UTF-8. Times are seconds of `time.monotonic()`, which is one clock for all processes of a machine.
 """
@@ -36,8 +37,10 @@ Pairs: TypeAlias = "Sequence[tuple[str, str]]"
 
 MORE: Final = 1
 CONTINUED: Final = 2
+SHARED: Final = 4
 
 U64: Final = struct.Struct("<Q")
+PLACE: Final = struct.Struct("<QQ")
 ITEM_HEAD: Final = struct.Struct("<QdHIH")
 SINGLE: Final = struct.Struct("<IQdHIH")  # COUNT and ITEM_HEAD
 _REQUEST: Final = struct.Struct("<IBBHQIQdHIH")  # HEADER and SINGLE
@@ -524,6 +527,11 @@ def small_frame(kind: int, key: int, body: Sequence[Buffer]) -> bytes | None:
     if total >= JOINED_BYTES_MAX:
         return None
     return HEADER.pack(total, kind, 0, 0, key) + b"".join(body)
+
+
+def shared_frame(kind: int, key: int, place: int, size: int) -> bytes:
+    """The frame of a message whose body, of `size` bytes, lies at a place of an arena."""
+    return HEADER.pack(PLACE.size, kind, SHARED, 0, key) + PLACE.pack(place, size)
 
 
 #: The most bytes of a whole answer that is a small frame.

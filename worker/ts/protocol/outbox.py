@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
+from ts.protocol.arena import Giver
 from ts.protocol.frames import (
     CHUNK,
     CONTROL_KINDS,
@@ -19,6 +20,7 @@ from ts.protocol.frames import (
     Pieces,
     encode,
     frames,
+    shared_frame,
     small_frame,
 )
 
@@ -43,10 +45,12 @@ class Outbox:
 
     Messages of one (kind, key) keep their order, and Failed keeps its place behind the Chunks of its key. Small
     messages keep their order among each other; after each frame of a larger message, others may follow. Small waiting
-    pieces of one answer share a frame, at the position of the first.
+    pieces of one answer share a frame, at the position of the first. With a `giver`, larger messages are small ones as
+    long as it has room.
     """
 
     def __init__(self) -> None:
+        self.giver: Giver | None = None
         self._flight: deque[memoryview] = deque()
         self._control: deque[bytes] = deque()
         self._queue: deque[bytes | _Group | _Large] = deque()
@@ -64,13 +68,20 @@ class Outbox:
             self._groups.pop(key, None)
         if self._large and self._follows_large(kind, key, body):
             return
-        frame = small_frame(kind, key, body)
+        frame = small_frame(kind, key, body) or self._shared_frame(kind, key, body)
         if frame is None:
             self._queue.append(self._begin(kind, key, body))
         elif kind in _OVERTAKING:
             self._control.append(frame)
         else:
             self._queue.append(frame)
+
+    def _shared_frame(self, kind: int, key: int, body: list[Buffer]) -> bytes | None:
+        if self.giver is None:
+            return None
+        size = sum(map(len, body))
+        place = self.giver.put(body, size)
+        return None if place is None else shared_frame(kind, key, place, size)
 
     def push_frame(self, frame: bytes) -> None:
         """Queues an encoded small frame of a kind that keeps its order; none with its key may be waiting."""

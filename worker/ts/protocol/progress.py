@@ -30,12 +30,12 @@ _SUMS: Final = struct.Struct("=2d")
 
 
 class Progress:
-    """The worker's side of the table, in `PROGRESS_BYTES` of shared memory."""
+    """The worker's side of the table, in the first `PROGRESS_BYTES` of shared memory."""
 
-    __slots__ = ("_ids", "_memory")
+    __slots__ = ("_ids", "memory")
 
     def __init__(self, memory: mmap | bytearray) -> None:
-        self._memory = memory
+        self.memory = memory
         self._ids = memoryview(memory)[:_TABLE_BYTES].cast("Q")
 
     def begin(self, batch_id: int) -> None:
@@ -49,12 +49,12 @@ class Progress:
         """Adds the seconds that reading or writing the tensors of a batch of this size has taken."""
         if size <= SIZES_MAX:
             place = _TABLE_BYTES + size * 16
-            before_read_s, before_written_s = _SUMS.unpack_from(self._memory, place)
-            _SUMS.pack_into(self._memory, place, before_read_s + read_s, before_written_s + written_s)
+            before_read_s, before_written_s = _SUMS.unpack_from(self.memory, place)
+            _SUMS.pack_into(self.memory, place, before_read_s + read_s, before_written_s + written_s)
 
     def wait(self, count: int) -> None:
         """Records the number of requests that wait in the handler's engine, although they are with the handler."""
-        _ID.pack_into(self._memory, _SUMS_END, count)
+        _ID.pack_into(self.memory, _SUMS_END, count)
 
 
 def newest(table: bytes) -> list[int]:

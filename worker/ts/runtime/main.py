@@ -1,6 +1,7 @@
 """A worker process: `python -m ts.runtime.main --fd N --progress-fd M`, or `run` in a child of the forkserver.
 
-`--fd` is the connected socket to the frontend, `--progress-fd` a file of `ts.protocol.progress.PROGRESS_BYTES`.
+`--fd` is the connected socket to the frontend, `--progress-fd` a file of `ts.protocol.progress.PROGRESS_BYTES`, or
+`ts.protocol.arena.SHARED_BYTES`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 from ts.protocol.codes import SHOWS_STACKS
 from ts.protocol.frames import LoadFailed, Ready
 from ts.protocol.memory import give_back_freed, keep_freed
-from ts.protocol.progress import PROGRESS_BYTES, Progress
+from ts.protocol.progress import Progress
 from ts.protocol.text import repr_of, text_of
 from ts.runtime.asynchronous import AsyncRunner
 from ts.runtime.blocking import BlockingRunner
@@ -58,7 +59,7 @@ def run(socket_fd: int, progress_fd: int, silent: bool = False, loading: Loading
 
 
 def _progress(fd: int) -> Progress:
-    memory = mmap.mmap(fd, PROGRESS_BYTES)
+    memory = mmap.mmap(fd, 0)
     os.close(fd)  # the map has a descriptor of its own
     return Progress(memory)
 
@@ -86,7 +87,7 @@ def answer(
     ledger = ledger_type(
         settings.get("credit_bytes") or CREDIT_BYTES, _response_bytes_max(settings), bool(settings.get("debug_errors"))
     )
-    link.open(ledger, settings.get("message_bytes_max"))
+    link.open(ledger, settings.get("message_bytes_max"), progress.memory if settings.get("arenas") else None)
     Calls(link, settings.get("request_bytes_max") or REQUEST_BYTES_MAX)
     if settings.get("mark_lines"):
         mark_lines()

@@ -15,8 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from mmap import mmap
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from ts.protocol.arena import ANSWERS_AT, REQUESTS_AT, Giver, Taker
 from ts.protocol.codes import BROKEN_FRAME
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import FrameError, Load, LoadFailed, Message, Ready
@@ -166,9 +168,14 @@ class Link:
         self._early = messages[1:]
         return first
 
-    def open(self, ledger: Ledger, message_bytes_max: int | None = None) -> None:
-        """Delivers messages to `ledger` from now on, also during the load."""
+    def open(
+        self, ledger: Ledger, message_bytes_max: int | None = None, shared: mmap | bytearray | None = None
+    ) -> None:
+        """Delivers messages to `ledger` from now on, also during the load. `shared`: memory with arenas for large
+        bodies."""
         self._decoder.message_bytes_max = message_bytes_max or MESSAGE_BYTES_MAX
+        if shared is not None:
+            self._decoder.taker, ledger.outbox.giver = Taker(shared, REQUESTS_AT), Giver(shared, ANSWERS_AT)
         self.ledger = ledger
         for message in self._early:
             ledger.receive(message)
