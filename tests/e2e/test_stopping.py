@@ -20,7 +20,7 @@ import httpx
 import psutil
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -129,6 +129,46 @@ def test_a_second_signal_ends_at_once(start: Any, tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 128 + signal.SIGTERM, server.log
         assert_nothing_left(server, children)
+
+
+# --- a server that is killed
+
+PARENT = """
+import subprocess
+
+child = None
+
+def handle(data, context):
+    global child
+    if child is None:
+        child = subprocess.Popen(["sleep", "3600"])
+    if data:
+        open(bytes(data[0]["body"]).decode(), "w").close()
+        child.wait()
+"""
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_what_a_worker_started_ends_with_a_killed_server(
+    start: Any, write: Callable[..., str], tmp_path: Path, busy: bool
+) -> None:
+    """As the processes of an engine, which hold a GPU's memory."""
+    write("parent", PARENT)
+    server = start()
+    server.register("parent")
+    (pid,) = server.worker_pids("parent")
+    processes = server.processes()
+    assert psutil.Process(pid).children(), "sleep"
+    if busy:
+        begun = tmp_path / "begun"
+        sent = b"POST /predictions/parent HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+        with link_to(server.port("http_inference")) as link:
+            link.sendall(sent % (len(str(begun)), str(begun).encode()))
+            until(begun.exists, lambda: server.log)
+            server.process.kill()
+    server.process.kill()
+    _, alive = psutil.wait_procs(processes, timeout=GUARD_S)
+    assert not alive
 
 
 # --- whom signals reach

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -146,6 +147,16 @@ class Link:
         self._leave = self._end_fork
         parted(self._sock.fileno())
 
+    def _orphaned(self) -> NoReturn:
+        """Ends with the frontend, as do the processes that the worker started: those of an engine would go on holding
+        the memory of a GPU."""
+        if self._leave is leave and os.getsid(0) == os.getpid():
+            for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+                with contextlib.suppress(OSError):  # it has ended
+                    if pid != os.getpid() and os.getpgid(pid) == os.getpid():
+                        os.kill(pid, signal.SIGKILL)
+        self._leave(0)
+
     def _end_fork(self, status: int = 0) -> NoReturn:
         print(
             f"process {os.getpid()}, which the handler has forked, returned from the handler and was ended: only its "
@@ -234,7 +245,7 @@ class Link:
         except ConnectionError:
             data = b""
         if not data:
-            self._leave(0)
+            self._orphaned()
         return data
 
     def _recv_into(self, room: memoryview) -> int | None:
@@ -246,7 +257,7 @@ class Link:
         except ConnectionError:
             size = 0
         if not size:
-            self._leave(0)
+            self._orphaned()
         return size
 
     def _decode(self, data: bytes) -> list[Message]:
@@ -308,7 +319,7 @@ class Link:
                 except (BlockingIOError, InterruptedError):
                     break
                 except OSError:
-                    self._leave(0)
+                    self._orphaned()
             else:
                 return True
         self.on_backlog()
