@@ -260,6 +260,7 @@ def test_a_greedy_client_delays_others_by_its_turn_alone(server: Any) -> None:
     small = [f"small{number}" for number in range(9)]
     with ThreadPoolExecutor(80) as pool:
         asked = [pool.submit(asked_by, server, "before", "hold", 1)]
+        until(lambda: metric(server, "ts_running_requests", model_name="works") == 1)
         for number, name in ((60, ["greedy"] * 60), (69, small)):
             asked += [pool.submit(asked_by, server, one, 5, 1) for one in name]
             until(lambda most=number: metric(server, "ts_queued_requests", model_name="works") == most)  # type: ignore[misc]

@@ -73,10 +73,12 @@ class Ticket:
 
 
 class FairLane(Lane):
-    """Jobs of one level, whose clients take turns; those of one client are taken in arrival order."""
+    """Jobs of one level, whose clients take turns; those of one client are taken in arrival order. The credit of a turn
+    is the same for a whole round, so that nobody's place in it counts."""
 
     def __init__(self, tickets: Mapping[int, Ticket]) -> None:
         super().__init__()
+        self._turn_s, self._turns = FIRST_S, 0
         self._tickets = tickets
         #: The clients with waiting jobs; the first one has its turn.
         self._lines: OrderedDict[Share, OrderedDict[int, Job]] = OrderedDict()
@@ -89,7 +91,7 @@ class FairLane(Lane):
         line = self._lines.get(share)
         if line is None:
             line = self._lines[share] = OrderedDict()
-            share.credit_s = min(share.credit_s, 0.0) + share.load.mean_s * share.weight
+            share.credit_s = min(share.credit_s, 0.0) + self._turn_s * share.weight
         share.waiting += 1
         line[job.id] = job
         if first:
@@ -123,9 +125,12 @@ class FairLane(Lane):
                 missing_s = 0.0
             if missing_s <= 0.0:
                 return next(iter(line.values()))
-            share.credit_s += share.load.mean_s * share.weight
+            share.credit_s += self._turn_s * share.weight
             lines.move_to_end(share)
             passed += 1
+            self._turns += 1
+            if self._turns >= len(lines):
+                self._turns, self._turn_s = 0, share.load.mean_s
             if passed == len(lines):
                 self._pass_rounds()
                 passed = 0
@@ -133,14 +138,11 @@ class FairLane(Lane):
     def _pass_rounds(self) -> None:
         """Gives all clients the credit of the rounds in which none of them has enough."""
         rounds = min(
-            [
-                math.floor((share.estimate_s - share.credit_s) / (share.load.mean_s * share.weight))
-                for share in self._lines
-            ]
+            [math.floor((share.estimate_s - share.credit_s) / (self._turn_s * share.weight)) for share in self._lines]
         )
         if rounds > 0:
             for share in self._lines:
-                share.credit_s += rounds * share.load.mean_s * share.weight
+                share.credit_s += rounds * self._turn_s * share.weight
 
 
 class FairBatcher(PriorityBatcher):
