@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ts.version import is_compiled
 from ts_frontend.authorization.authorization import Authorization, open_authorization
 from ts_frontend.caching.cache import Caches
-from ts_frontend.caching.remote import RemoteAnswers, is_installed
+from ts_frontend.caching.remote import RemoteAnswers
 from ts_frontend.config import checks as config_checks
 from ts_frontend.config.display import snapshot_settings
 from ts_frontend.config.keys import KeyKind
@@ -29,6 +29,7 @@ from ts_frontend.config.kinds import ConfigError, bucket_of
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
+from ts_frontend.limits.fleet import Fleet
 from ts_frontend.limits.limits import Limits
 from ts_frontend.listeners.listeners import Listeners
 from ts_frontend.models.archive import Archive
@@ -62,6 +63,7 @@ from ts_frontend.models.sharing.sharing import SharedSnapshot
 from ts_frontend.models.startup import SnapshotRecorder, load_at_startup, restored
 from ts_frontend.models.store.store import ModelStore
 from ts_frontend.open_inference.calls import ModelCalls
+from ts_frontend.redis_calls import is_installed
 from ts_frontend.scheduling.sequence_queue import sequence_headers
 from ts_frontend.tasks import kept, owned, watched
 from ts_frontend.telemetry.logging.logs import Logs
@@ -133,8 +135,10 @@ class Parts:
         directory: Path,
         caches: Caches,
         limits: Limits | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
-        self._config, self._metrics, self._limits = config, metrics, limits
+        self._config, self._metrics = config, metrics
+        self._limits, self._fleet = limits, fleet
         self.gpus = supervisor.placement.inventory.count
         self._gpus = gpus_of(supervisor.placement.inventory)
         self.registry = Registry()
@@ -259,6 +263,8 @@ class Parts:
             yield partial(authorization.watch, config.token_reload_interval_s), "The watch over the keys"
         if self._limits is not None:
             yield self._limits.watch, "The watch over the limits of clients"
+        if self._fleet is not None:
+            yield self._fleet.watch, "The watch over the servers that divide limits"
 
     def _changed(self) -> None:
         self.recorder.changed()
@@ -351,6 +357,8 @@ class Server:
         keys = self._authorized() if serving else contextlib.nullcontext()
         caches = open_caches(config)
         with work_dir(config.temp_dir) as directory, keys as authorization:
+            limits = open_limits(config, authorization) if serving else None
+            fleet = open_fleet(config, limits)
             supervisor, tracing = await self._supervisor(directory), None
             try:
                 await supervisor.start()
@@ -358,11 +366,21 @@ class Server:
                     asyncio.to_thread(remove_abandoned, config.temp_dir), "The removal of killed servers' directories"
                 )
                 tracing = open_tracing(config) if serving else None  # its threads must start after the forkserver
-                limits = open_limits(config, authorization) if serving else None
                 yield Parts(
-                    config, self._logs, self._metrics, tracing, authorization, supervisor, directory, caches, limits
+                    config,
+                    self._logs,
+                    self._metrics,
+                    tracing,
+                    authorization,
+                    supervisor,
+                    directory,
+                    caches,
+                    limits,
+                    fleet,
                 )
             finally:
+                if fleet is not None:
+                    await fleet.close()
                 await supervisor.close()
                 await caches.close()
                 if tracing is not None:
@@ -501,6 +519,18 @@ def open_limits(config: ServerConfig, authorization: Authorization | None) -> Li
         return authorization is not None and any(authorization.opens(kind, [value]) for kind in kinds)
 
     return Limits(config.limits_file, is_key)
+
+
+def open_fleet(config: ServerConfig, limits: Limits | None) -> Fleet | None:
+    """The servers that divide the limits; None for one alone. Raises ConfigError."""
+    if limits is None or not config.limits_redis:
+        return None
+    if not is_installed():
+        raise ConfigError("limits_redis is set, and needs the package redis: pip install torchrelay[redis]")
+    try:
+        return Fleet(limits, config.limits_redis)
+    except ValueError as error:
+        raise ConfigError(f"limits_redis is no URL of Redis (redis://HOST:PORT): {error}") from None
 
 
 def _recorder(config: ServerConfig) -> SnapshotRecorder:
