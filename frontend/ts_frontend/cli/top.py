@@ -88,7 +88,7 @@ class Board:
     def _sample(self, sample: Any) -> None:
         self._samples += 1
         self.machine = sample["machine"]
-        self._clients.append((sample["t"], {str(row[0]): row for row in sample.get("clients", ())}))
+        self._clients.append((float(sample.get("t", 0)), {str(row[0]): row for row in sample.get("clients", ())}))
         self._rows = {key: dict(zip(self._columns, row, strict=False)) for key, row in sample["models"].items()}
         for key in {*self._past, *self._rows}:
             past = self._past.setdefault(key, deque(maxlen=PAST_MAX))
