@@ -12,6 +12,7 @@ import os
 import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from heapq import nlargest
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,8 +96,8 @@ class Limits:
 
     def rows(self) -> list[tuple[str, int, int, int, float]]:
         """The clients with the most worker time: name, requests, refused ones, running ones, seconds on workers."""
-        found = sorted(self.accounts, key=lambda account: (account.worked_s, account.asked), reverse=True)
-        return [(one.client.name, one.asked, one.refused, one.running, one.worked_s) for one in found[:ROWS_MAX]]
+        found = nlargest(ROWS_MAX, self.accounts, key=lambda account: (account.worked_s, account.asked))
+        return [(one.client.name, one.asked, one.refused, one.running, one.worked_s) for one in found]
 
     # --- the file
 

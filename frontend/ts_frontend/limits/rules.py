@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -20,6 +19,7 @@ IDENTIFY = (KEY, AUTHORIZATION, CERTIFICATE, ADDRESS)
 #: The clients that are counted one by one unless the file says otherwise; further ones share an account.
 CLIENTS_MAX = 10_000
 FILE_BYTES_MAX = 1 << 20
+LEAST, MOST = 1e-6, 1e12
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[!-~]{1,100}")
 #: The name that stands for all clients without one, in metrics.
@@ -173,8 +173,8 @@ def _identities(where: str, found: object) -> list[str]:
 def _rule(where: str, found: object) -> Rule:
     given = _mapping(where, found, [one.name for one in fields(Rule)])
     for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise BadLimits(f"{where}.{name} must be a number over 0, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not LEAST <= value <= MOST:
+            raise BadLimits(f"{where}.{name} must be a number from {LEAST:g} to {MOST:g}, not {value!r}")
     for name, kinds, least in (("concurrent", int, 1), ("burst", (int, float), 1)):
         if name in given and (not isinstance(given[name], kinds) or given[name] < least):
             raise BadLimits(f"{where}.{name} must be a number from 1, not {given[name]!r}")
