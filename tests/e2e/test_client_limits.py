@@ -81,6 +81,8 @@ clients:
 models:
   upper: {defaults: {requests_per_second: 0.01, burst: 1}, clients: {fast: {}, talker: {}, lone: {}}}
   sums: {defaults: {requests_per_second: 0.01, burst: 1}}
+  ticket: {defaults: {requests_per_second: 0.01, burst: 1}}
+  states: {defaults: {requests_per_second: 0.01, burst: 1}}
 """
 
 
@@ -89,6 +91,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, server_of: Callable[..., An
     place = tmp_path_factory.mktemp("limits")
     (place / "limits.yaml").write_text(ONCE)
     models = {"upper": (UPPER, ""), "sums": (SUMS, SUMS_CONFIG), "counted": (COUNTED, ""), "works": (WORKS, "")}
+    models |= {"ticket": (UPPER, "useJobTicket: true\n"), "states": (UPPER, "sequenceBatching: true\n")}
     env = {"ORDER": str(place / "order")}
     with server_of(models, env=env, limits_file=place / "limits.yaml", metrics_mode="prometheus") as server:
         server.place = place
@@ -188,6 +191,25 @@ def test_grpc_tells_when_to_come_again_in_its_status(server: Any, call: Callable
     assert detail.type_url.endswith("google.rpc.RetryInfo")
     delay = Duration.FromString(detail.value[2:])  # the field's number and length are before it
     assert 0 < delay.ToTimedelta().total_seconds() <= 100
+
+
+def test_each_request_of_a_stream_counts(server: Any) -> None:
+    request = pb.ModelInferRequest(model_name="sums")
+    request.inputs.add(name="x", datatype="FP32", shape=[1]).contents.fp32_contents.append(1)
+    metadata = [("x-client", "streams"), ("oip-stream-dialect", "triton")]
+    with grpc.insecure_channel(server.inference) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        answers = list(stub.ModelStreamInfer(iter([request] * 3), metadata=metadata, timeout=GUARD_S))
+    assert [bool(one.error_message) for one in answers] == [False, True, True]
+    assert "(requests_per_second) for model sums" in answers[1].error_message
+
+
+@pytest.mark.parametrize("model", ["ticket", "states"])
+def test_models_with_queues_of_their_own_have_limits_too(http: httpx.Client, model: str) -> None:
+    headers = {"x-client": "own", "ts_request_sequence_id": "one"}
+    first, second = (http.post(f"/predictions/{model}", content="a", headers=headers) for _ in range(2))
+    assert (first.status_code, first.text) == (200, "A")
+    assert second.status_code == 429
 
 
 def test_a_client_that_waits_as_long_as_it_was_told_is_served(http: httpx.Client) -> None:
