@@ -54,6 +54,16 @@ def answer(row):
 def handle(data, context):
     return None if data is None else [answer(row) for row in data]
 """
+#: Streams the words, and says how many tokens they were.
+WORDS = """
+from ts.tensors.types import InferenceResponse, Tensor
+
+def handle(data, context):
+    words = [] if data is None else bytes(data[0]["data"]).decode().split()
+    for number, word in enumerate(words, 1):
+        said = {"prompt_tokens": len(words), "completion_tokens": number}
+        yield [InferenceResponse([Tensor.of("text", word + " ")], parameters=said)]
+"""
 #: Computes for as many ms as the request says, and writes down whose request it was. "hold" waits for the file `go`.
 WORKS = """
 import os, time
@@ -78,6 +88,8 @@ clients:
   fast: {who: header:fast, requests_per_second: 2, burst: 1}
   talker: {who: header:talker, requests_per_second: 1000, tokens_per_minute: 100}
   lone: {who: header:lone, concurrent: 1}
+  streamer0: {who: header:streamer0, tokens_per_minute: 100}
+  streamer1: {who: header:streamer1, tokens_per_minute: 100}
 models:
   upper: {defaults: {requests_per_second: 0.01, burst: 1}, clients: {fast: {}, talker: {}, lone: {}}}
   sums: {defaults: {requests_per_second: 0.01, burst: 1}}
@@ -91,7 +103,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, server_of: Callable[..., An
     place = tmp_path_factory.mktemp("limits")
     (place / "limits.yaml").write_text(ONCE)
     models = {"upper": (UPPER, ""), "sums": (SUMS, SUMS_CONFIG), "counted": (COUNTED, ""), "works": (WORKS, "")}
-    models |= {"ticket": (UPPER, "useJobTicket: true\n"), "states": (UPPER, "sequenceBatching: true\n")}
+    models |= {
+        "words": (WORDS, ""),
+        "ticket": (UPPER, "useJobTicket: true\n"),
+        "states": (UPPER, "sequenceBatching: true\n"),
+    }
     env = {"ORDER": str(place / "order")}
     with server_of(models, env=env, limits_file=place / "limits.yaml", metrics_mode="prometheus") as server:
         server.place = place
@@ -254,6 +270,21 @@ def test_tokens_are_reserved_by_the_most_that_may_come_and_settled_by_those_that
     refusals = [one for one in (ask(90) for _ in range(3)) if one.status_code == 429]
     assert "100 tokens a minute (tokens_per_minute)" in refusals[0].json()["error"]["message"]
     assert ask(90, "quiet").status_code == 200
+
+
+@pytest.mark.parametrize("usage", [True, False])
+def test_tokens_of_a_stream_are_settled_at_its_end(http: httpx.Client, usage: bool) -> None:
+    headers = {"x-client": f"streamer{usage:d}"}
+    body: dict[str, Any] = {"model": "words", "prompt": "a b c", "max_tokens": 60, "stream": True}
+    if usage:
+        body["stream_options"] = {"include_usage": True}
+    left = []
+    for _ in range(3):  # 60 of 100 are reserved each time
+        answer = http.post("/v1/completions", json=body, headers=headers)
+        assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n"), answer.text
+        left.append(int(answer.headers["x-ratelimit-remaining-tokens"]))
+    used = [before - after for before, after in zip(left, left[1:], strict=False)]
+    assert all(0 < count < 20 for count in used), left
 
 
 def test_a_client_has_so_many_requests_at_once(server: Any, http: httpx.Client) -> None:
