@@ -203,6 +203,17 @@ class QueueFull(ServeError):
     code, http_status, type_name = Code.RESOURCE_EXHAUSTED, 503, "ServiceUnavailableException"
 
 
+class LimitExceeded(ServeError):
+    """The client has used up one of its limits; the message names the limit. `kind`: of which quantity it is."""
+
+    remedy = "Repeat after the time that the message and `Retry-After` name; `limits.yaml` has the limits."
+    code, http_status, type_name = Code.RESOURCE_EXHAUSTED, 429, "TooManyRequestsException"
+
+    def __init__(self, message: str, retry_after_s: float, kind: str) -> None:
+        super().__init__(message)
+        self.retry_after_s, self.kind = retry_after_s, kind
+
+
 class SequenceOver(ServeError):
     """The sequence has ended with the state that its requests need: start it again."""
 

@@ -21,13 +21,17 @@ from typing import TYPE_CHECKING, TypeAlias
 from ts.version import is_compiled
 from ts_frontend.authorization.authorization import Authorization, open_authorization
 from ts_frontend.caching.cache import Caches
-from ts_frontend.caching.remote import RemoteAnswers, is_installed
+from ts_frontend.caching.redis_calls import is_installed
+from ts_frontend.caching.remote import RemoteAnswers
 from ts_frontend.config import checks as config_checks
 from ts_frontend.config.display import snapshot_settings
+from ts_frontend.config.keys import KeyKind
 from ts_frontend.config.kinds import ConfigError, bucket_of
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
+from ts_frontend.limits.fleet import Fleet
+from ts_frontend.limits.limits import Limits
 from ts_frontend.listeners.listeners import Listeners
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.environments import Environments, EnvironmentStore
@@ -41,6 +45,7 @@ from ts_frontend.models.metrics import (
     OnDemandMetrics,
     ServedModels,
     ServerState,
+    client_families,
     compatible_families,
     examples_of,
     gpu_families,
@@ -129,8 +134,11 @@ class Parts:
         supervisor: Supervisor,
         directory: Path,
         caches: Caches,
+        limits: Limits | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
         self._config, self._metrics = config, metrics
+        self._limits, self._fleet = limits, fleet
         self.gpus = supervisor.placement.inventory.count
         self._gpus = gpus_of(supervisor.placement.inventory)
         self.registry = Registry()
@@ -150,6 +158,7 @@ class Parts:
             authorization,
             tracing,
             self._gpus,
+            limits,
         )
         if authorization is not None:
             metrics.gather(lambda: [refused_calls(authorization.refusals.counts, metrics.host)], always=True)
@@ -166,7 +175,15 @@ class Parts:
             self.store,
             formats,
             ModelFactory(
-                config, supervisor, env, self.registry.changes, self._metrics, tracing, self.calls.answer, caches
+                config,
+                supervisor,
+                env,
+                self.registry.changes,
+                self._metrics,
+                tracing,
+                self.calls.answer,
+                caches,
+                limits=self._limits,
             ),
             supervisor,
             partial(settings_of, config),
@@ -223,6 +240,9 @@ class Parts:
         on_demand = OnDemandMetrics(self.manager.demand, metrics.host)
         metrics.gather(lambda: on_demand.families(self.registry), always=True)
         metrics.gather(lambda: compatible_families(self.registry, metrics))
+        limits = self._limits
+        if limits is not None:
+            metrics.gather(lambda: client_families(limits, metrics.host), always=True)
         if tracing is not None:
             metrics.gather(tracing.families, always=True)
 
@@ -241,6 +261,10 @@ class Parts:
             yield sampling.run, "The sampling of system metrics"
         if authorization is not None:
             yield partial(authorization.watch, config.token_reload_interval_s), "The watch over the keys"
+        if self._limits is not None:
+            yield self._limits.watch, "The watch over the limits of clients"
+        if self._fleet is not None:
+            yield self._fleet.watch, "The watch over the servers that divide limits"
 
     def _changed(self) -> None:
         self.recorder.changed()
@@ -333,6 +357,8 @@ class Server:
         keys = self._authorized() if serving else contextlib.nullcontext()
         caches = open_caches(config)
         with work_dir(config.temp_dir) as directory, keys as authorization:
+            limits = open_limits(config, authorization) if serving else None
+            fleet = open_fleet(config, limits)
             supervisor, tracing = await self._supervisor(directory), None
             try:
                 await supervisor.start()
@@ -340,8 +366,21 @@ class Server:
                     asyncio.to_thread(remove_abandoned, config.temp_dir), "The removal of killed servers' directories"
                 )
                 tracing = open_tracing(config) if serving else None  # its threads must start after the forkserver
-                yield Parts(config, self._logs, self._metrics, tracing, authorization, supervisor, directory, caches)
+                yield Parts(
+                    config,
+                    self._logs,
+                    self._metrics,
+                    tracing,
+                    authorization,
+                    supervisor,
+                    directory,
+                    caches,
+                    limits,
+                    fleet,
+                )
             finally:
+                if fleet is not None:
+                    await fleet.close()
                 await supervisor.close()
                 await caches.close()
                 if tracing is not None:
@@ -468,6 +507,30 @@ def open_caches(config: ServerConfig) -> Caches:
         return Caches(config.response_cache_size, RemoteAnswers(url) if url else None)
     except ValueError as error:
         raise ConfigError(f"response_cache_redis is no URL of Redis (redis://HOST:PORT): {error}") from None
+
+
+def open_limits(config: ServerConfig, authorization: Authorization | None) -> Limits | None:
+    """The limits of clients; None without any. Raises ConfigError if the file can't be used."""
+    if config.limits_file is None:
+        return None
+
+    def is_key(value: bytes) -> bool:
+        kinds = (KeyKind.INFERENCE, KeyKind.MANAGEMENT)
+        return authorization is not None and any(authorization.opens(kind, [value]) for kind in kinds)
+
+    return Limits(config.limits_file, is_key)
+
+
+def open_fleet(config: ServerConfig, limits: Limits | None) -> Fleet | None:
+    """The servers that divide the limits; None for one alone. Raises ConfigError."""
+    if limits is None or not config.limits_redis:
+        return None
+    if not is_installed():
+        raise ConfigError("limits_redis is set, and needs the package redis: pip install torchrelay[redis]")
+    try:
+        return Fleet(limits, config.limits_redis)
+    except ValueError as error:
+        raise ConfigError(f"limits_redis is no URL of Redis (redis://HOST:PORT): {error}") from None
 
 
 def _recorder(config: ServerConfig) -> SnapshotRecorder:

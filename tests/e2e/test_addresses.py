@@ -225,13 +225,25 @@ def test_client_certificates(start: Any, store: Path, pki: Path, torchserve: Any
         enable_grpc_ssl="true",
         client_ca_file=pki / "ca.crt",
     )
-    server = start(*MODELS, **settings)
+    limits = store.parent / "limits.yaml"
+    limits.write_text("clients: {ours: {who: 'certificate:localhost', requests_per_second: 1000, burst: 77}}")
+    server = start(*MODELS, limits_file=limits, **settings)
+    for version in ("1.1", "2"):
+        words = ["curl", "-sS", "-D-", f"--http{version}", "--cacert", str(pki / "ca.crt")]
+        words += ["-d", "x", "-H", "content-type: application/octet-stream"]
+        words += ["--cert", str(pki / "client.crt"), "--key", str(pki / "client.key")]
+        url = f"https://127.0.0.1:{server.port('http_inference')}/predictions/echo"
+        answer = subprocess.run([*words, url], capture_output=True, text=True, timeout=GUARD_S)
+        assert "x-ratelimit-limit-requests: 77" in answer.stdout, answer
     for name in ("http_inference", "http_management"):
         assert ask(server.port(name), "GET", "/api-description", context=client_context(pki, "client"))[0] == 200
         with pytest.raises((ssl.SSLError, ConnectionError, http.client.HTTPException)):
             ask(server.port(name), "GET", "/api-description", context=client_context(pki))
     with grpc.secure_channel(server.inference, grpc_credentials(pki, "client")) as channel:
         assert predict(channel) == b"x"
+        request = PredictionsRequest(model_name="echo", input={"data": b"x"})
+        _, call = InferenceAPIsServiceStub(channel).Predictions.with_call(request, timeout=GUARD_S)
+        assert ("x-ratelimit-limit-requests", "77") in call.initial_metadata()
     with grpc.secure_channel(server.inference, grpc_credentials(pki)) as channel, pytest.raises(grpc.RpcError):
         predict(channel, timeout=5)
     words = ["list", "--management-port", str(server.port("grpc_management")), "--ca-file", str(pki / "ca.crt")]

@@ -79,9 +79,10 @@ def watching(body: Callable[..., None]) -> Callable[..., None]:
 @commands.command()
 @click.option("--once", is_flag=True, help="Print one table and end, as always when the output isn't a terminal.")
 @click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True)
-@click.option("--filter", "only", metavar="TEXT", default="", help="Only models whose name contains TEXT.")
+@click.option("--filter", "only", metavar="TEXT", default="", help="Only models, or clients, with TEXT in the name.")
+@click.option("--clients", is_flag=True, help="Show clients and their worker time in place of models (limits_file).")
 @watching
-def top(server: ManagementUrl, once: bool, sort: str, only: str) -> None:
+def top(server: ManagementUrl, once: bool, sort: str, only: str, clients: bool) -> None:
     """Show models, workers, rates and latencies, live. Ctrl-C ends it."""
     from rich.console import Console  # imported here: commands that draw nothing don't need it
     from rich.live import Live
@@ -96,14 +97,17 @@ def top(server: ManagementUrl, once: bool, sort: str, only: str) -> None:
             board.take(name, value)
             if board.complete:
                 break
-        console.print(board.shown(sort, only, columns=console.width))
+        console.print(board.clients_shown(only) if clients else board.shown(sort, only, columns=console.width))
         return
     with Live(console=console, screen=True, auto_refresh=False) as screen:
         for name, value in _going_on(server):
             board.take(name, value)
             if board.complete:
-                models_max = board.models_max(console.width, console.height)
-                screen.update(board.shown(sort, only, models_max, console.width), refresh=True)
+                rows_max = board.models_max(console.width, console.height)
+                shown = (
+                    board.clients_shown(only, rows_max) if clients else board.shown(sort, only, rows_max, console.width)
+                )
+                screen.update(shown, refresh=True)
 
 
 def _going_on(server: ManagementUrl) -> Iterator[tuple[str, Any]]:

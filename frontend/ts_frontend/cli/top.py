@@ -41,6 +41,8 @@ _DISPENSABLE = (
     *("TOKENS OUT/S", "WORKERS"),
 )
 NAME_MIN = 14
+#: The samples over which the rates of clients are taken: a few seconds.
+CLIENT_SAMPLES = 7
 #: The number of lines in `shown` besides the models and the summary.
 FRAME_LINES = 5
 GIB = 1 << 30
@@ -66,6 +68,7 @@ class Board:
         self._rows: Mapping[str, Mapping[str, Any]] = {}
         self._past: dict[str, deque[float]] = {}
         self._samples = 0
+        self._clients: deque[tuple[float, dict[str, Sequence[Any]]]] = deque(maxlen=CLIENT_SAMPLES)
 
     @property
     def complete(self) -> bool:
@@ -85,6 +88,7 @@ class Board:
     def _sample(self, sample: Any) -> None:
         self._samples += 1
         self.machine = sample["machine"]
+        self._clients.append((float(sample.get("t", 0)), {str(row[0]): row for row in sample.get("clients", ())}))
         self._rows = {key: dict(zip(self._columns, row, strict=False)) for key, row in sample["models"].items()}
         for key in {*self._past, *self._rows}:
             past = self._past.setdefault(key, deque(maxlen=PAST_MAX))
@@ -132,6 +136,29 @@ class Board:
         empty = [] if rows else [Text("No model is registered." if not only else f"No model's name matches {only!r}.")]
         table = [self._table(rows[:lines_max], columns)] if rows else []
         return Group(self._summary(), Text(), *table, *more, *empty, *self._deaths(rows))
+
+    def clients_shown(self, only: str = "", lines_max: int | None = None) -> RenderableType:
+        """The whole screen of clients whose names contain `only`: those that took the most worker time come first."""
+        (begun_s, before), (now_s, now) = self._clients[0], self._clients[-1]
+        seconds, nothing = max(now_s - begun_s, 1e-9), ("", 0, 0, 0, 0.0)
+        rows = []
+        for name, row in now.items():
+            old = before.get(name, nothing)
+            asked, refused, worked_s = ((row[at] - old[at]) / seconds for at in (1, 2, 4))
+            rows.append((worked_s, asked, refused, row[3], name))
+        rows = sorted((row for row in rows if fits(row[-1], only)), reverse=True)
+        if not rows:
+            return Group(self._summary(), Text(), Text("No client has asked yet, or limits_file isn't set."))
+        table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+        table.add_column("CLIENT", no_wrap=True)
+        for head in ("CALLS/S", "REFUSED/S", "RUNNING", "WORKER MS/S"):
+            table.add_column(head, justify="right", no_wrap=True)
+        for worked_s, asked, refused, running, name in rows[:lines_max]:
+            table.add_row(
+                Text(printable(name), "bold"),
+                *(_number(asked), _number(refused), str(running), _number(worked_s * 1000)),
+            )
+        return Group(self._summary(), Text(), table)
 
     def _table(self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], columns: int) -> Table:
         cells = [dict(zip(_HEAD, self._cells(*row), strict=True)) for row in rows]

@@ -527,6 +527,21 @@ class ServerConfig:
         secret=True,
         restored=False,
     )
+    limits_file: Path | None = _own(
+        PATH,
+        None,
+        "file with the limits of clients, and their shares of models ([limits.md](limits.md)): `limits.yaml`; read "
+        "again when it changes",
+        restored=False,
+    )
+    limits_redis: str | None = _own(
+        TEXT,
+        None,
+        "URL of a Redis in which servers count each other, to divide these limits; not set: the limits are those of "
+        "each server. It needs `torchrelay[redis]`",
+        secret=True,
+        restored=False,
+    )
     exit_on_error: bool = _own(
         SWITCH,
         False,

@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -95,7 +95,8 @@ class Pace:
 
 
 class Collector:
-    """`about`: the facts about the server that never change."""
+    """`about`: the facts about the server that never change; `clients`: the rows of its clients, as of
+    `Limits.rows`."""
 
     def __init__(
         self,
@@ -104,9 +105,10 @@ class Collector:
         about: Callable[[], Mapping[str, Any]],
         gpus: Gpus,
         pace: Pace | None = None,
+        clients: Callable[[], Sequence[Sequence[object]]] | None = None,
     ) -> None:
         self._models, self._health, self._about = models, health, about
-        self._gpus = gpus
+        self._gpus, self._clients = gpus, clients
         self._pace = pace or Pace()
         self._readers: set[Reader] = set()
         self._watches: dict[Model, ModelWatch] = {}
@@ -198,7 +200,9 @@ class Collector:
         machine = load.read(now_s)
         if self._gpus.count:
             machine["gpus"] = [asdict(one) for one in self._gpus.loads]
-        sample = {"t": round(time.time(), 2), "machine": machine, "models": rows, "batches": batches}
+        sample: dict[str, Any] = {"t": round(time.time(), 2), "machine": machine, "models": rows, "batches": batches}
+        if self._clients is not None:
+            sample["clients"] = self._clients()
         data = json.dumps(sample, separators=(",", ":")).encode()
         self._history.append(data)
         event = _event("sample", data)

@@ -24,6 +24,7 @@ from ts_frontend.telemetry.metrics.families import TIMES_MAX, Histogram
 from ts_frontend.telemetry.timing import ANSWER, ASK, RequestTimes, asking
 from ts_frontend.transport.arriving import head_bytes
 from ts_frontend.transport.open_streams import OpenStream
+from ts_frontend.transport.stream import Peer
 
 Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
 Entries: TypeAlias = "list[tuple[str, str | bytes]]"
@@ -35,11 +36,10 @@ _NO_HEADERS: Final[ReceivedHeaders] = ((), {})
 class Call:
     """One RPC. `deadline_s`: `time.monotonic()` seconds, `math.inf` for none. Keys of metadata are lower case; values
     of `-bin` keys are bytes. `request_id`: "" until the service sets it. Computed on first use: the metadata if it is
-    None, from `headers`, the request's and the last values of each name; `peer` if it is None, from `client`, the host
-    and port (None: a Unix socket)."""
+    None, from `headers`, the request's and the last values of each name; `peer` if it is None, from `ends`, the
+    connection's."""
 
     __slots__ = (
-        "_client",
         "_headers",
         "_initial",
         "_metadata",
@@ -47,6 +47,7 @@ class Call:
         "_trailing",
         "adds_nothing",
         "deadline_s",
+        "ends",
         "path",
         "request_id",
         "stream",
@@ -59,7 +60,7 @@ class Call:
         metadata: Metadata | None = (),
         deadline_s: float = math.inf,
         peer: str | None = "",
-        client: tuple[str, int] | None = None,
+        ends: Peer | None = None,
         headers: ReceivedHeaders = _NO_HEADERS,
     ) -> None:
         self.path = path
@@ -68,7 +69,7 @@ class Call:
         self.adds_nothing = True
         self.deadline_s = deadline_s
         self.request_id = ""
-        self._peer, self._client = peer, client
+        self._peer, self.ends = peer, ends
         self._initial: Entries | None = None
         self._trailing: Entries | None = None
         #: The times of its jobs; None if they aren't measured.
@@ -80,7 +81,7 @@ class Call:
     def peer(self) -> str:
         """HOST:PORT of the client, "unix" for a client of a Unix socket."""
         if self._peer is None:
-            self._peer = f"{self._client[0]}:{self._client[1]}" if self._client else "unix"
+            self._peer = "unix" if self.ends is None else self.ends.name
         return self._peer
 
     @property

@@ -56,7 +56,7 @@ class Exchange:
 
     def __init__(self, stream: Http2Stream, limits: ListenerLimits) -> None:
         head = stream.head
-        self._call = Call(head.path, None, math.inf, None, stream.peer.client, (head.fields, head.by_name))
+        self._call = Call(head.path, None, math.inf, None, stream.peer, (head.fields, head.by_name))
         self._request: Mapping[bytes, bytes] = head.by_name
         self._stream = stream
         self._limits = limits

@@ -15,6 +15,7 @@ from ts_frontend.errors import ClientGone, ServeError
 from ts_frontend.http.auth import HttpKeys
 from ts_frontend.http.errors import ErrorDialect, MethodNotAllowed, ResourceNotFound, refusal
 from ts_frontend.http.guard import Guard
+from ts_frontend.http.limits import HttpLimits
 from ts_frontend.http.request import (
     CONTENT_TYPE,
     DOCUMENT,
@@ -86,10 +87,10 @@ class Cors:
 
 class HttpApp:
     """The service of an HTTP listener. It finds a request's route in `routes`, lets the `guard` and then the
-    `keys` (None: no keys are needed) check it, and answers it. `of_a_model` finds the paths that models declare. `log`
-    None: no access log. `times_all`: all requests are timed, for the log. `elsewhere`: the message for unknown paths
-    in place of TorchServe's. `near`: tells the paths that are near an unknown one. Raises ClientGone when the client
-    has disconnected."""
+    `keys` (None: no keys are needed) check it, and answers it. `client_limits`: those of its clients, None without any.
+    `of_a_model` finds the paths that models declare. `log` None: no access log. `times_all`: all requests are timed,
+    for the log. `elsewhere`: the message for unknown paths in place of TorchServe's. `near`: tells the paths that are
+    near an unknown one. Raises ClientGone when the client has disconnected."""
 
     def __init__(
         self,
@@ -98,6 +99,7 @@ class HttpApp:
         *,
         guard: Guard,
         keys: HttpKeys | None = None,
+        client_limits: HttpLimits | None = None,
         of_a_model: Find | None = None,
         log: Log | None,
         cors: Cors,
@@ -111,6 +113,7 @@ class HttpApp:
         self._log = log
         self._routes, self._of_a_model = routes, of_a_model
         self._guard, self._keys, self._cors = guard, keys, cors
+        self._client_limits = client_limits
         fixed = (*NO_CACHE, *cors.answer_headers())
         self._document, self._no_document = (*fixed, *DOCUMENT), (*fixed, *NO_DOCUMENT)
         self._limits = limits
@@ -156,6 +159,8 @@ class HttpApp:
             if match.serve is None:
                 raise _unanswered(request, match, self._elsewhere, self._near)
             request.path_params = match.params
+            if self._client_limits is not None:
+                return await self._client_limits.serve(request, match.serve, match.dialect)
             return await match.serve(request)
         except ServeError as error:
             logger.debug("%s %r ended %s: %s", request.method, request.path, error.http_status, error.message)

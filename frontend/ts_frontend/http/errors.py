@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from enum import Enum
 
-from ts_frontend.errors import Code, HandlerFailed, ModelNotFound, Quarantined, ServeError, WorkerDied
+from ts_frontend.errors import Code, HandlerFailed, LimitExceeded, ModelNotFound, Quarantined, ServeError, WorkerDied
 from ts_frontend.http.request import JSON, NOT_FOUND, Header, HttpAnswer, compact_json, error_body
 
 
@@ -97,10 +97,12 @@ def refusal(error: ServeError, dialect: ErrorDialect, *, told: bool = False) -> 
     """Returns the answer for an error. Retry-After is in whole seconds, if the error has a time to retry. `told`: the
     caller may see the names of what is served."""
     answer = _FORMS[dialect](error, error.told() if told else error.message)
-    seconds = error.retry_after_s if error.http_status == 503 else None
+    seconds = error.retry_after_s if error.http_status in (429, 503) else None
     headers = error.headers if isinstance(error, HttpError) else ()
     if seconds is not None:
         headers = (*headers, (b"retry-after", b"%d" % max(1, math.ceil(seconds))))
+        if isinstance(error, LimitExceeded):  # OpenAI's clients read it first
+            headers = (*headers, (b"retry-after-ms", b"%d" % max(1, math.ceil(seconds * 1000))))
     return answer._replace(headers=(*answer.headers, *headers)) if headers else answer
 
 

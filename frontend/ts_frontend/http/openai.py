@@ -28,6 +28,7 @@ from ts_frontend.http.request import (
 )
 from ts_frontend.http.torchserve import PREDICT, answer_of
 from ts_frontend.job import Job
+from ts_frontend.limits.clients import expect_tokens
 from ts_frontend.models.health import Health
 from ts_frontend.models.model import Model, OpenAIHandler
 from ts_frontend.models.registry import Registry
@@ -93,6 +94,7 @@ class HttpOpenAI:
         fields = json_object(body) if whole else await json_head(body)
         path_params = request.path_params  # the console's, for one version
         model = self._find(path_params.get("model_name") or _named(fields), path_params.get("model_version", ""))
+        expect_tokens(lambda: _most_tokens(fields, len(body)))
         calls = _Calls(request)
         try:
             handler = await calls.known(model, self._models)
@@ -112,6 +114,19 @@ class HttpOpenAI:
         except BaseException:
             calls.cancel()
             raise
+
+
+#: Bytes of a prompt for each of its tokens, about; and the tokens of an answer whose request names no limit.
+TOKEN_BYTES, TOKENS_USUAL = 4, 256
+
+
+def _most_tokens(fields: Fields, size_bytes: int) -> float:
+    """Returns the number of tokens that a request may use, of its prompt and of its answers together, as far as that is
+    known before it runs."""
+    counts = [fields.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens")]
+    most = next((one for one in counts if isinstance(one, int) and one > 0), TOKENS_USUAL)
+    choices = fields.get("n")
+    return size_bytes / TOKEN_BYTES + most * (choices if isinstance(choices, int) and choices > 0 else 1)
 
 
 def _named(fields: Fields) -> str:

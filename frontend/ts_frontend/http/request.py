@@ -16,7 +16,7 @@ from ts_frontend.job import handlers_headers
 from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, small_members
 from ts_frontend.tasks import Expiry, current_task, uncancel
 from ts_frontend.transport.arriving import PIECE_BYTES, Arriving, SlowSender, arrival, head_bytes
-from ts_frontend.transport.stream import Data, Fields, Stream
+from ts_frontend.transport.stream import Data, Fields, Peer, Stream
 from ts_frontend.transport.whole import Whole
 
 log: Final = logging.getLogger(__name__)
@@ -72,6 +72,16 @@ class HttpRequest:
     @property
     def query(self) -> bytes:
         return self._stream.head.query
+
+    @property
+    def ends(self) -> Peer:
+        """Returns the ends of the connection."""
+        return self._stream.peer
+
+    @property
+    def sent(self) -> Mapping[bytes, bytes]:
+        """Returns the last value of each header as the client sent them, those that were dropped among them."""
+        return self._stream.head.by_name
 
     @property
     def peer(self) -> str:

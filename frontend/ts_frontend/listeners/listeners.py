@@ -23,6 +23,7 @@ from ts_frontend.grpc import reflection
 from ts_frontend.grpc.auth import guarded
 from ts_frontend.grpc.call import Method, RequestIds, routes
 from ts_frontend.grpc.inference import InferenceService
+from ts_frontend.grpc.limits import limited
 from ts_frontend.grpc.management import ManagementService
 from ts_frontend.grpc.open_inference import OpenInferenceService, StreamDialect
 from ts_frontend.grpc.repository import RepositoryService
@@ -35,6 +36,7 @@ from ts_frontend.http.console import CONSOLE_PATH, HttpConsole, HttpPages
 from ts_frontend.http.custom import HttpCustomHandlers
 from ts_frontend.http.guard import Guard, Hosts
 from ts_frontend.http.kserve_v1 import HttpKServe
+from ts_frontend.http.limits import HttpLimits
 from ts_frontend.http.management import HttpManagement
 from ts_frontend.http.mlflow import HttpMLflow
 from ts_frontend.http.near import Near
@@ -56,6 +58,7 @@ from ts_frontend.http.routing import (
 from ts_frontend.http.torchserve import HttpInference, HttpMetrics
 from ts_frontend.http.triton import HttpTriton
 from ts_frontend.http.workflows import HttpWorkflows
+from ts_frontend.limits.limits import Limits
 from ts_frontend.listeners.certificates import CertificateEnds, certificate_files
 from ts_frontend.listeners.listener import Listener
 from ts_frontend.listeners.serving import Serving
@@ -116,9 +119,10 @@ class Listeners:
         authorization: Authorization | None,
         tracing: Traces | None,
         gpus: Gpus,
+        limits: Limits | None = None,
     ) -> None:
         self._config, self._gpus = config, gpus
-        self._authorization = authorization
+        self._authorization, self._limits = authorization, limits
         self._tracing = tracing
         self._manager = manager
         self._workflows = workflows
@@ -225,7 +229,9 @@ class Listeners:
     def _grpc_listener(self, name: str, host: str, port: int, methods: Mapping[KeyKind, Sequence[Method]]) -> Listener:
         config = self._config
         asked = (
-            self._traced(logged(self._guarded(method, kind), self._logs, times_all=config.times_requests))
+            self._traced(
+                logged(self._limited(self._guarded(method, kind)), self._logs, times_all=config.times_requests)
+            )
             for kind, some in methods.items()
             for method in some
         )
@@ -265,6 +271,9 @@ class Listeners:
 
     def _guarded(self, method: Method, kind: KeyKind) -> Method:
         return method if self._authorization is None else guarded(method, self._authorization, kind)
+
+    def _limited(self, method: Method) -> Method:
+        return method if self._limits is None else limited(method, self._limits)
 
     def _ages(self, name: str) -> tuple[float, float]:
         """The maximal age of a connection of that listener and the grace after it, in seconds."""
@@ -322,7 +331,8 @@ class Listeners:
             always=config.ts_open_inference_protocol,
             torchserve=inference,
         )
-        collector = Collector(registry, self._health, self._about, self._gpus)
+        clients = None if self._limits is None else self._limits.rows
+        collector = Collector(registry, self._health, self._about, self._gpus, clients=clients)
         kserve = HttpKServe(registry, self._health, inference)
         management = HttpManagement(self._manager, registry, self._health, model_api=config.model_api_enabled)
         self._platforms = HttpPlatforms(
@@ -472,6 +482,7 @@ class Listeners:
             RequestIds().next,
             guard=Guard(hosts, config.cors_allowed_origin, custom.find, managed=managed),
             keys=self._keys,
+            client_limits=None if self._limits is None else HttpLimits(self._limits),
             of_a_model=custom.find if with_models else None,
             log=self._http_answered,
             cors=Cors(config.cors_allowed_origin, config.cors_allowed_methods, config.cors_allowed_headers),

@@ -16,7 +16,8 @@ from ts_frontend.caching.questions import Asker
 from ts_frontend.config.files import read_text
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive
-from ts_frontend.job import Job
+from ts_frontend.job import FedJob, Job, Ledger
+from ts_frontend.limits.limits import Limits, ModelLimits
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.handler_imports import may_need_torch
 from ts_frontend.models.model import NO_WORKER, Model
@@ -63,6 +64,7 @@ class ModelFactory:
         tracing: Traces | None = None,
         answer: Answer | None = None,
         caches: Caches | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._config = config
         self._supervisor = supervisor
@@ -72,6 +74,7 @@ class ModelFactory:
         self._tracing = tracing
         self._answer = answer
         self._caches = caches
+        self._client_limits = limits
 
     def model(
         self,
@@ -111,9 +114,10 @@ class ModelFactory:
         cache, settings = self._cache(
             Asker(name, version, frozenset(), dialects=not by_dialect, mark=content), settings, signature
         )
-        queue = self._queue(name, settings, archive.priorities)
+        limits = None if self._client_limits is None else self._client_limits.of(name)
+        queue = self._queue(name, settings, archive.priorities, limits)
         metrics = self._metrics.model(name, version)
-        counted = CountedBatches(metrics.batches)
+        counted = CountedBatches(metrics.batches if limits is None else limits.measuring(metrics.batches))
         pool = self._supervisor.pool(
             f"{name}_{version}",
             self._plan(name, version, handler, archive, settings, signature, python, with_torch, counted),
@@ -126,11 +130,16 @@ class ModelFactory:
             on_change=self._changes.notify,
         )
         make_job: Callable[..., Job] = Job
+        make_fed: Callable[..., Job] = FedJob
         if isinstance(queue, SequenceQueue):
             make_job = SequenceJobFactory(queue, settings.sequence_start_required)
         if archive.priorities is not None and isinstance(queue, PriorityQueue):
             make_job = PriorityJobFactory(archive.priorities)
         tracing = self._tracing
+        ledger = Ledger() if tracing is None else tracing.ledger(name, version)
+        if limits is not None:
+            limits.follow(ledger)
+            make_job, make_fed = limits.jobs(make_job), limits.jobs(make_fed)
         return Model(
             name,
             version,
@@ -146,7 +155,8 @@ class ModelFactory:
             response_bytes_max=config.max_response_size,
             loaded_at_startup=loaded_at_startup,
             new_job=make_job if tracing is None else tracing.jobs(make_job, name),
-            ledger=None if tracing is None else tracing.ledger(name, version),
+            new_fed=make_fed,
+            ledger=ledger,
             scaler=self._scaler(pool, settings),
             cache=cache,
         )
@@ -193,11 +203,15 @@ class ModelFactory:
             return True
         return may_need_torch(archive.dir, self._handler(archive, settings))
 
-    def _queue(self, name: str, settings: ModelSettings, priorities: Priorities | None) -> WorkQueue:
+    def _queue(
+        self, name: str, settings: ModelSettings, priorities: Priorities | None, limits: ModelLimits | None
+    ) -> WorkQueue:
         refusal = NO_WORKER.format(name=name)
         if settings.stateful:
             return SequenceQueue(self._limits(settings), sequence_headers(self._config), refusal)
         policy = self._policy(settings)
+        if limits is not None and (priorities is not None or not settings.use_job_ticket):
+            return limits.queue(policy, priorities)
         if priorities is not None:
             return PriorityQueue(policy, priorities)
         return TicketQueue(policy, refusal) if settings.use_job_ticket else JobQueue(policy)

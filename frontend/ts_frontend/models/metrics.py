@@ -13,6 +13,7 @@ import psutil
 from ts_frontend.caching.cache import ModelCache
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.job import FINAL, JobState
+from ts_frontend.limits.limits import Limits
 from ts_frontend.models.health import Health
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
@@ -241,6 +242,27 @@ def _by(label: str, kind: MetricKind, name: str, sentence: str, values: Mapping[
 
 def refused_calls(counts: Mapping[str, int], host: str) -> Family:
     return _by("api", COUNTER, "ts_refused_calls_total", "Calls refused because of their key", counts, host)
+
+
+def client_families(limits: Limits, host: str) -> list[Family]:
+    """What clients asked for and cost, by their names in limits.yaml; `other` are those without one."""
+    return [
+        _by("client", COUNTER, "ts_client_requests_total", "Requests of clients for models", limits.asked, host),
+        _family(
+            COUNTER,
+            "ts_client_refused_requests_total",
+            "Requests over a limit of their client",
+            ("client", "limit", "hostname"),
+            {(*key, host): count for key, count in limits.refused.items()},
+        ),
+        _family(
+            COUNTER,
+            "ts_client_worker_seconds_total",
+            "Seconds on workers that requests of clients took",
+            ("model_name", "client", "hostname"),
+            {(*key, host): seconds for key, seconds in limits.worked_s.items()},
+        ),
+    ]
 
 
 def shared_snapshot_family(troubles: int, host: str) -> Family:

@@ -17,6 +17,7 @@ from ts.protocol.path_template import BadTemplate, PathTemplate
 from ts_frontend.caching.cache import ModelCache
 from ts_frontend.errors import (
     Draining,
+    LimitExceeded,
     ModelNotLoaded,
     NoWorker,
     QueueFull,
@@ -45,7 +46,13 @@ NO_WORKER: Final = (
 
 
 #: Why a request was never queued: the values of the metric's label `reason`.
-REFUSALS: Final = {QueueFull: "queue_full", ModelNotLoaded: "not_loaded", NoWorker: "no_worker", Draining: "draining"}
+REFUSALS: Final = {
+    QueueFull: "queue_full",
+    ModelNotLoaded: "not_loaded",
+    NoWorker: "no_worker",
+    Draining: "draining",
+    LimitExceeded: "limited",
+}
 
 
 #: The mark of a request in the form of a route (`ts.tensors.forms`), which no client's request can have.
@@ -77,8 +84,8 @@ class OpenAIHandler(NamedTuple):
 
 class Model:
     """One version of one model. `minimum` and `maximum`: the worker counts of the last scale call; `workflow`: the name
-    of the workflow that it is a node of, or ""; `new_job`: makes its jobs, with a `Job`'s arguments; `ledger`: owns
-    them."""
+    of the workflow that it is a node of, or ""; `new_job` and `new_fed`: make its jobs, with a `Job`'s arguments;
+    `ledger`: owns them."""
 
     def __init__(
         self,
@@ -97,6 +104,7 @@ class Model:
         response_bytes_max: int,
         loaded_at_startup: bool,
         new_job: Callable[..., Job] = Job,
+        new_fed: Callable[..., Job] = FedJob,
         ledger: Ledger | None = None,
         scaler: PoolScaler | None = None,
         cache: ModelCache | None = None,
@@ -124,7 +132,7 @@ class Model:
         self.workflow = ""
         self.loaded_at_startup = loaded_at_startup
         self._response_bytes_max = response_bytes_max
-        self._new_job = new_job
+        self._new_job, self._new_fed = new_job, new_fed
         self._leaving = False
         self._takes_streams = False
         self._routes: Sequence[Route] | None = None
@@ -298,7 +306,7 @@ class Model:
             stream=True,
             alone=True,
             version_named=version_named,
-            new_job=FedJob,
+            new_job=self._new_fed,
         )
         assert isinstance(job, FedJob)
         return job

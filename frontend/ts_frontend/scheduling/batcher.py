@@ -250,55 +250,91 @@ class PriorityJob(Job):
         return self
 
 
-class PriorityBatcher(Batcher[PriorityJob]):
-    """Jobs by level, late ones last, in arrival order. Taking a job costs O(levels) more."""
+class Lane:
+    """The jobs of one level, which are taken in arrival order."""
+
+    def __init__(self) -> None:
+        self.jobs: OrderedDict[int, Job] = OrderedDict()
+
+    def add(self, job: Job, first: bool = False) -> None:
+        """`first`: before all others."""
+        self.jobs[job.id] = job
+        if first:
+            self.jobs.move_to_end(job.id, last=False)
+
+    def remove(self, job: Job) -> None:
+        """Forgets a job that won't run."""
+        del self.jobs[job.id]
+
+    def take(self, job: Job) -> None:
+        """Forgets a job that goes to a worker."""
+        self.remove(job)
+
+    def next(self) -> Job:
+        """The job that is to be taken now; there is one."""
+        return next(iter(self.jobs.values()))
+
+
+class PriorityBatcher(Batcher[Job]):
+    """Jobs by level, late ones last, in arrival order. Taking a job costs O(levels) more. Jobs without a level have the
+    default one."""
 
     def __init__(self, policy: Policy, priorities: Priorities) -> None:
         super().__init__(policy)
         self._ranking = priorities
-        self._lanes: dict[tuple[int, bool], OrderedDict[int, PriorityJob]] = {}
+        self._lanes: dict[tuple[int, bool], Lane] = {}
         policies = (priorities.policy, *priorities.policies.values())
         self._timed = any(one.timeout_s != math.inf for one in policies)
         self._settles_s = math.inf  # no job that isn't late has an earlier `until_s`
 
-    def add(self, job: PriorityJob, now_s: float) -> None:
-        policy = self._ranking.policy_of(job.level)
-        if policy.jobs_max and self._count(job.level) >= policy.jobs_max:
-            raise Full(f"{policy.jobs_max} requests of priority {job.level} are waiting (max_queue_size)")
+    def add(self, job: Job, now_s: float) -> None:
+        level = job.level if isinstance(job, PriorityJob) else self._ranking.default
+        policy = self._ranking.policy_of(level)
+        if policy.jobs_max and self._count(level) >= policy.jobs_max:
+            raise Full(f"{policy.jobs_max} requests of priority {level} are waiting (max_queue_size)")
         super().add(job, now_s)
-        job.until_s, job.late = now_s + policy.patience_s(job.wish_s), False
-        self._settles_s = min(self._settles_s, job.until_s)
-        self._lane(job)[job.id] = job
+        if isinstance(job, PriorityJob):
+            job.until_s, job.late = now_s + policy.patience_s(job.wish_s), False
+            self._settles_s = min(self._settles_s, job.until_s)
+        self._lane(job).add(job)
 
     def _count(self, level: int) -> int:
-        return sum(len(self._lanes.get((level, late), ())) for late in (False, True))
+        lanes = (self._lanes.get((level, late)) for late in (False, True))
+        return sum(len(lane.jobs) for lane in lanes if lane is not None)
 
-    def _lane(self, job: PriorityJob) -> OrderedDict[int, PriorityJob]:
-        return self._lanes.setdefault((job.level, job.late), OrderedDict())
+    def _new_lane(self) -> Lane:
+        return Lane()
 
-    def restore(self, jobs: list[PriorityJob]) -> None:
+    def _lane(self, job: Job) -> Lane:
+        key = (job.level, job.late) if isinstance(job, PriorityJob) else (self._ranking.default, False)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = self._new_lane()
+        return lane
+
+    def restore(self, jobs: list[Job]) -> None:
         super().restore(jobs)
         for job in reversed(jobs):
-            self._settles_s = min(self._settles_s, math.inf if job.late else job.until_s)
-            lane = self._lane(job)
-            lane[job.id] = job
-            lane.move_to_end(job.id, last=False)
+            if isinstance(job, PriorityJob):
+                self._settles_s = min(self._settles_s, math.inf if job.late else job.until_s)
+            self._lane(job).add(job, True)
 
-    def remove(self, job: PriorityJob) -> bool:
+    def remove(self, job: Job) -> bool:
         if not super().remove(job):
             return False
-        del self._lane(job)[job.id]
+        self._lane(job).remove(job)
         return True
 
-    def _next(self) -> list[PriorityJob]:
-        batch: list[PriorityJob] = []
+    def _next(self) -> list[Job]:
+        batch: list[Job] = []
         for key in sorted(self._lanes):
             lane = self._lanes[key]
-            while lane and len(batch) < self.policy.batch_size:
-                job = next(iter(lane.values()))
+            while lane.jobs and len(batch) < self.policy.batch_size:
+                job = lane.next()
                 if batch and job.alone:
                     return batch
-                self.remove(job)
+                super().remove(job)
+                lane.take(job)
                 batch.append(job)
                 if job.alone:
                     return batch
@@ -308,15 +344,16 @@ class PriorityBatcher(Batcher[PriorityJob]):
         """Removes and returns the jobs whose time is over; on a level with `delays` they wait behind all others."""
         if not self._timed or now_s < self._settles_s:
             return []
-        timed = [job for (_, late), lane in self._lanes.items() if not late for job in lane.values()]
+        waiting = [job for (_, late), lane in self._lanes.items() if not late for job in lane.jobs.values()]
+        timed = [job for job in waiting if isinstance(job, PriorityJob)]
         over = [job for job in timed if job.until_s <= now_s]
         self._settles_s = min((job.until_s for job in timed if job.until_s > now_s), default=math.inf)
         refused: list[PriorityJob] = []
         for job in over:
             if self._ranking.policy_of(job.level).delays:
-                del self._lane(job)[job.id]
+                self._lane(job).remove(job)
                 job.late = True
-                self._lane(job)[job.id] = job
+                self._lane(job).add(job)
             else:
                 self.remove(job)
                 refused.append(job)

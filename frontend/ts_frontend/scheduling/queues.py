@@ -345,8 +345,8 @@ def _number(text: str | None) -> int:
 
 
 class PriorityQueue(JobQueue):
-    def __init__(self, policy: Policy, priorities: Priorities) -> None:
-        self._batcher_by_priority = PriorityBatcher(policy, priorities)
+    def __init__(self, policy: Policy, priorities: Priorities, batcher: PriorityBatcher | None = None) -> None:
+        self._batcher_by_priority = PriorityBatcher(policy, priorities) if batcher is None else batcher
         super().__init__(policy, self._batcher_by_priority)
 
     def expire(self, now_s: float) -> None:

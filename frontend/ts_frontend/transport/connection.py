@@ -8,7 +8,7 @@ import math
 import random
 import socket
 import ssl
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ts_frontend.tasks import owned
 from ts_frontend.transport.http1 import Http1
@@ -38,6 +38,16 @@ LINGER_S_MAX: Final = 2.0
 DROPPED_BYTES_MAX: Final = 1 << 20
 #: Seconds between two looks whether everything is sent.
 SENT_LOOK_S: Final = 0.01
+
+
+def name_in(certificate: Any) -> str:
+    """The name in a client's certificate, as of `ssl.SSLObject.getpeercert`: the first alternative one that is a URI or
+    a DNS name, else the common name; "" without one."""
+    if not certificate:
+        return ""
+    found = {str(kind): str(value) for kind, value in reversed(certificate.get("subjectAltName", ()))}
+    common = [str(value) for part in certificate.get("subject", ()) for kind, value in part if kind == "commonName"]
+    return found.get("URI") or found.get("DNS") or (common[-1] if common else "")
 
 
 class Connection:
@@ -82,8 +92,9 @@ class Connection:
         client, server = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         inet = isinstance(client, tuple)
         scheme = "https" if self._tls else "http"
-        self.peer = Peer(client[:2], server[:2], "2", scheme) if inet else Peer(None, None, "2", scheme)
         secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+        name = "" if secured is None else name_in(secured.getpeercert())
+        self.peer = Peer(client[:2] if inet else None, server[:2] if inet else None, "2", scheme, name)
         if secured is not None and secured.selected_alpn_protocol() == "h2":
             self._speak(http2=True)
         self._server.opened(self)

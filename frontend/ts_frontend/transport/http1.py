@@ -203,7 +203,8 @@ class Http1:
         self.stream: Http1Stream | None = None
         self.soon = False  # the body of `stream` is small, and usually comes right behind its head
         self._peers = {
-            version: Peer(client.client, client.server, version, client.scheme) for version in ("1.0", "1.1")
+            version: Peer(client.client, client.server, version, client.scheme, client.certificate)
+            for version in ("1.0", "1.1")
         }
         self._rest = b""
         self._searched = 0  # bytes of the rest in which no head ends

@@ -77,19 +77,31 @@ class Waker(Protocol):
 
 
 class Peer:
-    """The two ends of a connection: host and port, None for a Unix socket. `version`: HTTP's, "2", "1.1" or "1.0"."""
+    """The two ends of a connection: host and port, None for a Unix socket. `version`: HTTP's, "2", "1.1" or "1.0".
+    `certificate`: the name in the client's certificate, "" without one."""
 
-    __slots__ = ("client", "scheme", "server", "version")
+    __slots__ = ("certificate", "client", "scheme", "server", "version")
 
     def __init__(
-        self, client: tuple[str, int] | None, server: tuple[str, int] | None, version: str, scheme: str = "http"
+        self,
+        client: tuple[str, int] | None,
+        server: tuple[str, int] | None,
+        version: str,
+        scheme: str = "http",
+        certificate: str = "",
     ) -> None:
         self.client, self.server, self.version, self.scheme = client, server, version, scheme
+        self.certificate = certificate
 
     @property
     def name(self) -> str:
         """HOST:PORT of the client, "unix" for a client of a Unix socket."""
         return "unix" if self.client is None else f"{self.client[0]}:{self.client[1]}"
+
+    @property
+    def host(self) -> str:
+        """The client's address, "unix" for a client of a Unix socket."""
+        return "unix" if self.client is None else self.client[0]
 
 
 class Stream:
