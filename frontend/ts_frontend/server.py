@@ -166,7 +166,15 @@ class Parts:
             self.store,
             formats,
             ModelFactory(
-                config, supervisor, env, self.registry.changes, self._metrics, tracing, self.calls.answer, caches
+                config,
+                supervisor,
+                env,
+                self.registry.changes,
+                self._metrics,
+                tracing,
+                self.calls.answer,
+                caches,
+                self.registry.get,
             ),
             supervisor,
             partial(settings_of, config),

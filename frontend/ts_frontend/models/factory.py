@@ -6,7 +6,8 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,11 @@ from ts_frontend.caching.questions import Asker
 from ts_frontend.config.files import read_text
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive
+from ts_frontend.graphs.ensemble import Ensemble
+from ts_frontend.graphs.graph import Runs
 from ts_frontend.job import Job
 from ts_frontend.models.archive import Archive
+from ts_frontend.models.ensembles import EnsembleRequests, Find, checked_signature
 from ts_frontend.models.handler_imports import may_need_torch
 from ts_frontend.models.model import NO_WORKER, Model
 from ts_frontend.models.pickles import SUFFIXES, how_to_serve
@@ -51,7 +55,8 @@ DEBUG_TIMEOUT_S = 1e8
 
 
 class ModelFactory:
-    """Makes `Model`s. `worker_env`: the workers' environment; `answer`: answers calls of handlers."""
+    """Makes `Model`s. `worker_env`: the workers' environment; `answer`: answers calls of handlers; `find`: finds the
+    models of an ensemble's steps."""
 
     def __init__(
         self,
@@ -63,6 +68,7 @@ class ModelFactory:
         tracing: Traces | None = None,
         answer: Answer | None = None,
         caches: Caches | None = None,
+        find: Find = lambda name, version: None,
     ) -> None:
         self._config = config
         self._supervisor = supervisor
@@ -72,6 +78,7 @@ class ModelFactory:
         self._tracing = tracing
         self._answer = answer
         self._caches = caches
+        self._find = find
 
     def model(
         self,
@@ -93,7 +100,7 @@ class ModelFactory:
         `by_dialect`: as its format says."""
         config = self._config
         handler = self._handler(archive, settings)
-        if not handler:
+        if not handler and archive.ensemble is None:
             if told := _pickle_in(archive.dir):
                 raise InvalidArchive(f"Archive of model {name} names no handler. {told}")
             raise InvalidArchive(
@@ -108,6 +115,8 @@ class ModelFactory:
                 "handlers run inside the server's"
             )
         signature = archive.signature or signature_of(archive.config)
+        if archive.ensemble is not None:
+            signature = checked_signature(archive.ensemble, signature, name, self._find, starting=loaded_at_startup)
         cache, settings = self._cache(
             Asker(name, version, frozenset(), dialects=not by_dialect, mark=content), settings, signature
         )
@@ -130,6 +139,9 @@ class ModelFactory:
             make_job = SequenceJobFactory(queue, settings.sequence_start_required)
         if archive.priorities is not None and isinstance(queue, PriorityQueue):
             make_job = PriorityJobFactory(archive.priorities)
+        graph, steps = self._graph(name, version, archive.ensemble, signature, counted)
+        if graph is not None:
+            pool.leave_to_others(lambda: not graph.trouble())
         tracing = self._tracing
         return Model(
             name,
@@ -149,7 +161,23 @@ class ModelFactory:
             ledger=None if tracing is None else tracing.ledger(name, version),
             scaler=self._scaler(pool, settings),
             cache=cache,
+            graph=graph,
+            steps=steps,
         )
+
+    def _graph(
+        self, name: str, version: str, ensemble: Ensemble | None, signature: Signature, counted: CountedBatches
+    ) -> tuple[Runs | None, Sequence[tuple[str, str]]]:
+        """What runs the requests of an ensemble, and its models; None for a model with a handler."""
+        if ensemble is None:
+            return None, ()
+
+        def record(job: Job, waited_s: float, worked_s: float) -> None:
+            counted.answered([job], waited_s, worked_s, time.monotonic())
+
+        requests = EnsembleRequests(name, version, ensemble, signature, self._find, record)
+        steps = [(step.model, step.version) for step in ensemble.steps.values()]
+        return Runs(f"ensemble {name}", requests.answer, requests.trouble), steps
 
     def _cache(
         self, asker: Asker, settings: ModelSettings, signature: Signature

@@ -221,8 +221,10 @@ class Repository:
     async def _start(self, name: str) -> str:
         try:
             url = None if self._is_here(name) else await self._url_of(name)
+            if url is None:
+                await self._serve_steps(name, None)
             work = self._load(name) if url is None else self._load_remote(name, url, None)
-            await self._one_at_a_time(name, work)
+            await self._one_at_a_time(name, work, only_new=True)
         except ServeError as error:
             failure = f"Failed to load model: {name}: {error.message}"
             log.error("%s", failure)
@@ -255,6 +257,7 @@ class Repository:
         if known.stamp is not None and known.stamp == await self._stamp(name):
             return
         try:
+            await self._serve_steps(name, None)
             await self._one_at_a_time(name, self._load(name))
         except ServeError as error:
             if error.message != before:
@@ -298,6 +301,8 @@ class Repository:
             work = self._loader.url(name, url, config_text)
         elif self._is_here(name):
             work = self._load(name, config_text)
+            await self._manager.tasks.load(self._load_after_steps(name, config_text, work))
+            return
         elif (remote := await self._url_of(name)) is not None:
             work = self._load_remote(name, remote, config_text)
         elif paths := [
@@ -412,12 +417,50 @@ class Repository:
             known.reason = error.message
             raise
 
-    async def _one_at_a_time(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _serve_steps(self, name: str, config_text: str | None, above: tuple[str, ...] = ()) -> None:
+        """Loads the models of an ensemble's steps that this repository has and that aren't served yet, before the
+        ensemble and without holding its turn: two loads never wait for each other. Raises ServeError."""
         try:
-            async with self._alone(name):
-                await work
+            _, archives = await asyncio.to_thread(self._read, find(self._directories, name), config_text)
+        except ServeError:
+            return  # its own load says why
+        ensembles = [archive.ensemble for archive in archives if archive.ensemble is not None]
+        names = {step.model: step.name for ensemble in ensembles for step in ensemble.steps.values()}
+        for model, step in names.items():
+            if model in (*above, name):
+                raise self._refused(name, f"{step} leads back to the ensemble itself")
+            if self._manager.registry.get(model) is not None or not self._is_here(model):
+                continue
+            try:
+                await self._serve_steps(model, None, (*above, name))
+                await self._one_at_a_time(model, self._load(model), only_new=True)
+            except ServeError as error:
+                raise self._refused(name, f"{step} can't be loaded: {error.message}") from error
+
+    async def _load_after_steps(self, name: str, config_text: str | None, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await self._serve_steps(name, config_text)
+            await self._one_at_a_time(name, work)
         finally:
             work.close()  # never awaited
+
+    def _refused(self, name: str, why: str) -> InvalidArgument:
+        known = self._known.setdefault(name, _Known())
+        known.reason = f"ensemble {name!r}: {why}"
+        return InvalidArgument(known.reason)
+
+    async def _one_at_a_time(self, name: str, work: Coroutine[Any, Any, None], *, only_new: bool = False) -> None:
+        """Runs a load when no other of the model runs. `only_new`: not if that other one has loaded it."""
+        try:
+            async with self._alone(name):
+                if not (only_new and self._has_loaded(name)):
+                    await work
+        finally:
+            work.close()  # never awaited
+
+    def _has_loaded(self, name: str) -> bool:
+        known = self._known.get(name, _NEVER)
+        return known.stamp is not None and not known.reason and self._manager.registry.get(name) is not None
 
     def _alone(self, name: str) -> asyncio.Lock:
         """Held while a model is loaded or unloaded; the others need not wait for it."""
@@ -444,6 +487,8 @@ def _residence(model: Model) -> str:
 
 
 def _unready(model: Model) -> str:
+    if model.graph is not None:
+        return model.graph.trouble()
     failure = model.pool.load_failure
     return "no worker is ready" if failure is None else failure.message
 
