@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -177,6 +178,14 @@ MODELS = {
             + [step("pass", {"X": "b"}, {"Y": "OUT"})],
         ),
     ),
+    "chain": (
+        "",
+        ensemble_of(
+            [tensor("X")],
+            [tensor("OUT")],
+            [step("pass", {"X": "X"}, {"Y": "a"}), step("pass", {"X": "a"}, {"Y": "OUT"})],
+        ),
+    ),
     "stream": (
         "",
         ensemble_of(
@@ -202,8 +211,8 @@ def served(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]
         write(directory / "repository", name, source, config)
     more = ["--ncs", "--model-repository", str(directory / "repository"), "--model-control-mode", "explicit"]
     # Only the ensembles are named: they bring the models of their steps.
-    more += [word for name in ("outer", "side", "three", "stream") for word in ("--load-model", name)]
-    server = serving(directory, None, {"ts_open_inference_protocol": "oip"}, more)
+    more += [word for name in ("outer", "side", "three", "chain", "stream") for word in ("--load-model", name)]
+    server = serving(directory, None, {"ts_open_inference_protocol": "oip", "shared_memory_keys": "/tested_.*"}, more)
     try:
         yield server.wait_started()
     finally:
@@ -423,6 +432,20 @@ def test_many_at_once(stub: GRPCInferenceServiceStub) -> None:
 
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(ask, range(2, 50))) == [f"1 of {number + 1}" for number in range(2, 50)]
+
+
+@pytest.mark.external
+def test_tritons_own_client_library(served: Any, client_python: Any, client_env: dict[str, str]) -> None:
+    script = Path(__file__).with_name("triton_ensembles.py")
+    command = [str(client_python("mlserver")), str(script), served.inference, served.http.removeprefix("http://")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, env=client_env)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["classified"] == [["1 of 16", [[8.0]]]] * 3
+    assert found["shared"] == [[[0.0, 1.0, 2.0, 3.0]]] * 2
+    assert found["classes"] == [["4.000000:1", "2.000000:2"]] * 2
+    assert found["streamed"] == [[[0.0]], [[1.0]], [[2.0]]]
+    assert found["platforms"] == ["ensemble"] * 2
 
 
 REFUSED = [
