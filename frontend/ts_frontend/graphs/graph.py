@@ -45,12 +45,29 @@ class Graph:
             more = [name for name in self.parents[left.pop()] if name not in needed]
             needed.update(more)
             left += more
-        children = {
-            name: tuple(child for child in after if child in needed)
-            for name, after in self.children.items()
-            if name in needed
-        }
-        return Graph({name: before for name, before in self.parents.items() if name in needed}, children)
+        return self.without(self.parents.keys() - needed)
+
+    def below(self, name: str) -> Graph:
+        """The part of the graph that needs this node, without it."""
+        found, left = set[str](), [name]
+        while left:
+            more = [child for child in self.children[left.pop()] if child not in found]
+            found.update(more)
+            left += more
+        return self.without(self.parents.keys() - found)
+
+    def without(self, names: Collection[str]) -> Graph:
+        def rest(edges: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+            return {
+                name: tuple(one for one in others if one not in names)
+                for name, others in edges.items()
+                if name not in names
+            }
+
+        return Graph(rest(self.parents), rest(self.children))
+
+
+NO_GRAPH = Graph({}, {})
 
 
 def make_graph(edges: Mapping[str, Sequence[str]], what: str = "dag") -> Graph:

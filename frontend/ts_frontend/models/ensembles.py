@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from ts.protocol.frames import Buffer, Pairs
+from ts.protocol.frames import Buffer
 from ts_frontend.errors import Code, DeadlineExceeded, HandlerFailed, InvalidArgument, ServeError
 from ts_frontend.graphs import tensors as messages
 from ts_frontend.graphs.ensemble import Ensemble, Step
-from ts_frontend.graphs.graph import Graph, Running, run_through
+from ts_frontend.graphs.graph import NO_GRAPH, Graph, Running, run_through
 from ts_frontend.graphs.tensors import Answer, Request, Tensor
 from ts_frontend.job import Job
 from ts_frontend.models.model import Model
@@ -57,14 +57,18 @@ def step_failed(step: str, cause: ServeError) -> ServeError:
 def checked_signature(ensemble: Ensemble, signature: Signature, name: str, find: Find, *, starting: bool) -> Signature:
     """The ensemble's signature, decoupled if one of its models is. Raises InvalidArgument for steps that don't fit
     together, naming the step and the tensor. `starting`: models that aren't served yet may still come."""
-    decoupled = signature.decoupled
+    several = ""
     for step in ensemble.steps.values():
         model = find(step.model, step.version)
         if step.model == name or (model is not None and name in models_below(model, find)):
             raise InvalidArgument(f"ensemble {name!r}: {step.name} leads back to the ensemble itself")
         if model is not None:
             _check_step(ensemble, name, step, model)
-            decoupled |= model.signature.decoupled
+            if model.signature.decoupled and several:
+                raise InvalidArgument(
+                    f"ensemble {name!r}: {several} and {step.name} have decoupled models, and only one step may"
+                )
+            several = step.name if model.signature.decoupled else several
         elif not starting:
             version = f" version {step.version}" if step.version else ""
             raise InvalidArgument(f"ensemble {name!r}: {step.name}: model {step.model!r}{version} is not served")
@@ -75,7 +79,7 @@ def checked_signature(ensemble: Ensemble, signature: Signature, name: str, find:
                 raise InvalidArgument(
                     f"ensemble {name!r}: tensor {tensor!r}: {first} has {_shown(made)}, {second} has {_shown(taken)}"
                 )
-    return replace(signature, decoupled=decoupled)
+    return replace(signature, decoupled=signature.decoupled or bool(several))
 
 
 def models_below(model: Model, find: Find) -> set[str]:
@@ -99,13 +103,6 @@ def _check_step(ensemble: Ensemble, name: str, step: Step, model: Model) -> None
     if ensemble.batch_max and 0 < most < ensemble.batch_max:
         raise InvalidArgument(
             f"{label}: max_batch_size of the ensemble is {ensemble.batch_max}, that of model {step.model!r} is {most}"
-        )
-    made = set(step.outputs.values())
-    if model.signature.decoupled and (
-        ensemble.graph.children[step.name] or any(tensor not in made for tensor in ensemble.outputs)
-    ):
-        raise InvalidArgument(
-            f"{label}: model {step.model!r} is decoupled: it must be the last step, and make all of the outputs"
         )
     if not model.signature.declared:
         return
@@ -158,10 +155,12 @@ def _shown(spec: TensorSpec) -> str:
 
 
 class Part(NamedTuple):
-    """What a request for some of the outputs needs. `last`: its decoupled step, which the graph is without."""
+    """What a request for some of the outputs needs. `decoupled`: its decoupled step, which the graph is without, as it
+    is without those that need this one: they are in `after`, and run for each of its answers."""
 
     graph: Graph
-    last: Step | None
+    decoupled: Step | None
+    after: Graph
     models: Mapping[str, Model]
 
 
@@ -197,16 +196,29 @@ class EnsembleRequests:
         request = await asyncio.to_thread(reading) if messages.is_long(job.inputs) else reading()
         self._check(request.tensors)
         part = self._part(request)
-        ask = partial(self._ask, running, request, part)
-        tensors = dict(request.tensors)
-        for made in (await run_through(part.graph, ask)).values():
-            tensors |= made.tensors
-        if part.last is not None:
-            await self._pass_on(running, request, part, part.last, tensors)
+        tensors = await self._run(running, request, part, part.graph, request.tensors)
+        if part.decoupled is not None:
+            await self._pass_on(running, request, part, part.decoupled, tensors)
         else:
             await self._answer(running, request, tensors)
         now_s = time.monotonic()
         self._record(job, running.waited_s, max(0.0, now_s - job.queued_at_s - running.waited_s))
+
+    async def _run(
+        self, running: Running, request: Request, part: Part, graph: Graph, given: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """All tensors after the steps of `graph` have run."""
+        tensors = dict(given)
+
+        async def ask(name: str, answers: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+            available = dict(given)
+            for parent in graph.parents[name]:
+                available |= answers[parent]
+            return await self._ask(running, request, part, name, available)
+
+        for made in (await run_through(graph, ask)).values():
+            tensors |= made
+        return tensors
 
     def _check(self, tensors: Mapping[str, Tensor]) -> None:
         """Raises InvalidArgument unless the inputs are those of the ensemble."""
@@ -243,43 +255,44 @@ class EnsembleRequests:
             graph = ensemble.graph.up_to({ensemble.makers[name] for name in wanted})
             if len(self._graphs) < PARTS_MAX:
                 self._graphs[wanted] = graph
-        models, last = {}, None
+        models, decoupled = {}, None
         for name in graph.parents:
             step = ensemble.steps[name]
             model = self._find(step.model, step.version)
             if model is None:
-                raise StepGone(f"{name}: model {step.model!r} is not served: the ensemble needs it")
+                raise self._failed(name, StepGone(f"model {step.model!r} is not served"))
             models[name] = model
             if model.signature.decoupled:
-                last = step
-        if last is not None:
-            graph = graph.up_to(graph.parents[last.name])
-        return Part(graph, last, models)
+                decoupled = step
+        after = graph.below(decoupled.name) if decoupled is not None else NO_GRAPH
+        if decoupled is not None:
+            graph = graph.without({decoupled.name, *after.parents})
+        return Part(graph, decoupled, after, models)
 
     async def _ask(
-        self, running: Running, request: Request, part: Part, name: str, answers: Mapping[str, Answer]
-    ) -> Answer:
+        self, running: Running, request: Request, part: Part, name: str, available: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
         step, model = self._ensemble.steps[name], part.models[name]
         try:
-            available = dict(request.tensors)
-            for parent in part.graph.parents[name]:
-                available |= answers[parent].tensors
             job = self._submit(running, request, part, step, available)
             pieces = await job.pieces()
             if job.sent_at_s:
                 running.waited_s += job.sent_at_s - job.queued_at_s
             if len(pieces) != 1:
                 raise InvalidArgument(f"model {model.name!r} gave {len(pieces)} answers where a step has one")
-            return self._made(step, pieces[0])
+            return self._made(step, pieces[0]).tensors
         except DeadlineExceeded:
             raise
         except ServeError as error:
-            raise step_failed(name, error) from None
+            raise self._failed(name, error) from None
+
+    def _failed(self, step: str, error: ServeError) -> ServeError:
+        return step_failed(f"in ensemble {self._name!r}, {step}", error)
 
     def _submit(
         self, running: Running, request: Request, part: Part, step: Step, available: Mapping[str, Tensor]
     ) -> Job:
-        model, job, last = part.models[step.name], running.job, step is part.last
+        model, job, stream = part.models[step.name], running.job, step is part.decoupled
         given = []
         for name, tensor in step.inputs.items():
             if tensor in available:
@@ -288,13 +301,13 @@ class EnsembleRequests:
                 maker = self._ensemble.makers.get(tensor)
                 who = f"{maker} hasn't made" if maker else "the request doesn't have"
                 raise InvalidArgument(f"its input {name!r} is tensor {tensor!r}, which {who}")
-        inputs = messages.step_inputs(model.name, request, given, self._asked(step, request, part), stream=last)
+        inputs = messages.step_inputs(model.name, request, given, self._asked(step, request, part), stream=stream)
         return model.submit(
             inputs,
             headers=job.request_headers,
             deadline_s=job.deadline_s,
             request_id=job.request_id,
-            stream=last,
+            stream=stream,
             version_named=bool(step.version),
         )
 
@@ -302,10 +315,7 @@ class EnsembleRequests:
         """The outputs to ask for. The client's wishes for one, such as a region of shared memory, go with it."""
         for name, tensor in step.outputs.items():
             wish = request.asked.get(tensor, b"")
-            if wish and any(
-                tensor in self._ensemble.steps[child].inputs.values()
-                for child in part.graph.children.get(step.name, ())
-            ):
+            if wish and any(tensor in self._ensemble.steps[user].inputs.values() for user in part.models):
                 raise InvalidArgument(
                     f"output {tensor!r} is the input of a further step: it can't be asked for with parameters"
                 )
@@ -327,7 +337,7 @@ class EnsembleRequests:
         missing = [name for name in wanted if name not in tensors]
         if missing:
             maker = self._ensemble.makers[missing[0]]
-            raise StepFailed(f"{maker} has not made output {missing[0]!r}")
+            raise StepFailed(f"in ensemble {self._name!r}, {maker} has not made output {missing[0]!r}")
         whole = self._written(request, Answer({name: tensors[name] for name in wanted}, b""))
         writing = partial(messages.in_form, whole, request)
         if messages.is_rewritten(request) and len(whole) > messages.INLINE_BYTES_MAX:
@@ -339,29 +349,38 @@ class EnsembleRequests:
     async def _pass_on(
         self, running: Running, request: Request, part: Part, step: Step, tensors: Mapping[str, Tensor]
     ) -> None:
-        """Passes the answers of a decoupled step on as they come."""
+        """Passes the answers of a decoupled step on as they come, each after the steps that need it have run."""
         try:
             job = self._submit(running, request, part, step, tensors)
-            async with aclosing(chunks(job)) as pieces:
-                async for ready in pieces:
-                    for piece in ready:
-                        if len(piece):
-                            await running.send(*self._renamed(request, step, piece))
-        except DeadlineExceeded:
-            raise
         except ServeError as error:
-            raise step_failed(step.name, error) from None
+            raise self._failed(step.name, error) from None
+        async with aclosing(self._pieces(step, job)) as pieces:
+            async for piece in pieces:
+                before, inner = messages.split_streamed(piece, request)
+                if inner is None:
+                    await running.send(*messages.joined_streamed(before, None, request))
+                    continue
+                found = self._made(step, inner)
+                if found.tensors:  # the mark of the end has none
+                    given = {**tensors, **found.tensors}
+                    made = await self._run(running, request, part, part.after, given)
+                    wanted: Collection[str] = request.asked or self._ensemble.outputs
+                    found = found._replace(tensors={name: made[name] for name in wanted if name in made})
+                await running.send(*messages.joined_streamed(before, self._written(request, found), request))
         running.waited_s += job.sent_at_s - job.queued_at_s
         running.answer(b"")
 
-    def _renamed(self, request: Request, step: Step, piece: Buffer) -> tuple[bytes, Pairs]:
-        before, inner = messages.split_streamed(piece, request)
-        if inner is None:
-            return messages.joined_streamed(before, None, request)
-        found = self._made(step, inner)
-        if request.asked:
-            found = found._replace(tensors={k: v for k, v in found.tensors.items() if k in request.asked})
-        return messages.joined_streamed(before, self._written(request, found), request)
+    async def _pieces(self, step: Step, job: Job) -> AsyncGenerator[Buffer, None]:
+        try:
+            async with aclosing(chunks(job)) as lists:
+                async for ready in lists:
+                    for piece in ready:
+                        if len(piece):
+                            yield piece
+        except DeadlineExceeded:
+            raise
+        except ServeError as error:
+            raise self._failed(step.name, error) from None
 
 
 def _is_required(model: Model, name: str) -> bool:

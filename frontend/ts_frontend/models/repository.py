@@ -313,16 +313,22 @@ class Repository:
             work = self._loader.url(name, self._archive_of(name), config_text)
         await self._manager.tasks.load(self._one_at_a_time(name, work))
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
         """Removes all versions and returns at once; their accepted requests are still answered. A model that could be
-        loaded and isn't served is no error. Raises ModelNotFound for any other."""
+        loaded and isn't served is no error. `dependents`: also the models of an ensemble's steps that no other ensemble
+        has. Raises ModelNotFound for any other."""
         self._check("unload")
+        registry = self._manager.registry
+        steps = {step for model in registry if model.name == name for step, _ in model.steps} if dependents else set()
         here = self._is_here(name)
         try:
             await self._manager.tasks.detached(self._unload(name, remembered=here))
         except ModelNotFound:
             if not here:
                 raise
+        for step in sorted(steps - {step for model in registry for step, _ in model.steps}):
+            with contextlib.suppress(ModelNotFound):
+                await self.unload(step, dependents=True)
 
     def _check(self, verb: str) -> None:
         if self._mode != "explicit":

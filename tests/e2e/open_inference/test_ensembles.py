@@ -186,6 +186,15 @@ MODELS = {
             [step("pass", {"X": "X"}, {"Y": "a"}), step("pass", {"X": "a"}, {"Y": "OUT"})],
         ),
     ),
+    "middle": (
+        "",
+        ensemble_of(
+            [tensor("X")],
+            [tensor("OUT"), tensor("a"), tensor("SUM", "FP32", "1")],
+            [step("pass", {"X": "X"}, {"Y": "a"}), step("repeat", {"X": "a"}, {"Y": "b"})]
+            + [step("pass", {"X": "b"}, {"Y": "OUT"}), step("total", {"X": "b"}, {"SUM": "SUM"})],
+        ),
+    ),
     "stream": (
         "",
         ensemble_of(
@@ -211,7 +220,9 @@ def served(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]
         write(directory / "repository", name, source, config)
     more = ["--ncs", "--model-repository", str(directory / "repository"), "--model-control-mode", "explicit"]
     # Only the ensembles are named: they bring the models of their steps.
-    more += [word for name in ("outer", "side", "three", "chain", "stream") for word in ("--load-model", name)]
+    more += [
+        word for name in ("outer", "side", "three", "chain", "middle", "stream") for word in ("--load-model", name)
+    ]
     server = serving(directory, None, {"ts_open_inference_protocol": "oip", "shared_memory_keys": "/tested_.*"}, more)
     try:
         yield server.wait_started()
@@ -327,12 +338,29 @@ def test_metadata_config_readiness_and_index(served: Any) -> None:
         assert index["classify"]["reason"] == "step 3 (total): model 'total' is not served"
         body = {"inputs": [{"name": "IMAGE", "datatype": "BYTES", "shape": [1, 1], "data": ["2 6"]}]}
         refused = client.post("/v2/models/classify/infer", json=body)
-        assert refused.status_code == 503 and "step 3 (total)" in refused.json()["error"]
+        assert refused.status_code == 503 and "in ensemble 'classify', step 3 (total)" in refused.json()["error"]
         client.post("/v2/repository/models/classify/load").raise_for_status()
         assert client.get("/v2/models/classify/ready").json()["ready"] is True
-        assert client.post("/v2/models/outer/infer", json={**body, "inputs": [body["inputs"][0] | {"name": "IN"}]})
+        within = {"inputs": [body["inputs"][0] | {"name": "IN"}]}
+        assert client.post("/v2/models/outer/infer", json=within).status_code == 200
     steps = served.describe("classify")["steps"]
     assert [one["modelName"] for one in steps] == ["preprocess", "largest", "total", "postprocess"]
+
+
+def test_an_unloaded_ensemble_takes_along_what_no_other_one_needs(served: Any) -> None:
+    config = ensemble_of(
+        [tensor("X")],
+        [tensor("OUT")],
+        [step("pass", {"X": "X"}, {"Y": "a"}), step("spare", {"X": "a"}, {"Y": "OUT"})],
+    )
+    write(served.directory / "repository", "spare", model_of(PASS), X_TO_Y)
+    write(served.directory / "repository", "last", "", config)
+    with httpx.Client(base_url=served.http, timeout=GUARD_S) as client:
+        client.post("/v2/repository/models/last/load").raise_for_status()
+        body = {"parameters": {"unload_dependents": True}}
+        client.post("/v2/repository/models/last/unload", json=body).raise_for_status()
+        ready = {name: client.get(f"/v2/models/{name}/ready").status_code for name in ("last", "spare", "pass")}
+    assert ready == {"last": 404, "spare": 404, "pass": 200}
 
 
 @pytest.mark.parametrize(
@@ -420,6 +448,14 @@ def test_a_decoupled_last_step_streams(stub: GRPCInferenceServiceStub, final: bo
     assert {one.model_name for one in found} == {"stream"} and {one.id for one in found} == {"r1"}
 
 
+def test_the_steps_after_a_decoupled_one_run_for_each_of_its_answers(stub: GRPCInferenceServiceStub) -> None:
+    request = request_of("middle", X=[3.0])
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    *found, last = [one.infer_response for one in stub.ModelStreamInfer(iter([request]), timeout=GUARD_S)]
+    assert [answered(one) for one in found] == [{"OUT": [n], "a": [3.0], "SUM": [n]} for n in (0.0, 1.0, 2.0)]
+    assert not last.outputs and last.parameters["triton_final_response"].bool_param is True
+
+
 def test_an_ensemble_without_such_a_step_answers_a_stream_once(stub: GRPCInferenceServiceStub) -> None:
     (only,) = stub.ModelStreamInfer(iter([request_of("classify", IMAGE=b"4")]), timeout=GUARD_S)
     assert answered(only.infer_response)["ANSWER"] == "0 of 4"
@@ -497,9 +533,9 @@ REFUSED = [
         ensemble_of(
             [tensor("X")],
             [tensor("OUT")],
-            [step("repeat", {"X": "X"}, {"Y": "a"}), step("pass", {"X": "a"}, {"Y": "OUT"})],
+            [step("repeat", {"X": "X"}, {"Y": "a"}), step("repeat", {"X": "a"}, {"Y": "OUT"})],
         ),
-        "step 1 (repeat): model 'repeat' is decoupled: it must be the last step",
+        "step 1 (repeat) and step 2 (repeat) have decoupled models, and only one step may",
     ),
     (config_of([tensor("X")], [tensor("OUT")], 4, 'platform: "ensemble"'), "ensemble_scheduling is not given"),
 ]

@@ -46,7 +46,7 @@ def classes(module, client):
 
 
 def streamed(client):
-    answers = queue.Queue()
+    answers: queue.Queue = queue.Queue()
     client.start_stream(callback=lambda result, error: answers.put((result, error)))
     given = grpcclient.InferInput("X", [1, 1], "FP32")
     given.set_data_from_numpy(np.array([[3]], np.float32))
