@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ts_frontend.errors import InvalidArgument, InvalidGraph
 from ts_frontend.graphs.graph import Graph, make_graph
@@ -31,6 +32,13 @@ class Ensemble:
     makers: Mapping[str, str]
     outputs: tuple[str, ...]
     batch_max: int = 0
+
+    what: ClassVar[str] = "ensemble"
+
+    @property
+    def models(self) -> Iterator[tuple[str, str, str]]:
+        """For each step its name, and its model's name and version."""
+        return ((step.name, step.model, step.version) for step in self.steps.values())
 
 
 def make_ensemble(

@@ -15,6 +15,7 @@ from ts_frontend.errors import Code, DeadlineExceeded, HandlerFailed, InvalidArg
 from ts_frontend.graphs import tensors as messages
 from ts_frontend.graphs.ensemble import Ensemble, Step
 from ts_frontend.graphs.graph import NO_GRAPH, Graph, Running, run_through
+from ts_frontend.graphs.inference_graph import InferenceGraph
 from ts_frontend.graphs.tensors import Answer, Request, Tensor
 from ts_frontend.job import Job
 from ts_frontend.models.model import Model
@@ -54,24 +55,33 @@ def step_failed(step: str, cause: ServeError) -> ServeError:
 # --- checks
 
 
-def checked_signature(ensemble: Ensemble, signature: Signature, name: str, find: Find, *, starting: bool) -> Signature:
-    """The ensemble's signature, decoupled if one of its models is. Raises InvalidArgument for steps that don't fit
+def checked_signature(
+    graph: Ensemble | InferenceGraph, signature: Signature, name: str, find: Find, *, starting: bool
+) -> Signature:
+    """A graph's signature, decoupled if one of an ensemble's models is. Raises InvalidArgument for steps that don't fit
     together, naming the step and the tensor. `starting`: models that aren't served yet may still come."""
-    several = ""
+    what = f"{graph.what} {name!r}"
+    for step, model, version in graph.models:
+        found = find(model, version)
+        if model == name or (found is not None and name in models_below(found, find)):
+            raise InvalidArgument(f"{what}: {step} leads back to the {graph.what} itself")
+        if found is None and not starting:
+            named = f" version {version}" if version else ""
+            raise InvalidArgument(f"{what}: {step}: model {model!r}{named} is not served")
+    return signature if isinstance(graph, InferenceGraph) else _checked_tensors(graph, signature, name, find)
+
+
+def _checked_tensors(ensemble: Ensemble, signature: Signature, name: str, find: Find) -> Signature:
+    decoupled = ""
     for step in ensemble.steps.values():
-        model = find(step.model, step.version)
-        if step.model == name or (model is not None and name in models_below(model, find)):
-            raise InvalidArgument(f"ensemble {name!r}: {step.name} leads back to the ensemble itself")
-        if model is not None:
-            _check_step(ensemble, name, step, model)
-            if model.signature.decoupled and several:
-                raise InvalidArgument(
-                    f"ensemble {name!r}: {several} and {step.name} have decoupled models, and only one step may"
-                )
-            several = step.name if model.signature.decoupled else several
-        elif not starting:
-            version = f" version {step.version}" if step.version else ""
-            raise InvalidArgument(f"ensemble {name!r}: {step.name}: model {step.model!r}{version} is not served")
+        if (model := find(step.model, step.version)) is None:
+            continue
+        _check_step(ensemble, name, step, model)
+        if model.signature.decoupled and decoupled:
+            raise InvalidArgument(
+                f"ensemble {name!r}: {decoupled} and {step.name} have decoupled models, and only one step may"
+            )
+        decoupled = step.name if model.signature.decoupled else decoupled
     for tensor, uses in _uses(ensemble, signature, find).items():
         (first, made), *others = uses
         for second, taken in others:
@@ -79,7 +89,7 @@ def checked_signature(ensemble: Ensemble, signature: Signature, name: str, find:
                 raise InvalidArgument(
                     f"ensemble {name!r}: tensor {tensor!r}: {first} has {_shown(made)}, {second} has {_shown(taken)}"
                 )
-    return replace(signature, decoupled=signature.decoupled or bool(several))
+    return replace(signature, decoupled=signature.decoupled or bool(decoupled))
 
 
 def models_below(model: Model, find: Find) -> set[str]:
@@ -93,6 +103,15 @@ def models_below(model: Model, find: Find) -> set[str]:
                 left.append(below)
             found.add(name)
     return found
+
+
+def trouble_of(graph: Ensemble | InferenceGraph, find: Find) -> str:
+    """Why a graph isn't ready, "" if it is."""
+    for step, name, version in graph.models:
+        model = find(name, version)
+        if model is None or not model.ready:
+            return f"{step}: model {name!r} is not {'served' if model is None else 'ready'}"
+    return ""
 
 
 def _check_step(ensemble: Ensemble, name: str, step: Step, model: Model) -> None:
@@ -184,10 +203,6 @@ class EnsembleRequests:
         self._record = record
         self._graphs: dict[frozenset[str], Graph] = {}
         self._accepted: set[tuple[str, bytes]] = set()
-
-    def trouble(self) -> str:
-        """Why it isn't ready, "" if it is."""
-        return next(_troubles(self._ensemble.steps.values(), self._find), "")
 
     async def answer(self, running: Running) -> None:
         """Answers one request. Raises ServeError."""
@@ -385,12 +400,3 @@ class EnsembleRequests:
 
 def _is_required(model: Model, name: str) -> bool:
     return any(spec.name == name and not spec.optional for spec in model.signature.inputs)
-
-
-def _troubles(steps: Collection[Step], find: Find) -> Iterator[str]:
-    for step in steps:
-        model = find(step.model, step.version)
-        if model is None:
-            yield f"{step.name}: model {step.model!r} is not served"
-        elif not model.ready:
-            yield f"{step.name}: model {step.model!r} is not ready"

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,12 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive
 from ts_frontend.graphs.ensemble import Ensemble
 from ts_frontend.graphs.graph import Runs
+from ts_frontend.graphs.inference_graph import InferenceGraph
 from ts_frontend.job import Job
 from ts_frontend.models.archive import Archive
-from ts_frontend.models.ensembles import EnsembleRequests, Find, checked_signature
+from ts_frontend.models.ensembles import EnsembleRequests, Find, checked_signature, trouble_of
 from ts_frontend.models.handler_imports import may_need_torch
+from ts_frontend.models.inference_graphs import GraphRequests
 from ts_frontend.models.model import NO_WORKER, Model
 from ts_frontend.models.pickles import SUFFIXES, how_to_serve
 from ts_frontend.models.settings import ModelSettings, Requested
@@ -100,7 +103,7 @@ class ModelFactory:
         `by_dialect`: as its format says."""
         config = self._config
         handler = self._handler(archive, settings)
-        if not handler and archive.ensemble is None:
+        if not handler and archive.graph is None:
             if told := _pickle_in(archive.dir):
                 raise InvalidArchive(f"Archive of model {name} names no handler. {told}")
             raise InvalidArchive(
@@ -115,8 +118,8 @@ class ModelFactory:
                 "handlers run inside the server's"
             )
         signature = archive.signature or signature_of(archive.config)
-        if archive.ensemble is not None:
-            signature = checked_signature(archive.ensemble, signature, name, self._find, starting=loaded_at_startup)
+        if archive.graph is not None:
+            signature = checked_signature(archive.graph, signature, name, self._find, starting=loaded_at_startup)
         cache, settings = self._cache(
             Asker(name, version, frozenset(), dialects=not by_dialect, mark=content), settings, signature
         )
@@ -139,7 +142,7 @@ class ModelFactory:
             make_job = SequenceJobFactory(queue, settings.sequence_start_required)
         if archive.priorities is not None and isinstance(queue, PriorityQueue):
             make_job = PriorityJobFactory(archive.priorities)
-        graph, steps = self._graph(name, version, archive.ensemble, signature, counted)
+        graph, steps = self._graph(name, version, archive.graph, signature, counted)
         if graph is not None:
             pool.leave_to_others(lambda: not graph.trouble())
         tracing = self._tracing
@@ -166,18 +169,26 @@ class ModelFactory:
         )
 
     def _graph(
-        self, name: str, version: str, ensemble: Ensemble | None, signature: Signature, counted: CountedBatches
+        self,
+        name: str,
+        version: str,
+        graph: Ensemble | InferenceGraph | None,
+        signature: Signature,
+        counted: CountedBatches,
     ) -> tuple[Runs | None, Sequence[tuple[str, str]]]:
-        """What runs the requests of an ensemble, and its models; None for a model with a handler."""
-        if ensemble is None:
-            return None, ()
+        """What runs the requests of a graph, and its models; None for a model with a handler."""
 
         def record(job: Job, waited_s: float, worked_s: float) -> None:
             counted.answered([job], waited_s, worked_s, time.monotonic())
 
-        requests = EnsembleRequests(name, version, ensemble, signature, self._find, record)
-        steps = [(step.model, step.version) for step in ensemble.steps.values()]
-        return Runs(f"ensemble {name}", requests.answer, requests.trouble), steps
+        if graph is None:
+            return None, ()
+        if isinstance(graph, InferenceGraph):
+            answer = GraphRequests(name, graph, self._find, record).answer
+        else:
+            answer = EnsembleRequests(name, version, graph, signature, self._find, record).answer
+        steps = dict.fromkeys((model, named) for _, model, named in graph.models)
+        return Runs(f"{graph.what} {name}", answer, partial(trouble_of, graph, self._find)), tuple(steps)
 
     def _cache(
         self, asker: Asker, settings: ModelSettings, signature: Signature

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from ts_frontend.config.kinds import names_there
 from ts_frontend.errors import Code, InvalidArchive, InvalidArgument, ModelNotFound, ServeError, UrlForbidden
+from ts_frontend.graphs.ensemble import Ensemble
 from ts_frontend.models.archive import GGUF, Archive
 from ts_frontend.models.extraction import create_file, safe_parts
 from ts_frontend.models.formats.format import ModelFiles
@@ -430,7 +431,7 @@ class Repository:
             _, archives = await asyncio.to_thread(self._read, find(self._directories, name), config_text)
         except ServeError:
             return  # its own load says why
-        ensembles = [archive.ensemble for archive in archives if archive.ensemble is not None]
+        ensembles = [archive.graph for archive in archives if isinstance(archive.graph, Ensemble)]
         names = {step.model: step.name for ensemble in ensembles for step in ensemble.steps.values()}
         for model, step in names.items():
             if model in (*above, name):

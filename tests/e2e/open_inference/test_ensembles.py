@@ -206,6 +206,18 @@ MODELS = {
 }
 
 
+#: An inference graph around an ensemble.
+ROUTED = """
+kind: InferenceGraph
+metadata: {name: routed}
+spec:
+  nodes:
+    root:
+      routerType: Sequence
+      steps: [{serviceUrl: "http://classify.default.svc.cluster.local/v2/models/classify/infer"}]
+"""
+
+
 def write(repository: Path, name: str, source: str, config: str) -> None:
     (repository / name / "1").mkdir(parents=True, exist_ok=True)
     (repository / name / "config.pbtxt").write_text(config)
@@ -223,7 +235,10 @@ def served(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]
     more += [
         word for name in ("outer", "side", "three", "chain", "middle", "stream") for word in ("--load-model", name)
     ]
-    server = serving(directory, None, {"ts_open_inference_protocol": "oip", "shared_memory_keys": "/tested_.*"}, more)
+    store = directory / "store"
+    store.mkdir()
+    (store / "routed.yaml").write_text(ROUTED)
+    server = serving(directory, store, {"ts_open_inference_protocol": "oip", "shared_memory_keys": "/tested_.*"}, more)
     try:
         yield server.wait_started()
     finally:
@@ -482,6 +497,17 @@ def test_tritons_own_client_library(served: Any, client_python: Any, client_env:
     assert found["classes"] == [["4.000000:1", "2.000000:2"]] * 2
     assert found["streamed"] == [[[0.0]], [[1.0]], [[2.0]]]
     assert found["platforms"] == ["ensemble"] * 2
+
+
+def test_an_inference_graph_around_an_ensemble(served: Any) -> None:
+    served.register("routed.yaml")
+    tensor = {"name": "IMAGE", "datatype": "BYTES", "shape": [1, 1], "data": ["2 6"]}
+    answer = httpx.post(f"{served.http}/v2/models/routed/infer", json={"inputs": [tensor]}, timeout=GUARD_S)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["outputs"][0]["data"] == ["1 of 8"]
+    tensor["data"] = ["2 -6"]
+    answer = httpx.post(f"{served.http}/v2/models/routed/infer", json={"inputs": [tensor]}, timeout=GUARD_S)
+    assert answer.status_code == 500 and "node root, step 0: in ensemble 'classify', step 3" in answer.json()["error"]
 
 
 REFUSED = [

@@ -4,6 +4,7 @@ JSON. Arguments: the gRPC address, the HTTP address."""
 import json
 import queue
 import sys
+from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpcclient
@@ -46,7 +47,7 @@ def classes(module, client):
 
 
 def streamed(client):
-    answers: queue.Queue = queue.Queue()
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     client.start_stream(callback=lambda result, error: answers.put((result, error)))
     given = grpcclient.InferInput("X", [1, 1], "FP32")
     given.set_data_from_numpy(np.array([[3]], np.float32))

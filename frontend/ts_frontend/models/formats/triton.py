@@ -426,7 +426,7 @@ class ModelDirectory:
             adapter_settings=self._adapter_settings(directory, gpus),
             signature=signature(config),
             priorities=priorities(config),
-            ensemble=self.ensemble,
+            graph=self.ensemble,
             completed=None if self.ensemble is not None else partial(_completed, gpus),
             remembered=False,
         )
