@@ -119,6 +119,7 @@ class ModelFactory:
             )
         signature = archive.signature or signature_of(archive.config)
         if archive.graph is not None:
+            settings = replace(settings, min_workers=0, max_workers=0, batch_size=1, demand=None, autoscale=None)
             signature = checked_signature(archive.graph, signature, name, self._find, starting=loaded_at_startup)
         cache, settings = self._cache(
             Asker(name, version, frozenset(), dialects=not by_dialect, mark=content), settings, signature

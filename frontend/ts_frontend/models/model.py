@@ -411,7 +411,7 @@ class Model:
         """True when a worker can take a request, or a request would start one."""
         if self.resident is not None and self.resident.state in (ResidentState.KNOWN, ResidentState.UNLOADING):
             return not self._leaving
-        return self.pool.ready_count > 0 and not self._leaving
+        return self.pool.ready and not self._leaving
 
     @property
     def loading(self) -> bool:

@@ -177,6 +177,13 @@ class _Known:
 _NEVER = _Known()
 
 
+class _StepsFirst(Exception):
+    """An ensemble's load has found models that have to be loaded before. `steps`: a step of each, by their names."""
+
+    def __init__(self, steps: Mapping[str, str]) -> None:
+        self.steps = steps
+
+
 class IndexEntry(NamedTuple):
     """A line of the index. `state`: READY, UNAVAILABLE, or "" if never loaded. `version`: "" when none was found."""
 
@@ -223,9 +230,9 @@ class Repository:
         try:
             url = None if self._is_here(name) else await self._url_of(name)
             if url is None:
-                await self._serve_steps(name, None)
-            work = self._load(name) if url is None else self._load_remote(name, url, None)
-            await self._one_at_a_time(name, work, only_new=True)
+                await self._load_with_steps(name, only_new=True)
+            else:
+                await self._one_at_a_time(name, self._load_remote(name, url, None))
         except ServeError as error:
             failure = f"Failed to load model: {name}: {error.message}"
             log.error("%s", failure)
@@ -258,8 +265,7 @@ class Repository:
         if known.stamp is not None and known.stamp == await self._stamp(name):
             return
         try:
-            await self._serve_steps(name, None)
-            await self._one_at_a_time(name, self._load(name))
+            await self._load_with_steps(name)
         except ServeError as error:
             if error.message != before:
                 log.error("Model %s could not be loaded: %s", name, error.message)
@@ -301,8 +307,7 @@ class Repository:
         elif url is not None:
             work = self._loader.url(name, url, config_text)
         elif self._is_here(name):
-            work = self._load(name, config_text)
-            await self._manager.tasks.load(self._load_after_steps(name, config_text, work))
+            await self._manager.tasks.load(self._load_with_steps(name, config_text))
             return
         elif (remote := await self._url_of(name)) is not None:
             work = self._load_remote(name, remote, config_text)
@@ -395,12 +400,15 @@ class Repository:
 
     # --- models of a repository
 
-    async def _load(self, name: str, config_text: str | None = None) -> None:
+    async def _load(self, name: str, config_text: str | None = None, has_steps: bool = False) -> None:
+        """Raises _StepsFirst for an ensemble unless `has_steps`: the models of its steps had their chance."""
         known = self._known.setdefault(name, _Known())
         try:
             path = find(self._directories, name)
             known.stamp, archives = await asyncio.to_thread(self._read, path, config_text)
             known.versions = tuple(archive.version for archive in archives)
+            if not has_steps and (steps := self._steps_to_load(archives)):
+                raise _StepsFirst(steps)
             await self._loader.versions(archives, Fetched(path, str(path), downloaded=False))
             known.reason = ""
         except ServeError as error:
@@ -424,32 +432,31 @@ class Repository:
             known.reason = error.message
             raise
 
-    async def _serve_steps(self, name: str, config_text: str | None, above: tuple[str, ...] = ()) -> None:
-        """Loads the models of an ensemble's steps that this repository has and that aren't served yet, before the
-        ensemble and without holding its turn: two loads never wait for each other. Raises ServeError."""
+    async def _load_with_steps(
+        self, name: str, config_text: str | None = None, above: tuple[str, ...] = (), *, only_new: bool = False
+    ) -> None:
+        """Loads a model of the repository, and before an ensemble the models of its steps that are there and aren't
+        served yet. Two loads never wait for each other, since neither has its turn meanwhile."""
         try:
-            _, archives = await asyncio.to_thread(self._read, find(self._directories, name), config_text)
-        except ServeError:
-            return  # its own load says why
-        ensembles = [archive.graph for archive in archives if isinstance(archive.graph, Ensemble)]
-        names = {step.model: step.name for ensemble in ensembles for step in ensemble.steps.values()}
-        for model, step in names.items():
+            await self._one_at_a_time(name, self._load(name, config_text), only_new=only_new)
+            return
+        except _StepsFirst as first:
+            steps = first.steps
+        for model, step in steps.items():
             if model in (*above, name):
                 raise self._refused(name, f"{step} leads back to the ensemble itself")
-            if self._manager.registry.get(model) is not None or not self._is_here(model):
-                continue
             try:
-                await self._serve_steps(model, None, (*above, name))
-                await self._one_at_a_time(model, self._load(model), only_new=True)
+                await self._load_with_steps(model, None, (*above, name), only_new=True)
             except ServeError as error:
                 raise self._refused(name, f"{step} can't be loaded: {error.message}") from error
+        await self._one_at_a_time(name, self._load(name, config_text, True))
 
-    async def _load_after_steps(self, name: str, config_text: str | None, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await self._serve_steps(name, config_text)
-            await self._one_at_a_time(name, work)
-        finally:
-            work.close()  # never awaited
+    def _steps_to_load(self, archives: Sequence[Archive]) -> dict[str, str]:
+        """The models of an ensemble's steps that this repository has and that aren't served, with a step of each."""
+        graphs = [archive.graph for archive in archives if isinstance(archive.graph, Ensemble)]
+        found = {model: step for graph in graphs for step, model, _ in graph.models}
+        registry = self._manager.registry
+        return {model: step for model, step in found.items() if registry.get(model) is None and self._is_here(model)}
 
     def _refused(self, name: str, why: str) -> InvalidArgument:
         known = self._known.setdefault(name, _Known())

@@ -355,9 +355,12 @@ class Pool:
 
     @property
     def ready_count(self) -> int:
-        if self._others_ready is not None:
-            return int(self._others_ready())
         return sum(slot.ready for slot in self.slots)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a worker, or the models that do the work in place of workers, can take a request."""
+        return self.ready_count > 0 if self._others_ready is None else self._others_ready()
 
     def leave_to_others(self, ready: Callable[[], bool]) -> None:
         """Has no workers from now on: other models do the work, which is ready when they are."""

@@ -358,7 +358,11 @@ def test_metadata_config_readiness_and_index(served: Any) -> None:
         assert client.get("/v2/models/classify/ready").json()["ready"] is True
         within = {"inputs": [body["inputs"][0] | {"name": "IN"}]}
         assert client.post("/v2/models/outer/infer", json=within).status_code == 200
-    steps = served.describe("classify")["steps"]
+    described = served.describe("classify")
+    assert (described["minWorkers"], described["workers"]) == (0, [])
+    with pytest.raises(grpc.RpcError, match="scale the models of its steps"):
+        served.scale("classify", 2)
+    steps = described["steps"]
     assert [one["modelName"] for one in steps] == ["preprocess", "largest", "total", "postprocess"]
 
 

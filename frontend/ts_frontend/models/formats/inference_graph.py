@@ -32,7 +32,6 @@ class InferenceGraphFormat(ModelFormat):
                 dir=path.parent,
                 name=name,
                 manifest={"model": {"modelName": name, "modelVersion": "1.0"}},
-                config={"minWorkers": 0, "maxWorkers": 0},
                 graph=graph,
             )
         ]

@@ -291,7 +291,7 @@ def worker_settings(config: ModelConfig, gpus: int) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"batchSize": 1}
     if config.platform == ENSEMBLE:
-        return found | {"minWorkers": 0, "maxWorkers": 0} | ({"cache": True} if config.response_cache.enable else {})
+        return found | ({"cache": True} if config.response_cache.enable else {})
     if config.HasField("dynamic_batching"):
         dynamic = config.dynamic_batching
         found["batchSize"] = max(config.max_batch_size, 1)
