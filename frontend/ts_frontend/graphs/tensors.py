@@ -133,10 +133,11 @@ def _request(data: Buffer, wish: Wish, *, stream: bool, triton: bool, regions: s
             elif field.number == _ID:
                 request_id = str(view[field.value : field.end], "utf-8")
         tensors = _paired(heads, raw)
+        passed, final = _passed_on(parameters)
     except (Malformed, UnicodeDecodeError, DecodeError) as error:
         raise InvalidArgument(f"The {len(data)} bytes of the request are not a ModelInferRequest: {error}") from None
     wish = wish._replace(id=request_id)
-    return Request(tensors, asked, *_passed_on(parameters), wish, stream, triton, regions)
+    return Request(tensors, asked, passed, final, wish, stream, triton, regions)
 
 
 def _named(data: Buffer, at: int, end: int) -> tuple[str, bytes]:

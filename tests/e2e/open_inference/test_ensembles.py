@@ -74,6 +74,25 @@ HOLD = """
 PASS = """
         return {"Y": given["X"]}
 """
+#: Asks an ensemble for its answer.
+CALLER = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.response(request) for request in requests]
+
+    def response(self, request):
+        asked = pb_utils.InferenceRequest(
+            model_name="chain",
+            inputs=[pb_utils.Tensor("X", pb_utils.get_input_tensor_by_name(request, "X").as_numpy())],
+            requested_output_names=["OUT"],
+        )
+        answer = asked.exec()
+        if answer.has_error():
+            return pb_utils.InferenceResponse(error=answer.error())
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", answer.output_tensors()[0].as_numpy() + 1)])
+"""
 REPEAT = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -106,10 +125,10 @@ def config_of(inputs: list[str], outputs: list[str], batch: int = 4, more: str =
     """
 
 
-def step(model: str, inputs: dict[str, str], outputs: dict[str, str], more: str = "") -> str:
+def step(model: str, inputs: dict[str, str], outputs: dict[str, str], version: int = -1) -> str:
     maps = [f'input_map {{ key: "{key}" value: "{value}" }}' for key, value in inputs.items()]
     maps += [f'output_map {{ key: "{key}" value: "{value}" }}' for key, value in outputs.items()]
-    return f'step {{ model_name: "{model}" model_version: -1 {more} {" ".join(maps)} }}'
+    return f'step {{ model_name: "{model}" model_version: {version} {" ".join(maps)} }}'
 
 
 def ensemble_of(inputs: list[str], outputs: list[str], steps: list[str], batch: int = 4, more: str = "") -> str:
@@ -158,7 +177,8 @@ MODELS = {
         ensemble_of(
             [tensor("IN", "STRING", "1")],
             [tensor("OUT", "STRING", "1")],
-            [step("classify", {"IMAGE": "IN"}, {"ANSWER": "OUT"}, "")],
+            [step("classify", {"IMAGE": "IN"}, {"ANSWER": "OUT"})],
+            more="response_cache { enable: true }",
         ),
     ),
     "side": (
@@ -183,9 +203,10 @@ MODELS = {
         ensemble_of(
             [tensor("X")],
             [tensor("OUT")],
-            [step("pass", {"X": "X"}, {"Y": "a"}), step("pass", {"X": "a"}, {"Y": "OUT"})],
+            [step("pass", {"X": "X"}, {"Y": "a"}, 1), step("pass", {"X": "a"}, {"Y": "OUT"})],
         ),
     ),
+    "caller": (CALLER, X_TO_Y),
     "middle": (
         "",
         ensemble_of(
@@ -233,7 +254,9 @@ def served(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]
     more = ["--ncs", "--model-repository", str(directory / "repository"), "--model-control-mode", "explicit"]
     # Only the ensembles are named: they bring the models of their steps.
     more += [
-        word for name in ("outer", "side", "three", "chain", "middle", "stream") for word in ("--load-model", name)
+        word
+        for name in ("outer", "side", "three", "chain", "caller", "middle", "stream")
+        for word in ("--load-model", name)
     ]
     store = directory / "store"
     store.mkdir()
@@ -309,6 +332,18 @@ def test_an_output_that_isnt_wanted_has_no_step_run_for_it(stub: GRPCInferenceSe
 
 def test_an_ensemble_of_an_ensemble(stub: GRPCInferenceServiceStub) -> None:
     assert answered(stub.ModelInfer(request_of("outer", IN=b"0 0 9"), timeout=GUARD_S)) == {"OUT": "2 of 9"}
+
+
+def test_a_kept_answer_runs_no_step(stub: GRPCInferenceServiceStub) -> None:
+    before = statistics(stub, "postprocess").inference_count
+    for _ in range(3):
+        assert answered(stub.ModelInfer(request_of("outer", IN=b"0 7"), timeout=GUARD_S)) == {"OUT": "1 of 7"}
+    assert statistics(stub, "postprocess").inference_count == before + 1
+    assert statistics(stub, "outer").inference_stats.cache_hit.count >= 2
+
+
+def test_a_python_model_asks_an_ensemble(stub: GRPCInferenceServiceStub) -> None:
+    assert answered(stub.ModelInfer(request_of("caller", X=[3.0]), timeout=GUARD_S)) == {"Y": [4.0]}
 
 
 def test_typed_contents_are_answered_typed(stub: GRPCInferenceServiceStub) -> None:
@@ -526,6 +561,10 @@ REFUSED = [
     (
         ensemble_of([tensor("X")], [tensor("OUT")], [step("nobody", {"X": "X"}, {"Y": "OUT"})]),
         "step 1 (nobody): model 'nobody' is not served",
+    ),
+    (
+        ensemble_of([tensor("X")], [tensor("OUT")], [step("pass", {"X": "X"}, {"Y": "OUT"}, 9)]),
+        "step 1 (pass): model 'pass' version 9 is not served",
     ),
     (
         ensemble_of([tensor("X")], [tensor("OUT")], [step("pass", {"Z": "X"}, {"Y": "OUT"})]),

@@ -162,7 +162,7 @@ def _is_ensemble(config: ModelConfig, source: str) -> bool:
     return given
 
 
-def _ensemble(config: ModelConfig, source: str) -> Ensemble | None:
+def ensemble_of(config: ModelConfig, source: str) -> Ensemble | None:
     """The ensemble's steps, None for another model. Raises InvalidArgument, naming the step and the tensor."""
     if not _is_ensemble(config, source):
         return None
@@ -483,7 +483,7 @@ def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDir
     if not wanted:
         have = ", ".join(map(str, versions))
         raise InvalidArgument(f"model {name!r}: its version_policy selects none of its versions: {have}")
-    ensemble = _ensemble(config, source)
+    ensemble = ensemble_of(config, source)
     if ensemble is not None:
         return ModelDirectory(name, path, completed(config, name, ""), "", tuple(wanted), ensemble=ensemble)
     backend = backend_of(config, source) or _backend(path / str(wanted[-1]))
