@@ -71,8 +71,10 @@ class Answer(NamedTuple):
 
 
 def is_long(inputs: Sequence[Input]) -> bool:
-    """Whether a request is to be read in a thread."""
-    return not inputs[0].content_type.startswith(f"\0{_GRPC}") and len(inputs[0].data) > INLINE_BYTES_MAX
+    """Whether a request is to be read in a thread. Raises InvalidArgument."""
+    if not inputs or len(inputs[0].data) <= INLINE_BYTES_MAX:
+        return False
+    return not inputs[0].content_type.startswith(f"\0{_GRPC}") or _has_contents(inputs[0].data)
 
 
 def read_request(inputs: Sequence[Input], headers: Pairs) -> Request:

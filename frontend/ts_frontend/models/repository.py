@@ -167,11 +167,13 @@ class LoadRefused(ServeError):
 
 @dataclass(slots=True)
 class _Known:
-    """A model of a repository: its stamp and versions when it was last read, and the reason why it isn't served."""
+    """A model of a repository: its stamp and versions when it was last read, and the reason why it isn't served.
+    `waits_for`: the model of an ensemble's step that couldn't be loaded before."""
 
     stamp: object = None
     reason: str = ""
     versions: tuple[str, ...] = ("",)
+    waits_for: str = ""
 
 
 _NEVER = _Known()
@@ -262,7 +264,8 @@ class Repository:
         """Reloads a model if its files have changed; a failure is logged."""
         known = self._known.get(name, _Known())
         before = known.reason
-        if known.stamp is not None and known.stamp == await self._stamp(name):
+        step_is_there = bool(known.waits_for) and self._manager.registry.get(known.waits_for) is not None
+        if known.stamp is not None and known.stamp == await self._stamp(name) and not step_is_there:
             return
         try:
             await self._load_with_steps(name)
@@ -406,7 +409,7 @@ class Repository:
         try:
             path = find(self._directories, name)
             known.stamp, archives = await asyncio.to_thread(self._read, path, config_text)
-            known.versions = tuple(archive.version for archive in archives)
+            known.versions, known.waits_for = tuple(archive.version for archive in archives), ""
             if not has_steps and (steps := self._steps_to_load(archives)):
                 raise _StepsFirst(steps)
             await self._loader.versions(archives, Fetched(path, str(path), downloaded=False))
@@ -448,7 +451,9 @@ class Repository:
             try:
                 await self._load_with_steps(model, None, (*above, name), only_new=True)
             except ServeError as error:
-                raise self._refused(name, f"{step} can't be loaded: {error.message}") from error
+                refused = self._refused(name, f"{step} can't be loaded: {error.message}")
+                self._known[name].waits_for = model
+                raise refused from error
         await self._one_at_a_time(name, self._load(name, config_text, True))
 
     def _steps_to_load(self, archives: Sequence[Archive]) -> dict[str, str]:

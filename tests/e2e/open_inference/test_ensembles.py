@@ -549,6 +549,24 @@ def test_an_inference_graph_around_an_ensemble(served: Any) -> None:
     assert answer.status_code == 500 and "node root, step 0: in ensemble 'classify', step 3" in answer.json()["error"]
 
 
+def test_a_watched_ensemble_comes_with_its_step(tmp_path: Path, serving: Callable[..., Any]) -> None:
+    repository = tmp_path / "repository"
+    write(repository, "step", "broken(", X_TO_Y)
+    config = ensemble_of([tensor("X")], [tensor("OUT")], [step("step", {"X": "X"}, {"Y": "OUT"})])
+    write(repository, "whole", "", config)
+    more = ["--ncs", "--model-repository", str(repository), "--model-control-mode", "poll"]
+    with serving(tmp_path, None, {"repository_poll_secs": 1}, more) as server:
+
+        def status() -> int:
+            return httpx.get(f"{server.http}/v2/models/whole/ready", timeout=GUARD_S).status_code
+
+        index = httpx.post(f"{server.http}/v2/repository/index", timeout=GUARD_S).json()
+        (reason,) = [one["reason"] for one in index if one["name"] == "whole"]
+        assert "step 1 (step) can't be loaded" in reason and status() == 404
+        write(repository, "step", model_of(PASS), X_TO_Y)
+        until(lambda: status() == 200)
+
+
 REFUSED = [
     (
         ensemble_of([tensor("X")], [tensor("OUT")], [step("pass", {"X": "Q"}, {"Y": "OUT"})]),

@@ -66,7 +66,7 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "input.allow_ragged_batch": "requests share a run only if their shapes agree",
         "output.is_shape_tensor": _OTHERS,
         "output.is_non_linear_format_io": _OTHERS,
-        "ensemble_scheduling.max_inflight_requests": "an answer waits until its client has read most of those before",
+        "ensemble_scheduling.max_inflight_requests": "answers of a decoupled step go through the next ones one by one",
         "instance_group.rate_limiter": "a worker takes requests whenever it is free",
         "instance_group.profile": _OTHERS,
         "instance_group.secondary_devices": _GPUS,
