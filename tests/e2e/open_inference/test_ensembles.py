@@ -168,6 +168,7 @@ MODELS = {
     "pass": (model_of(PASS), X_TO_Y),
     "narrow": (model_of(HOLD), X_TO_Y + "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"),
     "repeat": (REPEAT, X_TO_Y + "model_transaction_policy { decoupled: true }"),
+    "remembers": (model_of(PASS), X_TO_Y + "sequence_batching {}"),
     "classify": (
         "",
         ensemble_of(IMAGE, [tensor("ANSWER", "STRING", "1"), tensor("sum", "FP32", "1")], CLASSIFY),
@@ -623,6 +624,22 @@ REFUSED = [
             [step("repeat", {"X": "X"}, {"Y": "a"}), step("repeat", {"X": "a"}, {"Y": "OUT"})],
         ),
         "step 1 (repeat) and step 2 (repeat) have decoupled models, and only one step may",
+    ),
+    (
+        ensemble_of([tensor("X")], [tensor("OUT")], [step("remembers", {"X": "X"}, {"Y": "OUT"})]),
+        "step 1 (remembers): model 'remembers' has sequences, which ensembles don't pass on",
+    ),
+    (
+        ensemble_of([tensor("X")], [tensor("OUT", "STRING")], [step("postprocess", {"SUM": "X"}, {"LABEL": "OUT"})]),
+        "step 1 (postprocess): input_map lacks input 'INDEX' of model 'postprocess'",
+    ),
+    (
+        ensemble_of(
+            [tensor("X")],
+            [tensor("OUT")],
+            [step("pass", {"X": "X"}, {"Y": "OUT"}).replace("model_version", 'model_namespace: "n" model_version')],
+        ),
+        "step 1 (pass): model_namespace is not supported",
     ),
     (config_of([tensor("X")], [tensor("OUT")], 4, 'platform: "ensemble"'), "ensemble_scheduling is not given"),
 ]
