@@ -183,6 +183,7 @@ class Parts:
                 tracing,
                 self.calls.answer,
                 caches,
+                find=self.registry.get,
                 limits=self._limits,
             ),
             supervisor,

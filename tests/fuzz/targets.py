@@ -7,6 +7,7 @@ the two, and an AssertionError is a finding like any other exception.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import os
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 import yaml
+from google.protobuf.message import DecodeError
 
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.decoder import Decoder, decode_bytes
@@ -40,6 +42,8 @@ from ts_frontend.config.kinds import ConfigError
 from ts_frontend.config.parameters import REGISTER
 from ts_frontend.config.table import SETTINGS, ServerConfig
 from ts_frontend.errors import InvalidArchive, InvalidArgument, ServeError
+from ts_frontend.graphs import tensors as graph_tensors
+from ts_frontend.graphs.conditions import Condition
 from ts_frontend.grpc import protocol as grpc_protocol
 from ts_frontend.http import management
 from ts_frontend.http.guard import Guard, Hosts
@@ -349,6 +353,41 @@ def tensors_grpc(data: bytes) -> None:
     _tensors("grpc;triton;stream" if data[:1] == b"\1" else "grpc", data[1:], [])
 
 
+@target(InvalidArgument, words=_TENSOR_WORDS)
+def tensors_of_steps(data: bytes) -> None:
+    """The request to an ensemble's step has the tensors of the ensemble's request, if the parser accepts it."""
+    form = "json" if data[:1] == b"{" else "grpc"
+    try:
+        graph_tensors.read_answer(data)
+    except InvalidArgument:
+        pass
+    request = graph_tensors.read_request([Input("", f"\0{form}", data)], ())
+    for tensor in request.tensors.values():
+        graph_tensors.declared(tensor.head)
+    (asked,) = graph_tensors.step_inputs("m", request, request.tensors.items(), request.asked.items())
+    try:
+        found = pb.ModelInferRequest.FromString(bytes(asked.data))
+    except DecodeError:  # what is wrong inside of its parameters is for the worker to say
+        return
+    assert {one.name for one in found.inputs} == set(request.tensors) and found.model_name == "m"
+    raw = [bytes(tensor.raw) for tensor in request.tensors.values() if tensor.raw is not None]
+    assert list(found.raw_input_contents) == raw
+
+
+@target(
+    InvalidArgument, words=(b"#(", b")", b"#", b"==", b'"', b"\\", b"@this", b"[", b"]", b".", b"|", b"%", b"*", b"{")
+)
+def graph_conditions(data: bytes) -> None:
+    """The first line is a condition, the rest the JSON that it is for."""
+    line, rest = _halves(data)
+    condition = Condition(line.decode("utf-8", "replace"))
+    try:
+        value = json.loads(rest)
+    except (ValueError, RecursionError):
+        value = {"a": [1, "b", {"c": None}], "d": True}
+    assert condition.holds(value) in (True, False)
+
+
 @target(BadTensor, words=_TENSOR_WORDS)
 def tensors_generate(data: bytes) -> None:
     _tensors("generate;stream", data, [])
@@ -408,6 +447,8 @@ def config_pbtxt(data: bytes) -> None:
     """A servable configuration, written as JSON and read again, is the same."""
     text = data.decode("utf-8", "replace")
     config = triton.checked(triton.parse(text, "config.pbtxt"), "m", "config.pbtxt")
+    if triton.ensemble_of(config, "config.pbtxt") is not None:
+        return
     config = triton.placed(triton.completed(config, "m", triton.backend_of(config, "config.pbtxt") or "python"), 2)
     triton.chosen(config, [1, 2, 3])
     triton.worker_settings(config, 2)

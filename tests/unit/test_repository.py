@@ -194,7 +194,7 @@ def test_fields_without_effect_are_named_when_a_model_is_loaded(
 #: Fields of a configuration that do something, or are refused: docs/triton.md describes them.
 USED = {
     *("name", "platform", "backend", "version_policy", "max_batch_size", "default_model_filename", "parameters"),
-    *("model_transaction_policy", "model_warmup", "ensemble_scheduling", "input.name", "input.data_type"),
+    *("model_transaction_policy", "model_warmup", "ensemble_scheduling.step", "input.name", "input.data_type"),
     *("input.dims", "input.reshape", "input.optional", "output.name", "output.data_type", "output.dims"),
     *("output.label_filename", "output.reshape", "instance_group.name", "instance_group.count"),
     *("instance_group.gpus", "instance_group.kind", "instance_group.passive", "dynamic_batching.priority_levels"),
@@ -244,7 +244,9 @@ def test_every_field_of_a_configuration_does_something_or_is_in_the_table() -> N
             'input [{name: "x" data_type: TYPE_FP32 dims: 1}, {name: "x" data_type: TYPE_FP32 dims: 1}]',
             ["'x'", "twice"],
         ),
-        ("ensemble_scheduling {}", ["workflow"]),
+        ("ensemble_scheduling {}", ["ensemble_scheduling", "no step"]),
+        ('platform: "ensemble"', ["platform", "not given"]),
+        ('backend: "python" ensemble_scheduling {}', ["'python'", "ensemble_scheduling"]),
         ('default_model_filename: "other.py"', ["other.py"]),
         ('default_model_filename: "../../../x.py"', ["x.py"]),
         ("version_policy { specific { versions: 9 } }", ["version_policy", "1"]),

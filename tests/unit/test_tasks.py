@@ -169,7 +169,7 @@ def test_one_model_that_cannot_be_looked_at_does_not_keep_the_others_from_it(
         (tmp_path / name / "1").mkdir(parents=True)
 
     class Watching(Repository):
-        async def _load(self, name: str, config_text: str | None = None) -> None:
+        async def _load(self, name: str, config_text: str | None = None, has_steps: bool = False) -> None:
             if name == "b":
                 raise RuntimeError("a mistake")
             loaded.append(name)

@@ -21,7 +21,8 @@ from ts_frontend.errors import (
     QueueFull,
     ServeError,
 )
-from ts_frontend.workflows.specification import Node, make_graph
+from ts_frontend.graphs.graph import make_graph
+from ts_frontend.workflows.specification import Node
 from ts_frontend.workflows.workflow import NodeFailed, Reply, Run
 
 HEADERS = (("x-a", "1"),)

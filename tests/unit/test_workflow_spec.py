@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ts_frontend.errors import InvalidGraph, InvalidWorkflow
-from ts_frontend.workflows.specification import NODES_MAX, WorkflowSpec, make_graph, parse_spec
+from ts_frontend.graphs.graph import NODES_MAX, make_graph
+from ts_frontend.workflows.specification import WorkflowSpec, parse_spec
 
 
 def parse(text: str, *, has_handler: bool = True) -> WorkflowSpec:
@@ -36,7 +37,7 @@ def layered(draw: st.DrawFn) -> dict[str, list[str]]:
 @given(layered())
 def test_parents_and_children_say_the_same(edges: dict[str, list[str]]) -> None:
     graph = make_graph(edges)
-    assert graph.start == "n0"
+    assert graph.starts == ("n0",)
     pairs = {(parent, child) for parent, children in edges.items() for child in children}
     assert pairs == {(parent, child) for parent, children in graph.children.items() for child in children}
     assert pairs == {(parent, child) for child, parents in graph.parents.items() for parent in parents}
@@ -77,7 +78,7 @@ def test_a_name_that_is_said_twice_is_one_edge() -> None:
 )
 def test_graphs_that_are_refused(edges: dict[str, list[str]], message: str) -> None:
     with pytest.raises(InvalidGraph, match=message):
-        make_graph(edges)
+        parse_spec({"dag": edges}, has_handler=True)
 
 
 # --- settings

@@ -29,6 +29,7 @@ LENGTH_HEADER: Final = "inference-header-content-length"
 _BINARY_SIZE, _BINARY, _BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
 _SCHEDULING: Final = frozenset({"timeout", "priority"})
 _REGIONS: Final = "shared_memory_"
+_REGION: Final = "shared_memory_region"
 _ANSWER_ID: Final = 3
 _CODES: Final = {
     "BOOL": "?",
@@ -99,14 +100,22 @@ def of_message(data: Buffer, model: str, version: str) -> tuple[bytes, Wish]:
     return _checked(found), wish
 
 
-def of_json(body: Buffer, length: str, model: str, version: str) -> tuple[bytes, Wish]:
-    """The common form of a request over HTTP. `length`: of its JSON as LENGTH_HEADER says it, "" for all. Raises
-    Unusual."""
+def of_json(
+    body: Buffer,
+    length: str,
+    model: str,
+    version: str,
+    *,
+    json_bytes_max: int = JSON_BYTES_MAX,
+    shared: bool = False,
+) -> tuple[bytes, Wish]:
+    """The common form of a request over HTTP. `length`: of its JSON as LENGTH_HEADER says it, "" for all; `shared`:
+    tensors in shared memory are taken, too, without elements. Raises Unusual."""
     data = bytes(body)
     if length and not (length.isascii() and length.isdecimal() and len(length) < 20 and 0 < int(length) <= len(data)):
         raise Unusual
     at = int(length) if length else len(data)
-    if at > JSON_BYTES_MAX:
+    if at > json_bytes_max:
         raise Unusual
     try:
         found = json.loads(data[:at])
@@ -115,7 +124,7 @@ def of_json(body: Buffer, length: str, model: str, version: str) -> tuple[bytes,
         all_binary = parameters.pop(_BINARY_ALL, False)
         _fill(made.parameters, {name: value for name, value in parameters.items() if name not in _SCHEDULING})
         for one in _given(found, "inputs", []):
-            at += _add_json(made, one, data, at)
+            at += _add_json(made, one, data, at, shared)
         binary = set()
         for one in outputs:
             more, name = _given(one, "parameters", {}), _name(one)
@@ -127,7 +136,7 @@ def of_json(body: Buffer, length: str, model: str, version: str) -> tuple[bytes,
         raise Unusual from None
     if at != len(data):
         raise Unusual
-    return _checked(made), wish
+    return _checked(made, shared), wish
 
 
 def _given(found: Any, name: str, without: Any) -> Any:
@@ -147,10 +156,14 @@ def _name(tensor: Mapping[str, Any]) -> str:
     return found
 
 
-def _add_json(made: pb.ModelInferRequest, one: Mapping[str, Any], data: bytes, at: int) -> int:
+def _add_json(made: pb.ModelInferRequest, one: Mapping[str, Any], data: bytes, at: int, shared: bool) -> int:
     """Adds an input; returns the number of the binary bytes at `at` that are its."""
     kind, parameters = _kind(one["datatype"]), _given(one, "parameters", {})
     size = parameters.pop(_BINARY_SIZE, None)
+    if shared and _REGION in parameters and size is None and one.get("data") is None:
+        made.inputs.add(name=_name(one), datatype=kind.name, shape=one["shape"])
+        _fill(made.inputs[-1].parameters, parameters)
+        return 0
     if (size is None) != (one.get("data") is not None) or not all(type(each) is int for each in one["shape"]):
         raise Unusual
     if size is None:
@@ -258,13 +271,13 @@ def _fill(found: Any, values: Mapping[str, Any]) -> None:
             raise Unusual
 
 
-def _checked(made: pb.ModelInferRequest) -> bytes:
-    """The message's bytes, the same for equal requests. Raises Unusual for tensors in shared memory, equal names, and
-    parameters that a worker refuses."""
+def _checked(made: pb.ModelInferRequest, shared: bool = False) -> bytes:
+    """The message's bytes, the same for equal requests. Raises Unusual for tensors in shared memory, unless `shared`,
+    equal names, and parameters that a worker refuses."""
     inputs = made.inputs
     if len(inputs) > 1 and len({one.name for one in inputs}) < len(inputs):
         raise Unusual
-    tensors: tuple[Any, ...] = (*inputs, *made.outputs)
+    tensors: tuple[Any, ...] = () if shared else (*inputs, *made.outputs)
     for one in tensors:
         if one.parameters and any(name.startswith(_REGIONS) for name in one.parameters):
             raise Unusual
@@ -316,7 +329,9 @@ def _json(message: pb.ModelInferResponse, wish: Wish) -> Written:
     for one, raw in zip(message.outputs, message.raw_output_contents, strict=True):
         text = _dumped({"name": one.name, "datatype": one.datatype, "shape": list(one.shape)})[:-1]
         parameters = _read(one.parameters)
-        if wish.all_binary or one.name in wish.binary:
+        if _REGION in parameters:
+            pass
+        elif wish.all_binary or one.name in wish.binary:
             parameters[_BINARY_SIZE] = len(raw)
             binary.append(raw)
         else:

@@ -314,6 +314,10 @@ class _Trial:
     # --- with a worker
 
     async def _served(self, section: Section, model: Model) -> None:
+        if model.graph is not None:
+            names = ", ".join(name for name, _ in model.steps)
+            section.ok("steps", f"its requests go to {names}, which a server checks it with when it loads it")
+            return
         starting = owned(model.pool.scale(1))
         batch = await self._batch(model)
         limit_s = model.settings.startup_timeout_s

@@ -18,9 +18,9 @@ from ts_frontend.models.repository import Repository
 from ts_frontend.open_inference.heads import check_fields
 from ts_frontend.open_inference.models import (
     LoadParameters,
-    check_unload_parameters,
     config_of,
     load_parameters,
+    unloads_dependents,
 )
 
 #: MLServer's separate service with the same methods.
@@ -70,8 +70,8 @@ class RepositoryService:
     async def unload(self, call: Call, data: bytes) -> bytes:
         request = message(pb.RepositoryModelUnloadRequest, data)
         name = _name(request)
-        check_unload_parameters(set(request.parameters))
-        await self._repository.unload(name)
+        given = {key: _value(parameter) for key, parameter in request.parameters.items()}
+        await self._repository.unload(name, dependents=unloads_dependents(given))
         return pb.RepositoryModelUnloadResponse(model_name=name, isUnloaded=True).SerializeToString()
 
 

@@ -25,7 +25,7 @@ from ts_frontend.models.signature import TensorSpec, as_json
 from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX
-from ts_frontend.open_inference.models import check_unload_parameters, config_of, load_parameters_of_json
+from ts_frontend.open_inference.models import config_of, load_parameters_of_json, unloads_dependents
 from ts_frontend.open_inference.requests import joined_generate, joined_json
 from ts_frontend.open_inference.shared_memory import Regions
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
@@ -181,8 +181,8 @@ class HttpOpenInference:
 
     async def unload(self, request: HttpRequest) -> HttpAnswer:
         name = request.path_params["model_name"]
-        check_unload_parameters(set(_parameters(json_object(await request.body()))))
-        await self._repository.unload(name)
+        dependents = unloads_dependents(_parameters(json_object(await request.body())))
+        await self._repository.unload(name, dependents=dependents)
         return compact_json(200, {"name": name, "unload": True})
 
     # --- inference

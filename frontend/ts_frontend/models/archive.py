@@ -22,6 +22,8 @@ import yaml
 
 from ts_frontend.config.files import read_file
 from ts_frontend.errors import ArchiveNotFound
+from ts_frontend.graphs.ensemble import Ensemble
+from ts_frontend.graphs.inference_graph import InferenceGraph
 from ts_frontend.models.extraction import (
     OUTLINE_BYTES_MAX,
     Check,
@@ -136,8 +138,9 @@ class Archive:
     `adapter`: the module that runs a handler written for another server (`ts.compat.NAME`), with `adapter_settings`.
     `signature`: the tensors that the model's files declare outside `config`. `completed`: returns the archive with the
     configuration that the loaded handler has completed. `priorities`: the priority levels and queue timeouts of
-    requests. `handler_settings`: stronger than the section `handler` of the configuration. `remembered`: False for an
-    archive that each start finds by itself, so that no snapshot lists it."""
+    requests. `graph`: the steps of a model without a handler. `handler_settings`: stronger than the section
+    `handler` of the configuration. `remembered`: False for an archive that each start finds by itself, so that no
+    snapshot lists it."""
 
     dir: Path
     packed: PackedFiles | None = None
@@ -155,6 +158,7 @@ class Archive:
     adapter_settings: dict[str, Any] = field(default_factory=dict)
     signature: Signature | None = None
     priorities: Priorities | None = None
+    graph: Ensemble | InferenceGraph | None = None
     completed: Callable[[Archive, dict[str, Any]], Archive] | None = None
     handler_settings: dict[str, Any] = field(default_factory=dict)
     remembered: bool = True

@@ -48,6 +48,11 @@ def describe(model: Model) -> dict[str, Any]:
         **({"loadOnDemand": _residence(model.resident)} if model.resident is not None else {}),
         **({"cache": _cache(model.cache)} if model.cache is not None else {}),
         **({"shareWeights": _sharing(model)} if model.pool.plan.sharing.wanted else {}),
+        **(
+            {"steps": [{"modelName": name, "modelVersion": version} for name, version in model.steps]}
+            if model.steps
+            else {}
+        ),
         **({"ray": _cluster(model)} if model.pool.resources.cluster is not None else {}),
         "sequenceMaxIdleMSec": settings.sequence_max_idle_ms,
         "sequenceTimeoutMSec": settings.sequence_timeout_ms,

@@ -6,8 +6,10 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +18,15 @@ from ts_frontend.caching.questions import Asker
 from ts_frontend.config.files import read_text
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive
+from ts_frontend.graphs.ensemble import Ensemble
+from ts_frontend.graphs.graph import Runs
+from ts_frontend.graphs.inference_graph import InferenceGraph
 from ts_frontend.job import FedJob, Job, Ledger
 from ts_frontend.limits.limits import Limits, ModelLimits
 from ts_frontend.models.archive import Archive
+from ts_frontend.models.ensembles import EnsembleRequests, Find, checked_signature, trouble_of
 from ts_frontend.models.handler_imports import may_need_torch
+from ts_frontend.models.inference_graphs import GraphRequests
 from ts_frontend.models.model import NO_WORKER, Model
 from ts_frontend.models.pickles import SUFFIXES, how_to_serve
 from ts_frontend.models.settings import ModelSettings, Requested
@@ -52,7 +59,8 @@ DEBUG_TIMEOUT_S = 1e8
 
 
 class ModelFactory:
-    """Makes `Model`s. `worker_env`: the workers' environment; `answer`: answers calls of handlers."""
+    """Makes `Model`s. `worker_env`: the workers' environment; `answer`: answers calls of handlers; `find`: finds the
+    models of an ensemble's steps."""
 
     def __init__(
         self,
@@ -65,6 +73,7 @@ class ModelFactory:
         answer: Answer | None = None,
         caches: Caches | None = None,
         limits: Limits | None = None,
+        find: Find = lambda name, version: None,
     ) -> None:
         self._config = config
         self._supervisor = supervisor
@@ -75,6 +84,7 @@ class ModelFactory:
         self._answer = answer
         self._caches = caches
         self._client_limits = limits
+        self._find = find
 
     def model(
         self,
@@ -96,7 +106,7 @@ class ModelFactory:
         `by_dialect`: as its format says."""
         config = self._config
         handler = self._handler(archive, settings)
-        if not handler:
+        if not handler and archive.graph is None:
             if told := _pickle_in(archive.dir):
                 raise InvalidArchive(f"Archive of model {name} names no handler. {told}")
             raise InvalidArchive(
@@ -111,6 +121,9 @@ class ModelFactory:
                 "handlers run inside the server's"
             )
         signature = archive.signature or signature_of(archive.config)
+        if archive.graph is not None:
+            settings = replace(settings, min_workers=0, max_workers=0, batch_size=1, demand=None, autoscale=None)
+            signature = checked_signature(archive.graph, signature, name, self._find, starting=loaded_at_startup)
         cache, settings = self._cache(
             Asker(name, version, frozenset(), dialects=not by_dialect, mark=content), settings, signature
         )
@@ -135,6 +148,9 @@ class ModelFactory:
             make_job = SequenceJobFactory(queue, settings.sequence_start_required)
         if archive.priorities is not None and isinstance(queue, PriorityQueue):
             make_job = PriorityJobFactory(archive.priorities)
+        graph, steps = self._graph(name, version, archive.graph, signature, counted)
+        if graph is not None:
+            pool.leave_to_others(lambda: not graph.trouble())
         tracing = self._tracing
         ledger = Ledger() if tracing is None else tracing.ledger(name, version)
         if limits is not None:
@@ -159,7 +175,31 @@ class ModelFactory:
             ledger=ledger,
             scaler=self._scaler(pool, settings),
             cache=cache,
+            graph=graph,
+            steps=steps,
         )
+
+    def _graph(
+        self,
+        name: str,
+        version: str,
+        graph: Ensemble | InferenceGraph | None,
+        signature: Signature,
+        counted: CountedBatches,
+    ) -> tuple[Runs | None, Sequence[tuple[str, str]]]:
+        """What runs the requests of a graph, and its models; None for a model with a handler."""
+
+        def record(job: Job, waited_s: float, worked_s: float) -> None:
+            counted.answered([job], waited_s, worked_s, time.monotonic())
+
+        if graph is None:
+            return None, ()
+        if isinstance(graph, InferenceGraph):
+            answer = GraphRequests(name, graph, self._find, record).answer
+        else:
+            answer = EnsembleRequests(name, version, graph, signature, self._find, record).answer
+        steps = dict.fromkeys((model, named) for _, model, named in graph.models)
+        return Runs(f"{graph.what} {name}", answer, partial(trouble_of, graph, self._find)), tuple(steps)
 
     def _cache(
         self, asker: Asker, settings: ModelSettings, signature: Signature

@@ -271,6 +271,8 @@ class ModelManager:
             raise InvalidArgument("max_worker cannot be less than min_worker.")
         check_range("max_worker" if max_worker is not None else "min_worker", maximum, 0, WORKERS_MAX)
         model = self.registry.find(name, version)
+        if model.graph is not None:
+            raise InvalidArgument(f"{name} has no workers of its own: scale the models of its steps")
         work = self._scale(model, model.scale_between(min_worker, maximum), None if timeout < 0 else float(timeout))
         if not synchronous:
             self.tasks.background(work)

@@ -23,6 +23,7 @@ from ts_frontend.errors import (
     QueueFull,
     ServeError,
 )
+from ts_frontend.graphs.graph import Runs
 from ts_frontend.job import FedJob, Job, JobRecorder, Ledger
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.settings import ModelSettings, Requested
@@ -108,6 +109,8 @@ class Model:
         ledger: Ledger | None = None,
         scaler: PoolScaler | None = None,
         cache: ModelCache | None = None,
+        graph: Runs | None = None,
+        steps: Sequence[tuple[str, str]] = (),
     ) -> None:
         self.name = name
         self.version = version
@@ -127,6 +130,9 @@ class Model:
         self.examples: Examples | None = None  # set once a client reads metrics with exemplars
         self.resident: Resident | None = None  # if it is loaded on demand
         self.cache = cache
+        #: What runs its requests in place of workers, and the names and versions of the models that it asks.
+        self.graph = graph
+        self.steps = steps
         self.minimum = self.maximum = 0
         self.scale_between(settings.min_workers, settings.max_workers)
         self.workflow = ""
@@ -222,7 +228,10 @@ class Model:
                 recorder=recorder,
                 timing=asking.job(str(self), self._fills_batches) if asking.ever else None,
             )
-            self.queue.put(job)
+            if self.graph is None:
+                self.queue.put(job)
+            else:
+                self.graph.put(job)
         except ServeError as error:
             self.refused[next((word for kind, word in REFUSALS.items() if isinstance(error, kind)), "other")] += 1
             raise
@@ -410,7 +419,7 @@ class Model:
         """True when a worker can take a request, or a request would start one."""
         if self.resident is not None and self.resident.state in (ResidentState.KNOWN, ResidentState.UNLOADING):
             return not self._leaving
-        return self.pool.ready_count > 0 and not self._leaving
+        return self.pool.ready and not self._leaving
 
     @property
     def loading(self) -> bool:
@@ -444,5 +453,7 @@ class Model:
         """Ends its requests, and drops its kept answers."""
         if self.cache is not None:
             self.cache.close()
+        if self.graph is not None:
+            self.graph.close()
         for job in list(self.ledger.live.values()):
             job.fail(Draining(reason))

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from ts_frontend.config.kinds import names_there
 from ts_frontend.errors import Code, InvalidArchive, InvalidArgument, ModelNotFound, ServeError, UrlForbidden
+from ts_frontend.graphs.ensemble import Ensemble
 from ts_frontend.models.archive import GGUF, Archive
 from ts_frontend.models.extraction import create_file, safe_parts
 from ts_frontend.models.formats.format import ModelFiles
@@ -166,14 +167,23 @@ class LoadRefused(ServeError):
 
 @dataclass(slots=True)
 class _Known:
-    """A model of a repository: its stamp and versions when it was last read, and the reason why it isn't served."""
+    """A model of a repository: its stamp and versions when it was last read, and the reason why it isn't served.
+    `waits_for`: the model of an ensemble's step that couldn't be loaded before."""
 
     stamp: object = None
     reason: str = ""
     versions: tuple[str, ...] = ("",)
+    waits_for: str = ""
 
 
 _NEVER = _Known()
+
+
+class _StepsFirst(Exception):
+    """An ensemble's load has found models that have to be loaded before. `steps`: a step of each, by their names."""
+
+    def __init__(self, steps: Mapping[str, str]) -> None:
+        self.steps = steps
 
 
 class IndexEntry(NamedTuple):
@@ -221,8 +231,10 @@ class Repository:
     async def _start(self, name: str) -> str:
         try:
             url = None if self._is_here(name) else await self._url_of(name)
-            work = self._load(name) if url is None else self._load_remote(name, url, None)
-            await self._one_at_a_time(name, work)
+            if url is None:
+                await self._load_with_steps(name, only_new=True)
+            else:
+                await self._one_at_a_time(name, self._load_remote(name, url, None))
         except ServeError as error:
             failure = f"Failed to load model: {name}: {error.message}"
             log.error("%s", failure)
@@ -252,10 +264,11 @@ class Repository:
         """Reloads a model if its files have changed; a failure is logged."""
         known = self._known.get(name, _Known())
         before = known.reason
-        if known.stamp is not None and known.stamp == await self._stamp(name):
+        step_is_there = bool(known.waits_for) and self._manager.registry.get(known.waits_for) is not None
+        if known.stamp is not None and known.stamp == await self._stamp(name) and not step_is_there:
             return
         try:
-            await self._one_at_a_time(name, self._load(name))
+            await self._load_with_steps(name)
         except ServeError as error:
             if error.message != before:
                 log.error("Model %s could not be loaded: %s", name, error.message)
@@ -297,7 +310,8 @@ class Repository:
         elif url is not None:
             work = self._loader.url(name, url, config_text)
         elif self._is_here(name):
-            work = self._load(name, config_text)
+            await self._manager.tasks.load(self._load_with_steps(name, config_text))
+            return
         elif (remote := await self._url_of(name)) is not None:
             work = self._load_remote(name, remote, config_text)
         elif paths := [
@@ -308,16 +322,22 @@ class Repository:
             work = self._loader.url(name, self._archive_of(name), config_text)
         await self._manager.tasks.load(self._one_at_a_time(name, work))
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
         """Removes all versions and returns at once; their accepted requests are still answered. A model that could be
-        loaded and isn't served is no error. Raises ModelNotFound for any other."""
+        loaded and isn't served is no error. `dependents`: also the models of an ensemble's steps that no other ensemble
+        has. Raises ModelNotFound for any other."""
         self._check("unload")
+        registry = self._manager.registry
+        steps = {step for model in registry if model.name == name for step, _ in model.steps} if dependents else set()
         here = self._is_here(name)
         try:
             await self._manager.tasks.detached(self._unload(name, remembered=here))
         except ModelNotFound:
             if not here:
                 raise
+        for step in sorted(steps - {step for model in registry for step, _ in model.steps}):
+            with contextlib.suppress(ModelNotFound):
+                await self.unload(step, dependents=True)
 
     def _check(self, verb: str) -> None:
         if self._mode != "explicit":
@@ -383,12 +403,15 @@ class Repository:
 
     # --- models of a repository
 
-    async def _load(self, name: str, config_text: str | None = None) -> None:
+    async def _load(self, name: str, config_text: str | None = None, has_steps: bool = False) -> None:
+        """Raises _StepsFirst for an ensemble unless `has_steps`: the models of its steps had their chance."""
         known = self._known.setdefault(name, _Known())
         try:
             path = find(self._directories, name)
             known.stamp, archives = await asyncio.to_thread(self._read, path, config_text)
-            known.versions = tuple(archive.version for archive in archives)
+            known.versions, known.waits_for = tuple(archive.version for archive in archives), ""
+            if not has_steps and (steps := self._steps_to_load(archives)):
+                raise _StepsFirst(steps)
             await self._loader.versions(archives, Fetched(path, str(path), downloaded=False))
             known.reason = ""
         except ServeError as error:
@@ -412,12 +435,51 @@ class Repository:
             known.reason = error.message
             raise
 
-    async def _one_at_a_time(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _load_with_steps(
+        self, name: str, config_text: str | None = None, above: tuple[str, ...] = (), *, only_new: bool = False
+    ) -> None:
+        """Loads a model of the repository, and before an ensemble the models of its steps that are there and aren't
+        served yet. Two loads never wait for each other, since neither has its turn meanwhile."""
+        try:
+            await self._one_at_a_time(name, self._load(name, config_text), only_new=only_new)
+            return
+        except _StepsFirst as first:
+            steps = first.steps
+        for model, step in steps.items():
+            if model in (*above, name):
+                raise self._refused(name, f"{step} leads back to the ensemble itself")
+            try:
+                await self._load_with_steps(model, None, (*above, name), only_new=True)
+            except ServeError as error:
+                refused = self._refused(name, f"{step} can't be loaded: {error.message}")
+                self._known[name].waits_for = model
+                raise refused from error
+        await self._one_at_a_time(name, self._load(name, config_text, True))
+
+    def _steps_to_load(self, archives: Sequence[Archive]) -> dict[str, str]:
+        """The models of an ensemble's steps that this repository has and that aren't served, with a step of each."""
+        graphs = [archive.graph for archive in archives if isinstance(archive.graph, Ensemble)]
+        found = {model: step for graph in graphs for step, model, _ in graph.models}
+        registry = self._manager.registry
+        return {model: step for model, step in found.items() if registry.get(model) is None and self._is_here(model)}
+
+    def _refused(self, name: str, why: str) -> InvalidArgument:
+        known = self._known.setdefault(name, _Known())
+        known.reason = f"ensemble {name!r}: {why}"
+        return InvalidArgument(known.reason)
+
+    async def _one_at_a_time(self, name: str, work: Coroutine[Any, Any, None], *, only_new: bool = False) -> None:
+        """Runs a load when no other of the model runs. `only_new`: not if that other one has loaded it."""
         try:
             async with self._alone(name):
-                await work
+                if not (only_new and self._has_loaded(name)):
+                    await work
         finally:
             work.close()  # never awaited
+
+    def _has_loaded(self, name: str) -> bool:
+        known = self._known.get(name, _NEVER)
+        return known.stamp is not None and not known.reason and self._manager.registry.get(name) is not None
 
     def _alone(self, name: str) -> asyncio.Lock:
         """Held while a model is loaded or unloaded; the others need not wait for it."""
@@ -444,6 +506,8 @@ def _residence(model: Model) -> str:
 
 
 def _unready(model: Model) -> str:
+    if model.graph is not None:
+        return model.graph.trouble()
     failure = model.pool.load_failure
     return "no worker is ready" if failure is None else failure.message
 

@@ -143,11 +143,13 @@ def _decoded(text: str) -> Iterator[bytes]:
         yield base64.b64decode(step, validate=True)
 
 
-def check_unload_parameters(names: set[str]) -> None:
-    """Raises InvalidArgument for unknown parameters."""
-    unknown = names - {UNLOAD_DEPENDENTS}
+def unloads_dependents(given: Mapping[str, Any]) -> bool:
+    """Whether an unload call's parameters want the models of an ensemble's steps unloaded, too. Raises InvalidArgument
+    for unknown parameters."""
+    unknown = set(given) - {UNLOAD_DEPENDENTS}
     if unknown:
         raise InvalidArgument(f"unrecognized unload parameter {min(unknown)!r}; there is {UNLOAD_DEPENDENTS}")
+    return given.get(UNLOAD_DEPENDENTS) is True
 
 
 def _as_text(config: str) -> str:

@@ -348,12 +348,24 @@ class Pool:
         self._ready_s = time.monotonic()  # when a worker was seen ready last
         self._due_s = math.inf
         self._due: asyncio.TimerHandle | None = None
+        #: Whether other models, which do the work in place of workers, are ready; None with workers.
+        self._others_ready: Callable[[], bool] | None = None
 
     # --- scaling and refusals
 
     @property
     def ready_count(self) -> int:
         return sum(slot.ready for slot in self.slots)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a worker, or the models that do the work in place of workers, can take a request."""
+        return self.ready_count > 0 if self._others_ready is None else self._others_ready()
+
+    def leave_to_others(self, ready: Callable[[], bool]) -> None:
+        """Has no workers from now on: other models do the work, which is ready when they are."""
+        self._others_ready = ready
+        self.unavailable = False
 
     @property
     def busy(self) -> bool:
@@ -393,6 +405,8 @@ class Pool:
         Raises StartFailed with the first failure; failed workers keep retrying. `drain_s`: the seconds that a surplus
         worker has to finish its requests (None: no limit, 0: none); unfinished ones then run elsewhere.
         """
+        if self._others_ready is not None:
+            return
         if self.plan.workers_max is not None and count > self.plan.workers_max:
             why = "bypass_serve" if self.plan.in_process else "debug"
             log.warning("%s gets %s worker, not %s: %s is on", self.name, self.plan.workers_max, count, why)

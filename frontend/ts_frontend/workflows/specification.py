@@ -8,76 +8,18 @@ from __future__ import annotations
 
 import difflib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ts_frontend.errors import InvalidArchive, InvalidGraph, InvalidWorkflow
+from ts_frontend.graphs.graph import Graph, make_graph
 from ts_frontend.models.archive import file_name, member, read_config, read_manifest, text, unpack
 from ts_frontend.models.extraction import ExtractLimits, refusal
 from ts_frontend.models.settings import INT_MAX
 from ts_frontend.models.store.http import Stop
 from ts_frontend.models.store.pins import Pin
-
-NODES_MAX = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """A graph with one start and without cycles. `parents` and `children` have every node, in `dag`'s order."""
-
-    start: str
-    leaves: tuple[str, ...]
-    parents: Mapping[str, tuple[str, ...]]
-    children: Mapping[str, tuple[str, ...]]
-
-
-def make_graph(edges: Mapping[str, Sequence[str]]) -> Graph:
-    """The graph of each node's children; a node that is only listed as a child has no children. Raises InvalidGraph."""
-    children = {name: tuple(dict.fromkeys(named)) for name, named in edges.items()}
-    for named in edges.values():
-        for child in named:
-            children.setdefault(child, ())
-    if not children:
-        raise InvalidGraph("dag has no nodes")
-    if len(children) > NODES_MAX:
-        raise InvalidGraph(f"dag has {len(children)} nodes; at most {NODES_MAX} are allowed")
-    parents: dict[str, tuple[str, ...]] = dict.fromkeys(children, ())
-    for name, named in children.items():
-        for child in named:
-            parents[child] += (name,)
-    _check_cycles(children, parents)
-    starts = [name for name, before in parents.items() if not before]
-    if len(starts) != 1:
-        raise InvalidGraph(f"dag must have one start node, but nothing leads to any of: {', '.join(starts)}")
-    return Graph(starts[0], tuple(name for name in children if not children[name]), parents, children)
-
-
-def _check_cycles(children: Mapping[str, Sequence[str]], parents: Mapping[str, Sequence[str]]) -> None:
-    """Raises InvalidGraph for a cycle: removes nodes without parents, until all others are on or below one."""
-    missing = {name: len(before) for name, before in parents.items()}
-    free = [name for name, count in missing.items() if not count]
-    while free:
-        name = free.pop()
-        del missing[name]
-        for child in children[name]:
-            missing[child] -= 1
-            if not missing[child]:
-                free.append(child)
-    if missing:
-        raise InvalidGraph(f"dag has a cycle: {' -> '.join(_cycle(missing, parents))}")
-
-
-def _cycle(left: Mapping[str, int], parents: Mapping[str, Sequence[str]]) -> list[str]:
-    """A cycle among the nodes in `left`, each of which has a parent there."""
-    name = next(iter(left))
-    path: list[str] = []
-    while name not in path:
-        path.append(name)
-        name = next(parent for parent in parents[name] if parent in left)
-    return [name, *reversed(path[path.index(name) :])]
-
 
 #: Settings of `models` and of each model: (default, least).
 SETTINGS = {
@@ -131,6 +73,8 @@ def parse_spec(tree: Mapping[str, Any], *, has_handler: bool) -> WorkflowSpec:
     defaults = _settled("", None, {}, shared)
     edges = {_name(key): _children(key, value) for key, value in dag.items()}
     graph = make_graph(edges)
+    if len(graph.starts) != 1:
+        raise InvalidGraph(f"dag must have one start node, but nothing leads to any of: {', '.join(graph.starts)}")
     nodes = {name: _node(name, own.get(name), shared, has_handler) for name in graph.children}
     return WorkflowSpec(defaults, nodes, graph, _java_text(edges), tuple(_warnings(own, nodes)))
 

@@ -16,7 +16,6 @@ from ts_frontend.errors import (
     Code,
     DeadlineExceeded,
     Draining,
-    Ending,
     HandlerFailed,
     ModelNotFound,
     NoWorker,
@@ -24,13 +23,13 @@ from ts_frontend.errors import (
     ServeError,
     WorkflowFailed,
 )
+from ts_frontend.graphs.graph import Graph, run_through
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
 from ts_frontend.models.settings import Requested
 from ts_frontend.models.store.store import Fetched
-from ts_frontend.tasks import owned
-from ts_frontend.workflows.specification import Graph, Node, WorkflowArchive
+from ts_frontend.workflows.specification import Node, WorkflowArchive
 
 log = logging.getLogger(__name__)
 
@@ -86,56 +85,22 @@ class Run:
         self._headers = headers
         self._request_id = request_id
         self._deadline_s = deadline_s
-        self._replies: dict[str, Reply] = {}
-        self._running: dict[asyncio.Task[Reply | Ending], str] = {}
 
     async def leaves(self, inputs: Sequence[Input]) -> dict[str, Reply]:
-        """The answers of the nodes without children, in the graph's order. The first failure raises its error and
-        cancels the other nodes, as does a cancellation of the caller."""
-        graph = self._graph
-        missing = {name: len(parents) for name, parents in graph.parents.items()}
-        self._begin(graph.start, inputs)
-        try:
-            while self._running:
-                done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    name = self._running[task]
-                    reply = task.result()
-                    if isinstance(reply, Ending):
-                        raise reply.error()
-                    self._replies[name] = reply
-                    del self._running[task]
-                    for child in graph.children[name]:
-                        missing[child] -= 1
-                        if not missing[child]:
-                            self._begin(child, self._inputs(child))
-        finally:
-            await self._cancel()
-        return {name: self._replies[name] for name in graph.leaves}
+        """The answers of the nodes without children, in the graph's order. Failures end it as in `run_through`."""
 
-    def _begin(self, name: str, inputs: Sequence[Input]) -> None:
-        self._running[owned(self._outcome(self._nodes[name], inputs))] = name
+        async def ask(name: str, replies: Mapping[str, Reply]) -> Reply:
+            return await self._answer(self._nodes[name], self._inputs(name, replies) or inputs)
 
-    async def _cancel(self) -> None:
-        for task in self._running:
-            task.cancel()
-        if self._running:
-            await asyncio.gather(*self._running, return_exceptions=True)
-            self._running.clear()  # breaks the cycle of a cancelled task, its exception and this frame
+        replies = await run_through(self._graph, ask)
+        return {name: replies[name] for name in self._graph.leaves}
 
-    def _inputs(self, name: str) -> list[Input]:
+    def _inputs(self, name: str, replies: Mapping[str, Reply]) -> list[Input]:
         parents = self._graph.parents[name]
-        names = parents if len(parents) > 1 else ("body",)
-        return [Input(key, "", self._replies[parent].body) for key, parent in zip(names, parents, strict=True)]
+        names = parents if len(parents) > 1 else ("body",) * len(parents)
+        return [Input(key, "", replies[parent].body) for key, parent in zip(names, parents, strict=True)]
 
     # --- one node
-
-    async def _outcome(self, node: Node, inputs: Sequence[Input]) -> Reply | Ending:
-        """The answer, or the error as a value, since an exception in a task makes a reference cycle with its frames."""
-        try:
-            return await self._answer(node, inputs)
-        except ServeError as error:
-            return error.ending()
 
     async def _answer(self, node: Node, inputs: Sequence[Input]) -> Reply:
         attempt = 0

@@ -35,7 +35,7 @@ class Field(NamedTuple):
     end: int
 
 
-def fields(data: bytes, at: int, end: int) -> Iterator[Field]:
+def fields(data: Buffer, at: int, end: int) -> Iterator[Field]:
     """Yields the fields between `at` and `end`; those of a group are one field. Raises Malformed."""
     groups: list[tuple[int, int]] = []
     while at < end:

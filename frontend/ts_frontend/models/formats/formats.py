@@ -13,6 +13,7 @@ from ts_frontend.errors import ArchiveNotFound, InvalidArchive
 from ts_frontend.models.archive import Archive, PackedFiles, real, root_of
 from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
+from ts_frontend.models.formats.inference_graph import InferenceGraphFormat
 from ts_frontend.models.formats.language import LanguageModelFormat, completed
 from ts_frontend.models.formats.mlserver import MLServerFormat
 from ts_frontend.models.formats.program import ProgramFormat
@@ -49,6 +50,7 @@ def known_formats(config: ServerConfig, *, env: Mapping[str, str], work_dir: Pat
                 env,
             ),
             TritonFormat(gpus, config.default_workers_per_model),
+            InferenceGraphFormat(),
             language,
             ScriptFormat(config.environment.get("SAGEMAKER_PROGRAM", ""), bool(config.default_service_handler)),
             ProgramFormat(config, env, work_dir),

@@ -22,6 +22,7 @@ from ts_frontend.config.files import read_text
 from ts_frontend.config.kinds import grouped, no_effect
 from ts_frontend.config.parameters import WORKERS_MAX
 from ts_frontend.errors import InvalidArgument
+from ts_frontend.graphs.ensemble import Ensemble, Step, make_ensemble
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
 from ts_frontend.models.handler_imports import may_need_torch
@@ -31,6 +32,8 @@ from ts_frontend.scheduling.batcher import Priorities, WaitPolicy
 log = logging.getLogger(__name__)
 
 ADAPTER = "triton"
+#: The platform of models without a backend, whose requests go to other models.
+ENSEMBLE = "ensemble"
 #: The backends that are served, and the file that each looks for in a version's directory.
 MODEL_FILES = {"python": "model.py", "pytorch": "model.pt", "onnxruntime": "model.onnx"}
 #: Also a file of backend `pytorch`: a program of torch.export.
@@ -63,6 +66,7 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "input.allow_ragged_batch": "requests share a run only if their shapes agree",
         "output.is_shape_tensor": _OTHERS,
         "output.is_non_linear_format_io": _OTHERS,
+        "ensemble_scheduling.max_inflight_requests": "answers of a decoupled step go through the next ones one by one",
         "instance_group.rate_limiter": "a worker takes requests whenever it is free",
         "instance_group.profile": _OTHERS,
         "instance_group.secondary_devices": _GPUS,
@@ -136,9 +140,7 @@ def checked(config: ModelConfig, name: str, source: str) -> ModelConfig:
         raise InvalidArgument(f"{source}: name is {config.name!r}, but the model's directory is {name!r}")
     if config.max_batch_size < 0:
         raise InvalidArgument(f"{source}: max_batch_size is {config.max_batch_size}, it can't be negative")
-    if config.HasField("ensemble_scheduling"):
-        raise InvalidArgument(f"{source}: ensembles are not served; a workflow does the same (docs/workflows.md)")
-    completes_itself = backend_of(config, source) in ("", "python")
+    completes_itself = not _is_ensemble(config, source) and backend_of(config, source) in ("", "python")
     for kind, tensors in (("input", config.input), ("output", config.output)):
         _check_tensors(kind, tensors, source, whole=not completes_itself)
     for sample in config.model_warmup:
@@ -147,6 +149,41 @@ def checked(config: ModelConfig, name: str, source: str) -> ModelConfig:
     _check_sequences(config, source)
     _check_priorities(config, source)
     return config
+
+
+def _is_ensemble(config: ModelConfig, source: str) -> bool:
+    """Raises InvalidArgument if it is half an ensemble."""
+    given = config.HasField("ensemble_scheduling")
+    if given != (config.platform == ENSEMBLE) and (config.platform or config.backend):
+        raise InvalidArgument(
+            f"{source}: platform is {config.platform or config.backend!r}, and ensemble_scheduling is "
+            f"{'' if given else 'not '}given: an ensemble has platform {ENSEMBLE!r} and ensemble_scheduling"
+        )
+    return given
+
+
+def ensemble_of(config: ModelConfig, source: str) -> Ensemble | None:
+    """The ensemble's steps, None for another model. Raises InvalidArgument, naming the step and the tensor."""
+    if not _is_ensemble(config, source):
+        return None
+    steps = []
+    for number, step in enumerate(config.ensemble_scheduling.step, 1):
+        name, version = f"step {number} ({step.model_name})", step.model_version
+        if step.model_namespace:
+            raise InvalidArgument(f"{source}: {name}: model_namespace is not supported: model names are unique here")
+        if version < -1 or version == 0:
+            raise InvalidArgument(f"{source}: {name}: model_version is a version or -1, not {version}")
+        steps.append(
+            Step(
+                name,
+                step.model_name,
+                str(version) if version > 0 else "",
+                dict(sorted(step.input_map.items())),
+                dict(sorted(step.output_map.items())),
+            )
+        )
+    inputs, outputs = [one.name for one in config.input], [one.name for one in config.output]
+    return make_ensemble(steps, inputs, outputs, source, config.max_batch_size)
 
 
 def _check_tensors(kind: str, tensors: Iterable[Any], source: str, *, whole: bool) -> None:
@@ -200,11 +237,11 @@ def completed(config: ModelConfig, name: str, backend: str) -> ModelConfig:
     full = ModelConfig()
     full.CopyFrom(config)
     full.name, full.backend = name, backend
-    full.platform = full.platform or _PLATFORMS.get(backend, "")
-    full.default_model_filename = full.default_model_filename or MODEL_FILES[backend]
+    full.platform = full.platform or _PLATFORMS.get(backend, "" if backend else ENSEMBLE)
+    full.default_model_filename = full.default_model_filename or MODEL_FILES.get(backend, "")
     if not full.version_policy.WhichOneof("policy_choice"):
         full.version_policy.latest.num_versions = 1
-    if not full.instance_group:
+    if not full.instance_group and backend:
         full.instance_group.add(name=name, count=1)
     return full
 
@@ -253,6 +290,8 @@ def worker_settings(config: ModelConfig, gpus: int) -> dict[str, Any]:
     A batch is a number of requests here, independent of their own batch dimensions.
     """
     found: dict[str, Any] = {"batchSize": 1}
+    if config.platform == ENSEMBLE:
+        return found | ({"cache": True} if config.response_cache.enable else {})
     if config.HasField("dynamic_batching"):
         dynamic = config.dynamic_batching
         found["batchSize"] = max(config.max_batch_size, 1)
@@ -357,6 +396,7 @@ class ModelDirectory:
     backend: str
     versions: tuple[int, ...]
     grouped: bool = True
+    ensemble: Ensemble | None = None
 
     def with_workers(self, workers: int, gpus: int) -> ModelDirectory:
         """The same with `workers` instances, unless its configuration sets their number."""
@@ -380,13 +420,14 @@ class ModelDirectory:
             name=self.name,
             version=str(version),
             manifest={"model": {"modelName": self.name, "modelVersion": str(version)}},
-            handler=config.default_model_filename,
+            handler=config.default_model_filename or None,
             config=worker_settings(config, gpus),
             adapter=ADAPTER,
             adapter_settings=self._adapter_settings(directory, gpus),
             signature=signature(config),
             priorities=priorities(config),
-            completed=partial(_completed, gpus),
+            graph=self.ensemble,
+            completed=None if self.ensemble is not None else partial(_completed, gpus),
             remembered=False,
         )
 
@@ -397,7 +438,7 @@ class ModelDirectory:
             "model_file": str(directory / self.config.default_model_filename),
             "model_repository": str(self.path.parent),
             "labels": self._labels(),
-            "torch": self._may_need_torch(directory),
+            "torch": self.ensemble is None and self._may_need_torch(directory),
         }
 
     def _may_need_torch(self, directory: Path) -> bool:
@@ -442,6 +483,9 @@ def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDir
     if not wanted:
         have = ", ".join(map(str, versions))
         raise InvalidArgument(f"model {name!r}: its version_policy selects none of its versions: {have}")
+    ensemble = ensemble_of(config, source)
+    if ensemble is not None:
+        return ModelDirectory(name, path, completed(config, name, ""), "", tuple(wanted), ensemble=ensemble)
     backend = backend_of(config, source) or _backend(path / str(wanted[-1]))
     full = completed(config, name, backend)
     if not config.default_model_filename and backend == "pytorch" and _is_program(path / str(wanted[-1])):
