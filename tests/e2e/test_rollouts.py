@@ -76,6 +76,7 @@ class Rolled:
 
     def __init__(self, server: Serving, place: Path) -> None:
         self.server, self.place = server, place
+        self.store = server.directory / "store"
         self.untold = 0  # answers without the header
         self.http = httpx.Client(base_url=server.http, timeout=GUARD_S)
         self.managed = httpx.Client(base_url=server.http_management, timeout=GUARD_S)
@@ -204,6 +205,8 @@ MODELS: dict[str, tuple[Path | str, str]] = {
     "stream": (STREAM, ""),
     "tensors": (TENSORS, TENSORS_CONFIG),
     "sums": (SUMS, SUMS_CONFIG),
+    "narrow": (HANDLER, ""),
+    "cached": (HANDLER, "cache: true\n"),
 }
 
 
@@ -228,7 +231,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rolled]:
     store, place = directory / "store", directory / "place"
     store.mkdir()
     place.mkdir()
-    archives = write_versions(store, *MODELS)
+    archives = write_versions(store, *(MODELS.keys() - {"narrow"}))
+    archives += write_versions(store, "narrow", v2="jobQueueSize: 1\n")
     settings: dict[str, object] = {"env": {"ROLLOUT_TEST_DIR": str(place)}, "metrics_mode": "prometheus"}
     with Serving(directory, store, settings, ["--ncs"]) as server:
         for archive in archives:
@@ -297,6 +301,56 @@ def test_no_call_goes_to_a_version_without_a_worker(rolled: Rolled) -> None:
     finally:
         rolled.managed.put("/models/text/2.0", params={"min_worker": 1, "synchronous": "true"})
     until(lambda: rolled.predictions() == "2.0")
+
+
+def test_what_the_new_version_cannot_take_the_old_one_answers(rolled: Rolled) -> None:
+    """Its queue is full; no call is lost, and the refusals count against it."""
+    rolled.is_like("2.0", seconds=0.2)
+    rolled.start("narrow", steps=[80], p50=0, p99=0)
+
+    def ask(number: int) -> str:
+        answer = rolled.http.post("/predictions/narrow", content=b"x", headers=_ids(f"id-{number}"))
+        assert answer.status_code == 200, answer.text
+        return answer.text
+
+    with ThreadPoolExecutor(16) as pool:
+        answered = Counter(pool.map(ask, range(64)))
+    counted = rolled.status("narrow")["requests"]
+    assert counted["2.0"]["answered"] == answered["2.0"] > 0
+    assert counted["2.0"]["failed"] > 0 and counted["1.0"] == {"answered": answered["1.0"], "failed": 0}
+
+
+def test_kept_answers_name_their_version_and_are_not_judged(rolled: Rolled) -> None:
+    held(rolled, 50, "cached")
+    answers = [rolled.http.post("/predictions/cached", content=b"x", headers=_ids(f"id-{n}")) for n in range(40)]
+    assert {(one.text, one.headers[VERSION], one.headers["x-cache"]) for one in answers} == {
+        (version, version, word) for version in VERSIONS for word in ("MISS", "HIT")
+    }
+    counted = rolled.status("cached")["requests"]
+    assert {version: counted[version]["answered"] for version in VERSIONS} == {"1.0": 1, "2.0": 1}
+
+
+def test_a_version_for_other_requests_goes_back_before_a_call(rolled: Rolled) -> None:
+    rolled.server.register(
+        write_model(rolled.store, "text", TENSORS, version="3.0", config=TENSORS_CONFIG, directory="odd")
+    )
+    assert rolled.managed.put("/models/text/rollout", json={"version": "3.0", "steps": [50]}).status_code == 200
+    until(lambda: rolled.status()["state"] == "rolled back")
+    assert "tensors" in rolled.status()["events"][-1]["reason"]
+    rolled.server.unregister("text", "3.0")
+
+
+def test_a_rollout_ends_when_its_versions_go(rolled: Rolled) -> None:
+    archive = write_model(rolled.store, "text", HANDLER, version="4.0", directory="later")
+    rolled.server.register(archive)
+    rolled.start(version="4.0", steps=[50])
+    until(lambda: rolled.predictions() == "4.0")
+    rolled.server.unregister("text", "4.0")
+    until(lambda: rolled.status()["state"] == "rolled back")
+    assert {rolled.predictions() for _ in range(10)} == {"1.0"}
+    rolled.start(steps=[50])
+    assert rolled.managed.put("/models/text/2.0/set-default").status_code == 200
+    until(lambda: rolled.status()["state"] == "promoted")
 
 
 def test_a_sequence_stays_where_it_began(rolled: Rolled) -> None:

@@ -198,7 +198,8 @@ def told(one: Any, other: Any, form: str = "", **compare: Any) -> str:
     answers = [
         each if isinstance(each, Answered) else Answered(200, [json.dumps(each).encode()]) for each in (one, other)
     ]
-    return difference(form, *answers, read_measures(compare))
+    old, new = answers
+    return difference(form, old, new, read_measures(compare))
 
 
 def test_tensors_are_compared_by_their_datatype() -> None:

@@ -319,7 +319,10 @@ ROLLOUT_ACTIONS = ("status", "promote", "rollback", "pause", "resume")
 @click.option("--judge/--no-judge", default=None, help="Let the comparison of the versions end a step, or the time.")
 @command
 def rollout(client: Client, name: str, what: str, as_json: bool, **given: Any) -> None:
-    """Give VERSION a growing share of the calls without a version, and show or change its rollout."""
+    """Give VERSION a growing share of the calls.
+
+    They are the calls that name no version. The other words show and change the rollout (docs/rollouts.md).
+    """
     settings = {key: value for key, value in given.items() if value is not None}
     acts = what in ROLLOUT_ACTIONS
     if acts and settings:
