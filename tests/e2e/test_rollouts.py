@@ -306,7 +306,7 @@ def test_no_call_goes_to_a_version_without_a_worker(rolled: Rolled) -> None:
 def test_what_the_new_version_cannot_take_the_old_one_answers(rolled: Rolled) -> None:
     """Its queue is full; no call is lost, and the refusals count against it."""
     rolled.is_like("2.0", seconds=0.2)
-    rolled.start("narrow", steps=[80], p50=0, p99=0)
+    held(rolled, 80, "narrow")
 
     def ask(number: int) -> str:
         answer = rolled.http.post("/predictions/narrow", content=b"x", headers=_ids(f"id-{number}"))
