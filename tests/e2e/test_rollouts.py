@@ -512,6 +512,20 @@ def test_a_version_may_ask_for_its_rollout_itself(tmp_path: Path, store: Path, s
     server.register(new)
     until(lambda: server.describe("text")["modelVersion"] == "2.0")
     assert [event["event"] for event in server.describe("text")["rollout"]["events"]] == ["begun", "promoted"]
+    wrong = write_model(store, "text", HANDLER, version="3.0", config="rollout: {steps: 7}\n", directory="wrong")
+    server.register(wrong)
+    server.wait_for_log("Model text 3.0: the rollout of its model-config.yaml has no effect: steps must be")
+
+
+def test_a_version_on_demand_is_loaded_by_its_share(tmp_path: Path, store: Path, start: Start) -> None:
+    archives = write_versions(store, "tensors", v2="loadOnDemand: true\n")
+    server = start()
+    for archive in archives:
+        server.register(archive)
+    rolled = Rolled(server, tmp_path)
+    rolled.start("tensors", canaryTrafficPercent=50)
+    until(lambda: {rolled.infer(f"id-{number}") for number in range(20)} == {"1.0", "2.0"})
+    rolled.close()
 
 
 def test_killed_processes_lose_no_rollout(tmp_path: Path, store: Path, start: Start) -> None:

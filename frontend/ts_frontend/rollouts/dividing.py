@@ -41,20 +41,27 @@ class _Copied(NamedTuple):
     request_id: str
 
 
+class Record:
+    """What has become of a rollout's calls and copies: `counts` by version and outcome, `copies` by result, and the
+    last `differences`."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.copies: Counter[str] = Counter()
+        self.differences: deque[dict[str, str]] = deque(maxlen=DIFFERENCES_KEPT_MAX)
+
+
 class Divider:
     """`old`: the default version; `new`: the one that gets `share` of the calls, and with `shadows` copies of the old
     version's. `share` and `shadows` may change at any time."""
 
-    def __init__(self, old: Model, new: Model, rule: Rule, judge: Judge) -> None:
+    def __init__(self, old: Model, new: Model, rule: Rule, judge: Judge, record: Record) -> None:
         self.old, self.new = old, new
         self.share, self.shadows = 0.0, False
         #: Whether both versions take the same requests; nothing is sent to the new one before that is known.
         self.fits = False
-        self.judge = judge
+        self.judge, self._record = judge, record
         self.measures: Mapping[str, Measure] = rule.measures
-        self.counts: Counter[tuple[str, str]] = Counter()
-        self.copies: Counter[str] = Counter()
-        self.differences: deque[dict[str, Any]] = deque(maxlen=DIFFERENCES_KEPT_MAX)
         self._sticky = rule.sticky
         self._salt = f"{new.name} {new.version}".encode()[:64]
         self._live: dict[int, _Copied | None] = {}
@@ -149,7 +156,7 @@ class Divider:
             self._copy(copied, job)
 
     def _count(self, model: Model, failed: bool, seconds: float, now_s: float) -> None:
-        self.counts[model.version, FAILED if failed else ANSWERED] += 1
+        self._record.counts[model.version, FAILED if failed else ANSWERED] += 1
         self.judge.observe(model is self.new, failed, seconds, now_s)
 
     # --- copies
@@ -158,12 +165,12 @@ class Divider:
         """Gives the new version a copy of a request that was answered, if one of its workers has nothing to do."""
         pieces = job.untaken
         if pieces is None or job.received_bytes > COMPARED_BYTES_MAX:
-            self.copies[UNCOMPARED] += 1
+            self._record.copies[UNCOMPARED] += 1
             return
         new = self.new
         running = max(self._copying, new.ledger.sent)
         if len(new.queue) or running >= new.pool.ready_count or not new.ready:
-            self.copies[DROPPED] += 1
+            self._record.copies[DROPPED] += 1
             return
         self._copying += 1
         old = Answered(job.status, [bytes(piece) for piece in pieces], job.headers)
@@ -177,17 +184,17 @@ class Divider:
             new = Answered(200, await job.pieces())
             new = new._replace(status=job.status, headers=job.headers)
         except (NoWorker, QueueFull, Draining):
-            self.copies[DROPPED] += 1
+            self._record.copies[DROPPED] += 1
             return
         except ServeError as error:
-            self.copies[FAILED] += 1
+            self._record.copies[FAILED] += 1
             self._differs(copied, f"the new version failed: {error.message[:200]}", old, Answered(500, ()))
             return
         finally:
             self._copying -= 1
         form = copied.inputs[0].content_type if copied.inputs else ""
         why = await asyncio.to_thread(difference, form, old, new, self.measures)
-        self.copies[DIFFERENT if why else SAME] += 1
+        self._record.copies[DIFFERENT if why else SAME] += 1
         if why:
             self._differs(copied, why, old, new)
         else:
@@ -195,7 +202,7 @@ class Divider:
 
     def _differs(self, copied: _Copied, why: str, old: Answered, new: Answered) -> None:
         self.judge.compared(True)
-        self.differences.append(
+        self._record.differences.append(
             {
                 "time": time.strftime("%Y-%m-%dT%H:%M:%S"),
                 "requestId": copied.request_id,

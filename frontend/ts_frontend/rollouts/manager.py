@@ -14,7 +14,7 @@ from typing import Any
 from ts_frontend.errors import InvalidArgument, RolloutNotFound, ServeError
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
-from ts_frontend.rollouts.dividing import Divider, open_sequences
+from ts_frontend.rollouts.dividing import ANSWERED, FAILED, Divider, Record, open_sequences
 from ts_frontend.rollouts.judge import Judge, Verdict, Word
 from ts_frontend.rollouts.rule import Rule, read_rule
 from ts_frontend.telemetry.metrics.families import Counter as Count
@@ -53,6 +53,8 @@ class Rollout:
         self.judge = self._new_judge()
         self.verdict = Verdict(Word.WAIT, "it has just begun")
         self.divider: Divider | None = None
+        self.record = Record()
+        self.seen = False  # its model was served
 
     def _new_judge(self) -> Judge:
         return Judge(self.rule.limits, len(self.rule.steps))
@@ -60,6 +62,11 @@ class Rollout:
     @property
     def percent(self) -> float:
         return self.rule.stages[self.stage][0] if self.rule.stages else 0.0
+
+    @property
+    def share(self) -> float:
+        """The percentage of the calls that the new version gets now."""
+        return self.percent if self.state in ACTIVE else 100.0 * (self.state is State.PROMOTED)
 
     @property
     def shadow(self) -> bool:
@@ -85,21 +92,21 @@ class Rollout:
             "state": self.state.value,
             "old": self.old,
             "new": self.rule.version,
-            "percent": self.percent if self.state in ACTIVE else 100.0 * (self.state is State.PROMOTED),
+            "percent": self.share,
             "shadow": self.shadow and self.state in ACTIVE,
             "since": _time(self.since_s),
             "verdict": {"decision": self.verdict.word.value, "reason": self.verdict.reason},
             "rule": self.rule.as_json(),
             "events": self.events,
         }
-        divider = self.divider
-        if divider is not None:
-            found["requests"] = {
-                model.version: {outcome: divider.counts[model.version, outcome] for outcome in ("answered", "failed")}
-                for model in (divider.old, divider.new)
-            }
-            found["copies"] = dict(divider.copies)
-            found["differences"] = list(divider.differences)
+        counts = self.record.counts
+        found["requests"] = {
+            version: {outcome: counts[version, outcome] for outcome in (ANSWERED, FAILED)}
+            for version in (self.old, self.rule.version)
+        }
+        if self.rule.shadow:
+            found["copies"] = dict(self.record.copies)
+            found["differences"] = list(self.record.differences)
         return found
 
     def as_json(self) -> dict[str, Any]:
@@ -140,6 +147,8 @@ class Rollouts:
         self._all: dict[str, Rollout] = {}
         self._dividing: dict[str, Model] = {}
         self._judged_s = 0.0
+        #: Versions whose own settings are no rollout.
+        self._refused: set[str] = set()
         manager.rollout_of = self._of_model
 
     # --- calls
@@ -193,7 +202,9 @@ class Rollouts:
 
     def _of_model(self, model: Model) -> dict[str, Any] | None:
         found = self._all.get(model.name)
-        return found.described() if found is not None and model.version in (found.old, found.rule.version) else None
+        if found is None or model.version not in (found.old, found.rule.version):
+            return None
+        return {name: value for name, value in found.described().items() if name != "differences"}
 
     def _changed(self) -> None:
         self._manager.changed()
@@ -254,10 +265,11 @@ class Rollouts:
         for name, rollout in list(self._all.items()):
             default = self._registry.get(name)
             if default is None:
-                if rollout.divider is not None:
-                    del self._all[name]
                 self._end_dividing(name)
+                if rollout.seen:
+                    del self._all[name]
                 continue
+            rollout.seen = True
             if rollout.state in ACTIVE:
                 self._look_at(rollout, default)
             self._divide(rollout, self._registry.find(name))
@@ -269,7 +281,7 @@ class Rollouts:
         """Begins the rollouts that versions ask for in their model-config.yaml."""
         for model in list(self._registry):
             wanted, before = model.settings.rollout, self._all.get(model.name)
-            if wanted is None or self._registry.is_default(model):
+            if wanted is None or self._registry.is_default(model) or str(model) in self._refused:
                 continue
             if before is not None and (before.state in ACTIVE or model.version in (before.rule.version, *before.tried)):
                 continue
@@ -278,9 +290,9 @@ class Rollouts:
                 self.start(model.name, {**wanted, "version": model.version}, "its model-config.yaml asks for it")
             except ServeError as error:
                 log.warning("Model %s: the rollout of its model-config.yaml has no effect: %s", model, error.message)
-                if before is None:
-                    continue
-            self._all[model.name].tried = tried
+                self._refused.add(str(model))
+            else:
+                self._all[model.name].tried = tried
 
     def _look_at(self, rollout: Rollout, default: Model) -> None:
         """Ends a rollout whose versions have changed without it."""
@@ -305,10 +317,10 @@ class Rollouts:
         divider = rollout.divider
         if divider is None or (divider.old, divider.new) != (old, new) or divider.judge is not rollout.judge:
             self._end_dividing(name)
-            divider = rollout.divider = Divider(old, new, rollout.rule, rollout.judge)
-        divider.fits = divider.fits or (new.ready and not _misfit(old, new))
+            divider = rollout.divider = Divider(old, new, rollout.rule, rollout.judge, rollout.record)
+        divider.fits = new.ready and not _misfit(old, new)
         active = rollout.state in ACTIVE
-        divider.share = rollout.percent / 100 if active else float(rollout.state is State.PROMOTED)
+        divider.share = rollout.share / 100
         divider.shadows = active and rollout.shadow
         if self._dividing.get(name) is not default:
             self._end_dividing(name, close=False)
@@ -332,6 +344,7 @@ class Rollouts:
         rollout = self._all.get(name)
         if close and model is not None and rollout is not None and rollout.divider is not None:
             rollout.divider.close()
+            rollout.divider = None
 
     def _judge(self, rollout: Rollout, divider: Divider) -> None:
         new, version = divider.new, f"version {rollout.rule.version}"
@@ -393,17 +406,16 @@ class Rollouts:
         )
         decisions = _family(kinds[1], "ts_rollout_decisions_total", "Decisions of rollouts", "decision")
         for name, rollout in self._all.items():
-            new, divider = (name, rollout.rule.version, self._host), rollout.divider
-            percent = rollout.described()["percent"]
+            new = name, rollout.rule.version, self._host
+            percent = rollout.share
             share.samples[new] = Gauge(percent)
             share.samples[name, rollout.old, self._host] = Gauge(100 - percent)
             for decision, count in rollout.decisions.items():
                 decisions.samples[(*new, decision)] = Count(count)
-            if divider is not None:
-                for (version, outcome), count in divider.counts.items():
-                    requests.samples[name, version, self._host, outcome] = Count(count)
-                for result, count in divider.copies.items():
-                    copies.samples[(*new, result)] = Count(count)
+            for (version, outcome), count in rollout.record.counts.items():
+                requests.samples[name, version, self._host, outcome] = Count(count)
+            for result, count in rollout.record.copies.items():
+                copies.samples[(*new, result)] = Count(count)
         return [share, requests, copies, decisions]
 
 
@@ -416,8 +428,13 @@ def _misfit(old: Model, new: Model) -> str:
     for what, one, other in (
         ("sequences (sequenceBatching)", old.stateful, new.stateful),
         ("the system that its handler is written for", old.adapter, new.adapter),
-        ("tensors of the Open Inference Protocol", old.takes_tensors, new.takes_tensors),
+        ("tensors of the Open Inference Protocol", _takes_tensors(old), _takes_tensors(new)),
     ):
-        if one != other:
+        if one != other and one is not None and other is not None:
             return f"it differs in {what}"
     return ""
+
+
+def _takes_tensors(model: Model) -> bool | None:
+    """None before a worker has said what its handler declares."""
+    return model.takes_tensors or (False if model.pool.ready_count else None)
