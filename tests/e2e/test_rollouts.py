@@ -323,6 +323,17 @@ def test_what_the_new_version_cannot_take_the_old_one_answers(rolled: Rolled) ->
     assert counted["2.0"]["failed"] > 0 and counted["1.0"] == {"answered": answered["1.0"], "failed": 0}
 
 
+def test_refusals_count_against_the_old_version_too(rolled: Rolled) -> None:
+    held(rolled, 0, "text")
+    scaled = rolled.managed.put("/models/text/1.0", params={"min_worker": 0, "synchronous": "true"})
+    assert scaled.status_code == 200
+    try:
+        assert rolled.http.post("/predictions/text", content=b"x").status_code == 503
+        assert rolled.status()["requests"]["1.0"] == {"answered": 0, "failed": 1}
+    finally:
+        rolled.managed.put("/models/text/1.0", params={"min_worker": 1, "synchronous": "true"})
+
+
 def test_kept_answers_name_their_version_and_are_not_judged(rolled: Rolled) -> None:
     held(rolled, 50, "cached")
     answers = [rolled.http.post("/predictions/cached", content=b"x", headers=_ids(f"id-{n}")) for n in range(40)]

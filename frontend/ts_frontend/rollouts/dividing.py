@@ -63,7 +63,7 @@ class Divider:
         self.judge, self._record = judge, record
         self.measures: Mapping[str, Measure] = rule.measures
         self._sticky = rule.sticky
-        self._salt = f"{new.name} {new.version}".encode()[:64]
+        self._salt = f"{new.name}\0{new.version}\0"  # other callers are the first to get the next version
         self._live: dict[int, _Copied | None] = {}
         self._copying = 0
         self._before = {model: model.ledger.on_left for model in (old, new)}
@@ -92,7 +92,11 @@ class Divider:
                 if sequence_id and _holds(self.new, sequence_id):
                     raise
                 self._count(self.new, True, 0.0, time.monotonic())
-        job = self.old.submit(inputs, **more)
+        try:
+            job = self.old.submit(inputs, **more)
+        except (NoWorker, QueueFull):
+            self._count(self.old, True, 0.0, time.monotonic())
+            raise
         copied = None
         if self.shadows and self.fits and job.size_bytes <= COMPARED_BYTES_MAX and new_job is None:
             copied = _Copied(inputs, headers, request_id)
@@ -115,7 +119,7 @@ class Divider:
         caller = request_id
         if self._sticky:
             caller = next((value for name, value in headers if name.lower() == self._sticky), caller)
-        found = hashlib.blake2b(caller.encode("utf-8", "replace"), digest_size=8, key=self._salt).digest()
+        found = hashlib.blake2b((self._salt + caller).encode("utf-8", "replace"), digest_size=8).digest()
         return int.from_bytes(found, "big") / _RANGE
 
     def _sequence_id(self, headers: Pairs) -> str:
