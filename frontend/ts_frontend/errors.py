@@ -148,6 +148,13 @@ class DefaultVersionInUse(ServeError):
         super().__init__(f"Cannot remove default version for model {name}")
 
 
+class RolloutNotFound(ServeError):
+    """The model has no rollout, or none that the call could change."""
+
+    remedy = "Begin one: `torchserve rollout MODEL VERSION`."
+    code, http_status, type_name = Code.NOT_FOUND, 404, "ModelNotFoundException"
+
+
 class WorkflowNotFound(ServeError):
     """No workflow of that name, or no archive at that URL."""
 

@@ -243,7 +243,6 @@ class Job:
         "_unread_s",
         "_waiter",
         "alone",
-        "cold_s",
         "deadline_s",
         "ends_s",
         "headers",
@@ -264,6 +263,7 @@ class Job:
         "status",
         "stream",
         "timing",
+        "told",
     )
 
     def __init__(
@@ -295,8 +295,9 @@ class Job:
         self.size_bytes = len(inputs[0].data) if len(inputs) == 1 else sum([len(part.data) for part in inputs])
         self.state = JobState.NEW
         self.owner: Owner | None = None
-        #: Its wait for its model's load on demand, in seconds.
-        self.queued_at_s = self.sent_at_s = self.cold_s = 0.0
+        self.queued_at_s = self.sent_at_s = 0.0
+        #: Headers of the answer that the server adds to the handler's.
+        self.told: Pairs = ()
         self.status = 200
         self.phrase = ""
         self.headers: Pairs = ()
@@ -313,6 +314,20 @@ class Job:
     @property
     def done(self) -> bool:
         return self.state in FINAL
+
+    @property
+    def failure(self) -> Ending | None:
+        """The error that it ended with, None for an answer."""
+        return self._ending
+
+    @property
+    def untaken(self) -> Sequence[Buffer] | None:
+        """All pieces of its answer so far; None once its reader has taken some."""
+        return self._chunks if sum(map(len, self._chunks)) == self.received_bytes else None
+
+    def tell_cold(self, seconds: float) -> None:
+        """Tells the client that its request waited so long for its model's load on demand."""
+        self.told = (*self.told, (COLD_HEADER, str(math.ceil(seconds * 1000))))
 
     # --- transitions: those of every request have a method each, equivalent to `move`
 
@@ -374,7 +389,7 @@ class Job:
             self.status, self.phrase, self.headers = (
                 status,
                 phrase,
-                self._with_cold(headers) if self.cold_s else headers,
+                (*headers, *self.told) if self.told else headers,
             )
         size = len(data)
         self.received_bytes += size
@@ -394,7 +409,7 @@ class Job:
             return
         _, data, last = pieces
         if not self.received_bytes and not self._chunks:
-            self.status, self.phrase, self.headers = 200, "", self._with_cold(()) if self.cold_s else ()
+            self.status, self.phrase, self.headers = 200, "", self.told
         size = sum(map(len, data))
         self.received_bytes += size
         if not self.stream and self.received_bytes > self.response_bytes_max:
@@ -407,9 +422,6 @@ class Job:
         if not len(self._chunks[-1]):
             self._chunks.pop()
         self.answer(now_s)
-
-    def _with_cold(self, headers: Pairs) -> Pairs:
-        return [*headers, (COLD_HEADER, str(math.ceil(self.cold_s * 1000)))]
 
     def _more_came(self, cost_bytes: int, now_s: float) -> None:
         """Pieces have come, and the answer goes on."""

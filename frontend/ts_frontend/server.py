@@ -64,6 +64,7 @@ from ts_frontend.models.sharing.sharing import SharedSnapshot
 from ts_frontend.models.startup import SnapshotRecorder, load_at_startup, restored
 from ts_frontend.models.store.store import ModelStore
 from ts_frontend.open_inference.calls import ModelCalls
+from ts_frontend.rollouts.manager import Rollouts
 from ts_frontend.scheduling.sequence_queue import sequence_headers
 from ts_frontend.tasks import kept, owned, watched
 from ts_frontend.telemetry.logging.logs import Logs
@@ -158,6 +159,7 @@ class Parts:
             authorization,
             tracing,
             self._gpus,
+            self.rollouts,
             limits,
         )
         if authorization is not None:
@@ -203,6 +205,7 @@ class Parts:
         )
         if config.shared_snapshot is not None and config.dev_model is None:
             self._share(config.shared_snapshot)
+        self.rollouts = Rollouts(self.manager, self._metrics.host)
 
     def _build_services(self, directory: Path, supervisor: Supervisor) -> None:
         config = self._config
@@ -237,6 +240,7 @@ class Parts:
         metrics.examples = partial(examples_of, self.registry)
         metrics.gather(ServedModels(self.registry, metrics.host).families, always=True)
         metrics.gather(ServerState(self.health, metrics.host).families, always=True)
+        metrics.gather(self.rollouts.families, always=True)
         metrics.gather(lambda: gpu_families(gpus.loads, metrics.host), always=True)
         on_demand = OnDemandMetrics(self.manager.demand, metrics.host)
         metrics.gather(lambda: on_demand.families(self.registry), always=True)
@@ -251,6 +255,7 @@ class Parts:
         config = self._config
         yield self.repository.watch, "The watch over the model repositories"
         yield self.manager.demand.watch, "The watch over models on demand"
+        yield self.rollouts.watch, "The watch over rollouts"
         if self.sharing is not None:
             yield self.sharing.watch, "The watch over the shared snapshot"
         if config.dev_model is not None:
@@ -457,9 +462,10 @@ class Server:
         except BaseException:
             await manager.tasks.close(0.0)
             raise
+        parts.rollouts.restore({} if config.snapshot is None else config.snapshot.rollouts)
         self._serving = True
         await parts.listeners.serving.start()
-        parts.recorder.attach(manager, lambda: states_of(parts.workflows), config.snapshot)
+        parts.recorder.attach(manager, lambda: states_of(parts.workflows), config.snapshot, parts.rollouts.states)
         await parts.recorder.write(SnapshotKind.STARTUP)
         return [*restored(config.snapshot, manager), *failures, *missing]
 

@@ -37,7 +37,7 @@ class Played:
         self.jobs: list[Job] = []
         self.refuses_from = 99
 
-    def submit(self, inputs: Any, *, headers: Any, request_id: str, stream: bool) -> Job:
+    def submit(self, inputs: Any, *, headers: Any, request_id: str, stream: bool, version_named: bool) -> Job:
         if len(self.jobs) >= self.refuses_from:
             raise QueueFull("full")
         job = Job(Ledger(), inputs, headers=headers, request_id=request_id, stream=stream)

@@ -305,7 +305,7 @@ def written(answer: Buffer, wish: Wish) -> Written:
         return _json(message, wish)
     if all(DATATYPES[one.datatype].field for one in message.outputs):
         for one, raw in zip(message.outputs, message.raw_output_contents, strict=True):
-            getattr(one.contents, DATATYPES[one.datatype].field).extend(_values(one.datatype, raw))
+            getattr(one.contents, DATATYPES[one.datatype].field).extend(values_of(one.datatype, raw))
         message.ClearField("raw_output_contents")
     return message.SerializeToString(), ()
 
@@ -358,7 +358,7 @@ def _data(datatype: str, raw: bytes, parameters: dict[str, Any]) -> bytes:
             parameters["content_type"] = "base64"
             texts = [base64.b64encode(value).decode() for value in values]
         return _list(texts)
-    return _list(_values(datatype, raw))
+    return _list(values_of(datatype, raw))
 
 
 def _list(values: list[Any]) -> bytes:
@@ -370,7 +370,7 @@ def _finite(value: Any) -> Any:
     return None if type(value) is float and not math.isfinite(value) else value
 
 
-def _values(datatype: str, raw: bytes) -> list[Any]:
+def values_of(datatype: str, raw: bytes) -> list[Any]:
     """The elements as Python's values; those of BF16 as the floats that they stand for."""
     kind = DATATYPES[datatype]
     if kind.name == "BYTES":

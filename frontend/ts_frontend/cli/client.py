@@ -19,7 +19,14 @@ from ts_frontend.authorization.authorization import NAME, read_keys
 from ts_frontend.config.addresses import is_loopback
 from ts_frontend.config.keys import BadKeys, KeyKind, Keys, time_text
 from ts_frontend.process import PidFileError, pid_path, running_server
-from ts_frontend.protos import inference_pb2, inference_pb2_grpc, management_pb2, management_pb2_grpc
+from ts_frontend.protos import (
+    inference_pb2,
+    inference_pb2_grpc,
+    management_pb2,
+    management_pb2_grpc,
+    rollouts_pb2,
+    rollouts_pb2_grpc,
+)
 from ts_frontend.protos.google_rpc_status_pb2 import Status
 
 
@@ -210,6 +217,7 @@ class Client:
         self._management_channel = target.channel(self._management_address, grpc)
         self._inference = inference_pb2_grpc.InferenceAPIsServiceStub(self._inference_channel)
         self._management = management_pb2_grpc.ManagementAPIsServiceStub(self._management_channel)
+        self._rollouts = rollouts_pb2_grpc.RolloutsStub(self._management_channel)
         self._metadata = {kind: target.keys.metadata(kind) for kind in (KeyKind.INFERENCE, KeyKind.MANAGEMENT)}
 
     def __enter__(self) -> Client:
@@ -281,6 +289,12 @@ class Client:
     def set_default(self, name: str, version: str) -> str:
         request = management_pb2.SetDefaultRequest(model_name=name, model_version=version)
         return self._manage(self._management.SetDefault, request)
+
+    def rollout(self, name: str, action: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The rollout after the action."""
+        request = rollouts_pb2.RolloutRequest(model_name=name, action=action, settings=json.dumps(settings))
+        found: dict[str, Any] = json.loads(self._manage(self._rollouts.Rollout, request))
+        return found
 
     def describe(
         self, name: str, version: str = "", customized: bool = False, timeout_s: float | None = None

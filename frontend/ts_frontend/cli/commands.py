@@ -305,6 +305,32 @@ def set_default(client: Client, name: str, version: str, as_json: bool) -> None:
     _print({"status": sentence}, sentence, as_json)
 
 
+#: The words that change a rollout, in place of a version.
+ROLLOUT_ACTIONS = ("status", "promote", "rollback", "pause", "resume")
+
+
+@commands.command()
+@click.argument("name")
+@click.argument("what", metavar="VERSION|" + "|".join(ROLLOUT_ACTIONS), default="status")
+@click.option("--steps", metavar="PERCENTAGES", help="The shares of the calls.  [default: 1,10,50,100]")
+@click.option("--every", metavar="TIME", help="The least time of a step: 30s, 5m, 1h.  [default: 5m]")
+@click.option("--sticky", metavar="HEADER", help="Callers with the same value of this header stay with a version.")
+@click.option("--shadow", is_flag=True, default=None, help="First compare the answers to copies of calls.")
+@click.option("--judge/--no-judge", default=None, help="Let the comparison of the versions end a step, or the time.")
+@command
+def rollout(client: Client, name: str, what: str, as_json: bool, **given: Any) -> None:
+    """Give VERSION a growing share of the calls.
+
+    They are the calls that name no version. The other words show and change the rollout (docs/rollouts.md).
+    """
+    settings = {key: value for key, value in given.items() if value is not None}
+    acts = what in ROLLOUT_ACTIONS
+    if acts and settings:
+        raise click.UsageError(f"{what} takes no settings: they belong to the begin of a rollout, with a version")
+    found = client.rollout(name, what if acts else "start", {} if acts else {"version": what, **settings})
+    _print(found, text.rollout(found), as_json)
+
+
 @commands.command()
 @click.argument("name")
 @click.option("--version", default="", help="[default: the default version, which can only be unregistered last]")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -169,4 +169,17 @@ def failure(last: dict[str, Any]) -> str:
     printed = last.get("lastLines", [])
     if printed:
         lines += ["  the last lines it printed:", *(f"    {line}" for line in printed)]
+    return "\n".join(lines)
+
+
+def rollout(found: Mapping[str, Any]) -> str:
+    """A rollout for people: its state, the requests of both versions, the verdict, and the events."""
+    counts = found.get("requests", {})
+    lines = [
+        f"{found['new']} in place of {found['old']}: {found['state']}, {found['percent']:g} % of the calls",
+        *(f"{version}: {one['answered']} answered, {one['failed']} failed" for version, one in counts.items()),
+        *(f"copies {result}: {count}" for result, count in found.get("copies", {}).items()),
+        f"verdict: {found['verdict']['decision']}: {found['verdict']['reason']}",
+        *(f"{event['time']} {event['event']}: {event['reason']}" for event in found["events"]),
+    ]
     return "\n".join(lines)

@@ -84,12 +84,14 @@ class WorkflowState:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All models by name and version, and all workflows. `created_ms`: milliseconds since 1970."""
+    """All models by name and version, all workflows, and the rollouts by model. `created_ms`: milliseconds since
+    1970."""
 
     name: str = ""
     created_ms: int = 0
     models: Mapping[str, Mapping[str, VersionState]] = field(default_factory=dict)
     workflows: Mapping[str, WorkflowState] = field(default_factory=dict)
+    rollouts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def encode(snapshot: Snapshot, settings: Mapping[str, str], when: datetime) -> str:
@@ -103,8 +105,13 @@ def encode(snapshot: Snapshot, settings: Mapping[str, str], when: datetime) -> s
             for name, versions in snapshot.models.items()
         },
     }
+    ours: dict[str, Any] = {}
     if snapshot.workflows:
-        tree["torchrelay"] = {"workflows": {name: asdict(state) for name, state in snapshot.workflows.items()}}
+        ours["workflows"] = {name: asdict(state) for name, state in snapshot.workflows.items()}
+    if snapshot.rollouts:
+        ours["rollouts"] = dict(snapshot.rollouts)
+    if ours:
+        tree["torchrelay"] = ours
     pairs = [pair for pair in settings.items() if pair[0] != _MODELS_KEY]
     pairs.append((_MODELS_KEY, json.dumps(tree, indent=2)))
     return properties.render(pairs, ("Saving snapshot", when.strftime("%a %b %d %H:%M:%S %Y")))
@@ -137,7 +144,8 @@ def decode_models(text: str) -> Snapshot:
         }
         found = tree.get("torchrelay", {}).get("workflows", {})
         workflows = {str(name): _workflow_state(entry) for name, entry in found.items()}
-        return Snapshot(str(tree.get("name", "")), int(tree.get("created", 0)), models, workflows)
+        rollouts = dict(tree.get("torchrelay", {}).get("rollouts", {}))
+        return Snapshot(str(tree.get("name", "")), int(tree.get("created", 0)), models, workflows, rollouts)
     except KeyError as error:
         raise SnapshotError(f"{_MODELS_KEY} has no {error}") from None
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -242,6 +250,7 @@ class SnapshotFiles:
         settings: Mapping[str, str],
         now: datetime | None = None,
         workflows: Mapping[str, WorkflowState] | None = None,
+        rollouts: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write one file whole or not at all, then delete the oldest ones over `kept_max`.
 
@@ -251,7 +260,7 @@ class SnapshotFiles:
         now = now or datetime.now()
         names = self.names()
         name = f"{_stamp_after(names, now)}-{kind.value}.cfg"
-        snapshot = Snapshot(name, round(now.timestamp() * 1000), models, workflows or {})
+        snapshot = Snapshot(name, round(now.timestamp() * 1000), models, workflows or {}, rollouts or {})
         replace_file(self.directory / name, encode(snapshot, settings, now).encode(), 0o600)
         sync_directory(self.directory)
         self._delete(names[: max(0, len(names) + 1 - self.kept_max)])

@@ -15,7 +15,7 @@ from ts.protocol.frames import Buffer, Input
 from ts_frontend.errors import InvalidArgument, MessageTooLarge, ModelNotFound, ServeError
 from ts_frontend.http.errors import ErrorDialect, MethodNotAllowed, UnknownEncoding, refusal
 from ts_frontend.http.request import Header, HttpAnswer, HttpRequest, compact_json, json_object
-from ts_frontend.http.torchserve import HttpInference, json_of_model
+from ts_frontend.http.torchserve import HttpInference, handler_headers, json_of_model
 from ts_frontend.job import Job
 from ts_frontend.models.health import Health
 from ts_frontend.models.model import Model
@@ -245,7 +245,7 @@ class HttpOpenInference:
         """Answers with an event for each result. A failure before the first event raises; a later one is an event."""
         pieces = chunks(answer)
         first = await anext(pieces)
-        return HttpAnswer(200, (EVENTS,), _events(first, pieces))
+        return HttpAnswer(200, (EVENTS, *handler_headers(answer.told)), _events(first, pieces))
 
 
 async def _events(first: list[Buffer], rest: AsyncIterator[list[Buffer]]) -> AsyncIterator[list[bytes]]:

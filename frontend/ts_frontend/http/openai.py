@@ -26,7 +26,7 @@ from ts_frontend.http.request import (
     json_head,
     json_object,
 )
-from ts_frontend.http.torchserve import PREDICT, answer_of
+from ts_frontend.http.torchserve import PREDICT, answer_of, handler_headers
 from ts_frontend.job import Job
 from ts_frontend.limits.clients import expect_tokens
 from ts_frontend.models.health import Health
@@ -180,7 +180,10 @@ class _Calls:
 
     def _submit(self, model: Model, given: Input, stream: bool, more: Pairs = ()) -> Job:
         headers = self._request.for_handler(more)
-        job = model.submit([given], headers=headers, request_id=self._request.request_id, stream=stream)
+        named = "model_version" in self._request.path_params
+        job = model.submit(
+            [given], headers=headers, request_id=self._request.request_id, stream=stream, version_named=named
+        )
         self._running.append(job.cancel)
         return job
 
@@ -204,7 +207,8 @@ class _Calls:
         answer = completions.form_of(chat)(self._request.request_id, fields["model"], asked.with_usage)
         if not asked.stream:
             texts = [await _text(job, choice) for job, choice in zip(jobs, choices, strict=True)]
-            return compact_json(200, answer.whole(texts, choices))
+            whole = compact_json(200, answer.whole(texts, choices))
+            return whole._replace(headers=(*whole.headers, *handler_headers(jobs[0].told)))
         events = merged(
             [_choice(job, answer, index, choice) for index, (job, choice) in enumerate(zip(jobs, choices, strict=True))]
         )
@@ -213,7 +217,8 @@ class _Calls:
         def last() -> list[bytes]:
             return [completions.event(answer.of_usage(choices))] if asked.with_usage else []
 
-        return HttpAnswer(200, (EVENTS,), _told(_all(first, events, last)))
+        headers = (EVENTS, *handler_headers(jobs[0].told))
+        return HttpAnswer(200, headers, _told(_all(first, events, last)))
 
 
 def _each(fields: Fields, prompts: Sequence[Any]) -> list[bytes]:

@@ -22,6 +22,7 @@ from ts_frontend.http.open_inference import HttpOpenInference
 from ts_frontend.http.openai import HttpOpenAI
 from ts_frontend.http.openapi import HttpDescription, HttpDocs
 from ts_frontend.http.platforms import HttpPlatforms
+from ts_frontend.http.rollouts import HttpRollouts
 from ts_frontend.http.routing import (
     ANY_KEY,
     GRPC_METRICS,
@@ -140,6 +141,14 @@ def _adapters() -> Iterator[Row]:
     yield _hosted("GET", "/adapters", READS, HttpPlatforms.list_adapters, listed)
     yield _hosted("POST", "/adapters", CHANGES, HttpPlatforms.load_adapter, load, body=_JSON)
     yield _hosted("DELETE", "/adapters/{adapter_name}", CHANGES, HttpPlatforms.unload_adapter, unload)
+
+
+def _rollouts() -> Iterator[Row]:
+    place = f"{_MODEL}/rollout"
+    yield _management("GET", place, READS, HttpRollouts.status, "The rollout of a new version")
+    yield _management("PUT", place, CHANGES, HttpRollouts.start, "Roll out a new version", body=_JSON)
+    act = "Promote, roll back, pause or resume a rollout"
+    yield _management("POST", f"{place}/{{action}}", CHANGES, HttpRollouts.act, act)
 
 
 def _of_openai(prefix: str, described: bool = True) -> Iterator[Row]:
@@ -309,6 +318,7 @@ ROUTES: tuple[Row, ...] = (
         *("Make a version the default", "setDefault"),
     ),
     *_adapters(),
+    *_rollouts(),
     _management(
         "GET", _V1_MODEL, OPEN, HttpManagement.ready, "Whether a model is ready, KServe v1", "ready_v1", keys=()
     ),

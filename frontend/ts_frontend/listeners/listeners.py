@@ -27,6 +27,7 @@ from ts_frontend.grpc.limits import limited
 from ts_frontend.grpc.management import ManagementService
 from ts_frontend.grpc.open_inference import OpenInferenceService, StreamDialect
 from ts_frontend.grpc.repository import RepositoryService
+from ts_frontend.grpc.rollouts import RolloutService
 from ts_frontend.grpc.telemetry import CallMetrics, logged
 from ts_frontend.grpc.triton import SettingsService, TritonService
 from ts_frontend.http.app import Cors, HttpApp, request_line
@@ -45,6 +46,7 @@ from ts_frontend.http.openai import HttpOpenAI
 from ts_frontend.http.openapi import HttpDescription, HttpDocs
 from ts_frontend.http.platforms import HttpPlatforms, Sessions
 from ts_frontend.http.request import ONLY_GRPC, BodyLimits, HttpService
+from ts_frontend.http.rollouts import HttpRollouts
 from ts_frontend.http.routes import with_routes
 from ts_frontend.http.routing import (
     GRPC_METRICS,
@@ -70,6 +72,7 @@ from ts_frontend.models.repository import Repository
 from ts_frontend.open_inference.models import About
 from ts_frontend.open_inference.settings import LogSettings, TraceSettings
 from ts_frontend.open_inference.shared_memory import Regions
+from ts_frontend.rollouts.manager import Rollouts
 from ts_frontend.scheduling.sequence_queue import sequence_headers
 from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.metrics.gpus import Gpus
@@ -119,12 +122,14 @@ class Listeners:
         authorization: Authorization | None,
         tracing: Traces | None,
         gpus: Gpus,
+        rollouts: Rollouts,
         limits: Limits | None = None,
     ) -> None:
         self._config, self._gpus = config, gpus
         self._authorization, self._limits = authorization, limits
         self._tracing = tracing
         self._manager = manager
+        self._rollouts = rollouts
         self._workflows = workflows
         self._repository = repository
         self._health = health
@@ -215,7 +220,12 @@ class Listeners:
                 MANAGEMENT,
                 config.grpc_management_address,
                 config.grpc_management_port,
-                {KeyKind.MANAGEMENT: ManagementService(self._manager).methods()},
+                {
+                    KeyKind.MANAGEMENT: (
+                        *ManagementService(self._manager).methods(),
+                        *RolloutService(self._rollouts).methods(),
+                    )
+                },
             ),
         ]
 
@@ -352,6 +362,7 @@ class Listeners:
             HttpOpenAI(registry, self._health),
             HttpTriton(registry, self._regions, self._log_settings, self._traces),
             management,
+            HttpRollouts(self._rollouts),
             HttpWorkflows(self._workflows, model_api=config.model_api_enabled),
             HttpMetrics(self._metrics, self._gpus),
             HttpAzureML(

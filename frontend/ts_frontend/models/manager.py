@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -79,6 +79,8 @@ class ModelManager:
         self.entering: set[Model] = set()
         #: Returns why a model differs from the shared snapshot, "" if it doesn't; None without one.
         self.standing: Callable[[Model], str] | None = None
+        #: Returns the rollout that a model version takes part in, if any.
+        self.rollout_of: Callable[[Model], Mapping[str, Any] | None] = lambda model: None
 
     def changed(self) -> None:
         """To be called after a change that a restart should remember, and that no method of this class has made."""
@@ -322,6 +324,9 @@ class ModelManager:
         if self.standing is not None:
             failure = self.standing(model)
             description["sharedSnapshot"] = {"inStep": not failure, **({"failure": failure} if failure else {})}
+        rollout = self.rollout_of(model)
+        if rollout is not None:
+            description["rollout"] = rollout
         return description
 
     async def _customized(self, model: Model) -> dict[str, Any]:
@@ -331,7 +336,7 @@ class ModelManager:
                 f'Model "{model.name}" has no worker to serve describe request. '
                 "Please use scale workers API to add workers."
             )
-        job = model.submit([], headers=[("describe", "True")], alone=True, counted=False)
+        job = model.submit([], headers=[("describe", "True")], alone=True, counted=False, version_named=True)
         try:
             value = json.loads(bytes(await job.result()))
         except ValueError:

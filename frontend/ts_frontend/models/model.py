@@ -129,6 +129,8 @@ class Model:
         self.scaler = scaler
         self.examples: Examples | None = None  # set once a client reads metrics with exemplars
         self.resident: Resident | None = None  # if it is loaded on demand
+        #: Accepts the requests that name no version in its place, as `submit`, while a rollout divides them.
+        self.rollout: Callable[..., Job] | None = None
         self.cache = cache
         #: What runs its requests in place of workers, and the names and versions of the models that it asks.
         self.graph = graph
@@ -188,14 +190,27 @@ class Model:
         counted: bool = True,
         new_job: Callable[..., Job] | None = None,
         shared: bool = False,
+        routed: bool = False,
     ) -> Job:
         """Accepts a request; raises NoWorker, ModelNotLoaded, QueueFull or Draining when it can't.
 
         `deadline_s`: `time.monotonic()` seconds, for the time in the queue and on a worker together. `alone`: it is
         never batched with others. `version_named`: the caller named this version, not the default. `counted`: metrics
         count it as an inference. `new_job`: makes its job in place of the model's `new_job`. `shared`: it runs for
-        requests that wait for it in the cache, which are counted and have deadlines themselves.
+        requests that wait for it in the cache, which are counted and have deadlines themselves. `routed`: a rollout
+        has chosen this version for it.
         """
+        if self.rollout is not None and not (version_named or shared or routed):
+            return self.rollout(
+                inputs,
+                headers=headers,
+                deadline_s=deadline_s,
+                request_id=request_id,
+                stream=stream,
+                alone=alone,
+                counted=counted,
+                new_job=new_job,
+            )
         recorder = self._metrics.requests(version_named) if counted and not shared else None
         if recorder is not None:
             recorder.accepted()

@@ -263,6 +263,7 @@ class ModelSettings:
     demand: DemandRule | None = None
     cluster: ClusterRequest | None = None
     cache: CacheRule | None = None
+    rollout: Mapping[str, Any] | None = None
     recycle_after_requests: int = 0
     recycle_above_bytes: int = 0
     worker_memory_bytes_max: int = 0
@@ -443,6 +444,7 @@ def _plain(yaml: Source, server: Source, defaults: ServerConfig) -> dict[str, An
         "demand": _demand(yaml, server, defaults, stateful),
         "autoscale": None if stateful else _autoscale(yaml) or _autoscale(server),
         "cache": _cache(yaml, server, stateful),
+        "rollout": yaml.section("rollout").values or server.section("rollout").values or None,
         "max_num_sequence": whole("maxNumSequence", 1),
         "max_sequences_per_worker": whole("maxSequencesPerWorker", 0, 0),
         "sequence_start_required": flag("sequenceStartRequired"),

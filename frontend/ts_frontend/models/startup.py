@@ -12,6 +12,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from ts_frontend.config.kinds import ProgramLine
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind, VersionState, WorkflowState
@@ -93,6 +94,7 @@ class SnapshotRecorder:
         self._settings = settings
         self._manager: ModelManager | None = None
         self._workflows: Callable[[], Mapping[str, WorkflowState]] = dict
+        self._rollouts: Callable[[], Mapping[str, Any]] = dict
         self._unrestored = Unrestored()
         self._pending = False
         self._failing = False
@@ -106,11 +108,13 @@ class SnapshotRecorder:
         manager: ModelManager,
         workflows: Callable[[], Mapping[str, WorkflowState]] = dict,
         restored: Snapshot | None = None,
+        rollouts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """Writes the models of `manager` and the `workflows` from now on; earlier changes are those of the start.
+        """Writes the models of `manager`, the `workflows` and the `rollouts` from now on; earlier changes are those of
+        the start.
         Models and workflows of `restored` that couldn't be loaded are written too, until others have their names."""
         self._manager = manager
-        self._workflows = workflows
+        self._workflows, self._rollouts = workflows, rollouts
         if restored is not None:
             self._unrestored = Unrestored.of(restored, states_of(manager), workflows())
 
@@ -140,7 +144,9 @@ class SnapshotRecorder:
                 return
             try:
                 states, workflows = self._unrestored.added(states_of(self._manager), self._workflows())
-                await asyncio.to_thread(self._files.write, kind, states, self._settings, workflows=workflows)
+                await asyncio.to_thread(
+                    self._files.write, kind, states, self._settings, workflows=workflows, rollouts=self._rollouts()
+                )
             except Exception as error:
                 self._failed(error, self._files.directory)
                 if kind is SnapshotKind.STARTUP:

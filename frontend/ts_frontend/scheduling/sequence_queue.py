@@ -114,6 +114,14 @@ class SequenceQueue(WorkQueue):
         self._clock: asyncio.TimerHandle | None = None
 
     @property
+    def sequences(self) -> int:
+        return self._batcher.sequences
+
+    def holds(self, sequence_id: str) -> bool:
+        """As `SequenceBatcher.holds`."""
+        return self._batcher.holds(sequence_id)
+
+    @property
     def limits(self) -> SequenceLimits:
         return self._batcher.limits
 

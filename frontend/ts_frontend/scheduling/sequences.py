@@ -99,6 +99,10 @@ class SequenceBatcher(Generic[SequencedT]):
     def sequences(self) -> int:
         return len(self._sequences)
 
+    def holds(self, sequence_id: str) -> bool:
+        """Whether a sequence is open here, or its state was lost here."""
+        return sequence_id in self._sequences or sequence_id in self._over
+
     def sequences_of(self, worker: Hashable) -> int:
         return len(self._bound.get(worker, ()))
 

@@ -104,7 +104,7 @@ class Resident:
         if self.state is ResidentState.LOADING:
             now_s = time.monotonic()
             for job in self.pool.queue.waiting():
-                job.cold_s = now_s - job.queued_at_s
+                job.tell_cold(now_s - job.queued_at_s)
 
 
 def _sum(models: Iterable[Resident]) -> Memory:

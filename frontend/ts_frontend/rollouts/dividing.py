@@ -1,0 +1,238 @@
+"""Divides a model's calls without a version between two versions, and watches how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from ts.protocol.frames import Input, Pairs
+from ts_frontend.caching.cache import CACHE_HEADER, HIT
+from ts_frontend.errors import Draining, NoWorker, QueueFull, SequenceOver, ServeError
+from ts_frontend.job import Job, JobState
+from ts_frontend.models.model import Model
+from ts_frontend.rollouts.compare import Answered, Measure, difference
+from ts_frontend.rollouts.judge import Judge
+from ts_frontend.rollouts.rule import Rule
+from ts_frontend.scheduling.sequence_queue import SequenceQueue
+from ts_frontend.tasks import watched
+
+#: The header, and the metadata, with the version that has answered.
+VERSION_HEADER: Final = "x-model-version"
+#: Larger requests and answers aren't kept for a comparison.
+COMPARED_BYTES_MAX: Final = 1 << 20
+DIFFERENCES_KEPT_MAX: Final = 20
+#: What became of the copies: same, different, failed, dropped, and uncompared (streams, large answers).
+SAME, DIFFERENT, FAILED, DROPPED, UNCOMPARED = "same", "different", "failed", "dropped", "uncompared"
+#: Outcomes of requests, by version, in metrics.
+ANSWERED: Final = "answered"
+_RANGE: Final = float(1 << 64)
+
+
+class _Copied(NamedTuple):
+    """What a copy of a request needs."""
+
+    inputs: Sequence[Input]
+    headers: Pairs
+    request_id: str
+
+
+class Record:
+    """What has become of a rollout's calls and copies: `counts` by version and outcome, `copies` by result, and the
+    last `differences`."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.copies: Counter[str] = Counter()
+        self.differences: deque[dict[str, str]] = deque(maxlen=DIFFERENCES_KEPT_MAX)
+
+
+class Divider:
+    """`old`: the default version; `new`: the one that gets `share` of the calls, and with `shadows` copies of the old
+    version's. `share` and `shadows` may change at any time."""
+
+    def __init__(self, old: Model, new: Model, rule: Rule, judge: Judge, record: Record) -> None:
+        self.old, self.new = old, new
+        self.share, self.shadows = 0.0, False
+        #: Whether both versions take the same requests; nothing is sent to the new one before that is known.
+        self.fits = False
+        self.judge, self._record = judge, record
+        self.measures: Mapping[str, Measure] = rule.measures
+        self._sticky = rule.sticky
+        self._salt = f"{new.name}\0{new.version}\0"  # other callers are the first to get the next version
+        self._live: dict[int, _Copied | None] = {}
+        self._copying = 0
+        self._before = {model: model.ledger.on_left for model in (old, new)}
+        for model, before in self._before.items():
+            model.ledger.on_left = self._watch(model, before)
+
+    def close(self) -> None:
+        """Leaves both versions as they were; requests in progress go on."""
+        for model, before in self._before.items():
+            model.ledger.on_left = before
+
+    # --- requests
+
+    def submit(
+        self, inputs: Sequence[Input], *, headers: Pairs, request_id: str | None, new_job: Any = None, **more: Any
+    ) -> Job:
+        """Accepts a request as `Model.submit`, which calls it for those that name no version. One that the new version
+        can't take at once goes to the old one."""
+        request_id = request_id or str(uuid.uuid4())
+        more |= {"headers": headers, "request_id": request_id, "new_job": new_job, "routed": True}
+        sequence_id = self._sequence_id(headers)
+        if self._takes(headers, request_id, sequence_id, new_job is not None):
+            try:
+                return self._accepted(self.new, self.new.submit(inputs, **more), None)
+            except (NoWorker, QueueFull, Draining):
+                if sequence_id and _holds(self.new, sequence_id):
+                    raise
+                self._count(self.new, True, 0.0, time.monotonic())
+        try:
+            job = self.old.submit(inputs, **more)
+        except (NoWorker, QueueFull):
+            self._count(self.old, True, 0.0, time.monotonic())
+            raise
+        copied = None
+        if self.shadows and self.fits and job.size_bytes <= COMPARED_BYTES_MAX and new_job is None:
+            copied = _Copied(inputs, headers, request_id)
+        return self._accepted(self.old, job, copied)
+
+    def _takes(self, headers: Pairs, request_id: str, sequence_id: str, fed: bool) -> bool:
+        """Whether the new version gets a request."""
+        new = self.new
+        if sequence_id:
+            if _holds(new, sequence_id):
+                return True
+            if _holds(self.old, sequence_id):
+                return False
+        if not self.share or not self.fits or not new.ready or (fed and not new.takes_streams):
+            return False
+        return self._place(headers, sequence_id or request_id) < self.share
+
+    def _place(self, headers: Pairs, request_id: str) -> float:
+        """A caller's place from 0 to 1, always the same one."""
+        caller = request_id
+        if self._sticky:
+            caller = next((value for name, value in headers if name.lower() == self._sticky), caller)
+        found = hashlib.blake2b((self._salt + caller).encode("utf-8", "replace"), digest_size=8).digest()
+        return int.from_bytes(found, "big") / _RANGE
+
+    def _sequence_id(self, headers: Pairs) -> str:
+        queue = self.old.queue
+        if not isinstance(queue, SequenceQueue):
+            return ""
+        return next((value for name, value in headers if name.lower() == queue.keys.id), "")
+
+    def _accepted(self, model: Model, job: Job, copied: _Copied | None) -> Job:
+        told = (VERSION_HEADER, model.version)
+        if job.done:  # the cache had its answer
+            job.headers = (*job.headers, told)
+        else:
+            job.told = (*job.told, told)
+            self._live[job.id] = copied
+        return job
+
+    # --- their ends
+
+    def _watch(self, model: Model, before: Callable[[Job], None] | None) -> Callable[[Job], None]:
+        live = self._live
+
+        def left(job: Job) -> None:
+            if before is not None:
+                before(job)
+            if job.id in live:
+                self._left(model, job, live.pop(job.id))
+
+        return left
+
+    def _left(self, model: Model, job: Job, copied: _Copied | None) -> None:
+        failed = _failed(job)
+        if failed is None or (CACHE_HEADER, HIT) in job.headers:
+            return
+        now_s = time.monotonic()
+        self._count(model, failed, now_s - job.queued_at_s, now_s)
+        if copied is not None and not failed:
+            self._copy(copied, job)
+
+    def _count(self, model: Model, failed: bool, seconds: float, now_s: float) -> None:
+        self._record.counts[model.version, FAILED if failed else ANSWERED] += 1
+        self.judge.observe(model is self.new, failed, seconds, now_s)
+
+    # --- copies
+
+    def _copy(self, copied: _Copied, job: Job) -> None:
+        """Gives the new version a copy of a request that was answered, if one of its workers has nothing to do."""
+        pieces = job.untaken
+        if pieces is None or job.received_bytes > COMPARED_BYTES_MAX:
+            self._record.copies[UNCOMPARED] += 1
+            return
+        new = self.new
+        running = max(self._copying, new.ledger.sent)
+        if len(new.queue) or running >= new.pool.ready_count or not new.ready:
+            self._record.copies[DROPPED] += 1
+            return
+        self._copying += 1
+        old = Answered(job.status, [bytes(piece) for piece in pieces], job.headers)
+        watched(self._compare(copied, old), "The comparison of two versions' answers")
+
+    async def _compare(self, copied: _Copied, old: Answered) -> None:
+        try:
+            job = self.new.submit(
+                copied.inputs, headers=copied.headers, request_id=copied.request_id, counted=False, routed=True
+            )
+            new = Answered(200, await job.pieces())
+            new = new._replace(status=job.status, headers=job.headers)
+        except (NoWorker, QueueFull, Draining):
+            self._record.copies[DROPPED] += 1
+            return
+        except ServeError as error:
+            self._record.copies[FAILED] += 1
+            self._differs(copied, f"the new version failed: {error.message[:200]}", old, Answered(500, ()))
+            return
+        finally:
+            self._copying -= 1
+        form = copied.inputs[0].content_type if copied.inputs else ""
+        why = await asyncio.to_thread(difference, form, old, new, self.measures)
+        self._record.copies[DIFFERENT if why else SAME] += 1
+        if why:
+            self._differs(copied, why, old, new)
+        else:
+            self.judge.compared(False)
+
+    def _differs(self, copied: _Copied, why: str, old: Answered, new: Answered) -> None:
+        self.judge.compared(True)
+        self._record.differences.append(
+            {
+                "time": time.strftime("%Y-%m-%dT%H:%M:%S"),
+                "requestId": copied.request_id,
+                "difference": why,
+                "old": old.shown,
+                "new": new.shown,
+            }
+        )
+
+
+def open_sequences(model: Model) -> int:
+    return model.queue.sequences if isinstance(model.queue, SequenceQueue) else 0
+
+
+def _holds(model: Model, sequence_id: str) -> bool:
+    return isinstance(model.queue, SequenceQueue) and model.queue.holds(sequence_id)
+
+
+def _failed(job: Job) -> bool | None:
+    """Whether the version is at fault for a request's end; None if the end says nothing about it."""
+    if job.state is JobState.ANSWERED:
+        return job.status >= 500
+    failure = job.failure
+    if job.state is JobState.CANCELLED or failure is None:
+        return None
+    error = failure.error()
+    if isinstance(error, (Draining, SequenceOver)) or error.http_status < 500 and job.state is JobState.FAILED:
+        return None
+    return True

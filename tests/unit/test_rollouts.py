@@ -1,0 +1,245 @@
+"""The verdict of rollouts, their settings, and the comparison of answers: pure, without a server."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ts.protocol import open_inference_pb2 as pb
+from ts_frontend.errors import InvalidArgument
+from ts_frontend.rollouts.compare import Answered, difference, read_measures
+from ts_frontend.rollouts.judge import FALSE_SHARE_MAX, Judge, Limits, Tally, Word
+from ts_frontend.rollouts.rule import Rule, read_rule
+
+Seconds = Callable[[random.Random], float]
+MEAN_S = 0.02
+
+
+def narrow(mean_s: float) -> Seconds:
+    return lambda chance: max(mean_s / 2, chance.gauss(mean_s, mean_s / 10))
+
+
+def wide(mean_s: float) -> Seconds:
+    return lambda chance: chance.expovariate(1 / mean_s)
+
+
+def with_tail(mean_s: float) -> Seconds:
+    """One of twenty takes ten times as long."""
+    usual = narrow(mean_s)
+    return lambda chance: usual(chance) * (10 if chance.random() < 0.05 else 1)
+
+
+def rolled_out(seed: int, failing: tuple[float, float], seconds: tuple[Seconds, Seconds]) -> Word:
+    """The end of a simulated rollout; `failing`, `seconds`: of the old version and the new one."""
+    chance, steps, now_s = random.Random(seed), (5, 50), 0.0
+    judge = Judge(Limits(), len(steps))
+    for percent in steps:
+        judge.begin_step()
+        word = Word.WAIT
+        while word is Word.WAIT:
+            for _ in range(500):
+                now_s += chance.expovariate(200)
+                new = chance.random() * 100 < percent
+                judge.observe(new, chance.random() < failing[new], seconds[new](chance), now_s)
+            word = judge.verdict().word
+            assert now_s < 3600 * 4, judge.summary()
+        if word is Word.GO_BACK:
+            return word
+    return Word.GO_ON
+
+
+GOOD = [((0.001, 0.001), (wide(MEAN_S), wide(MEAN_S))), ((0.0, 0.0), (narrow(MEAN_S), narrow(MEAN_S)))]
+BAD = [
+    ((0.001, 0.05), (wide(MEAN_S), wide(MEAN_S))),
+    ((0.0, 0.0), (narrow(MEAN_S), narrow(2 * MEAN_S))),
+    ((0.0, 0.0), (wide(MEAN_S), wide(2 * MEAN_S))),
+    ((0.0, 0.0), (narrow(MEAN_S), with_tail(MEAN_S))),
+]
+
+
+@pytest.mark.parametrize(("cases", "word"), [(GOOD, Word.GO_ON), (BAD, Word.GO_BACK)], ids=["good", "bad"])
+def test_at_most_one_of_a_hundred_simulated_rollouts_ends_wrongly(cases: list[Any], word: Word) -> None:
+    """100 of good versions and 100 of bad ones."""
+    ended = Counter(rolled_out(seed, *cases[seed % len(cases)]) for seed in range(100))
+    assert ended[word] >= 99, ended
+
+
+def test_the_bounds_hold_at_all_times_together() -> None:
+    """They are looked at after each observation, and only some in a hundred sequences ever leave them."""
+    left = 0
+    for seed in range(200):
+        chance, tally = random.Random(seed), Tally()
+        for _ in range(300):
+            tally.add(chance.random() < 0.1)
+            low, high = tally.bounds(0.05)
+            assert low <= tally.bad / tally.count <= high
+            if not low <= 0.1 <= high:
+                left += 1
+                break
+    assert left <= 0.05 * 200
+
+
+def test_both_versions_getting_worse_together_is_no_fault() -> None:
+    chance, now_s = random.Random(7), 0.0
+    judge = Judge(Limits(), 3)
+    for number in range(20_000):
+        now_s += 0.02
+        worse = number > 10_000
+        judge.observe(
+            chance.random() < 0.5,
+            chance.random() < (0.2 if worse else 0.0),
+            chance.expovariate(1 / (0.2 if worse else 0.02)),
+            now_s,
+        )
+        if number % 100 == 0:
+            assert judge.verdict().word is not Word.GO_BACK
+
+
+def test_few_requests_give_no_verdict_and_a_stall_counts_once() -> None:
+    judge = Judge(Limits(), 1)
+    for number in range(10):
+        judge.observe(True, number < 2, 0.01, number)
+        judge.observe(False, False, 0.01, number)
+    assert judge.verdict().word is Word.WAIT and "not yet enough" in judge.verdict().reason
+    for _ in range(1000):
+        judge.observe(True, True, 1.0, 100.0)
+    assert judge.new.errors.bad == 3 and judge.new.failed == 1002
+
+
+def test_differing_answers_of_copies() -> None:
+    judge = Judge(Limits(differences=0.02), 1)
+    for _ in range(2000):
+        judge.compared(False)
+    assert judge.verdict(shadow=True).word is Word.GO_ON
+    restored = Judge(Limits(), 1)
+    restored.restore(judge.state())
+    assert restored.verdict(shadow=True).word is Word.GO_ON
+    for _ in range(200):
+        judge.compared(True)
+    assert judge.verdict(shadow=True).word is Word.GO_BACK
+    assert Judge(Limits(differences=0), 1).verdict(shadow=True).word is Word.GO_ON
+    assert FALSE_SHARE_MAX <= 0.01
+
+
+# --- settings
+
+
+def test_a_rule_and_its_json() -> None:
+    rule = read_rule(
+        {"version": "2.0", "steps": "1, 10,100", "every": "90s", "sticky": "X-User", "errors": "0.05"}, "1.0"
+    )
+    assert rule == Rule("2.0", (1, 10, 100), 90, "x-user", limits=Limits(errors=0.05))
+    assert read_rule(json.loads(json.dumps(rule.as_json())), "1.0") == rule
+    shadow = read_rule({"version": "2.0", "shadow": True, "compare": "top1"}, "1.0")
+    assert shadow.stages[0] == (0.0, True) and shadow.measures["*"].kind == "top1"
+    assert read_rule(shadow.as_json(), "1.0") == shadow
+    for given in ({"version": "2.0", "canaryTrafficPercent": 10}, {"weights": {"1.0": 9, "2.0": 1}}):
+        assert read_rule(given, "1.0") == Rule("2.0", (10.0,), judged=False)
+    assert [read_rule({"version": "2", "every": text}, "1").every_s for text in ("1.5h", 5, "250ms", "2m")] == [
+        5400,
+        5,
+        0.25,
+        120,
+    ]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"steps": [1]},
+        {"version": "2", "steps": [0, 101]},
+        {"version": "2", "steps": [5, 5]},
+        {"version": "2", "steps": 5},
+        {"version": "2", "steps": [True]},
+        {"version": "2", "every": "-3s"},
+        {"version": "2", "every": True},
+        {"version": "2", "judge": "yes"},
+        {"version": "2", "sticky": "a b"},
+        {"version": "2", "p50": 0.5},
+        {"version": "2", "errors": 2},
+        {"version": "2", "errors": "nan"},
+        {"version": ["2"]},
+        {"version": "2", "compare": {"FP32": {"rtol": "x"}}},
+        {"version": "2", "compare": {"*": "nearly"}},
+        {"weights": {"1": 1}},
+        {"weights": {"1": -1, "2": 2}},
+        {"weights": 3},
+        {"version": "2", "weights": {"1": 1, "3": 1}},
+        {"version": "2", "colour": 1},
+    ],
+    ids=str,
+)
+def test_bad_rules_are_refused(given: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        read_rule(given, "1")
+
+
+# --- answers
+
+
+def message(values: list[float], version: str, *, raw: bool = True, datatype: str = "FP32") -> Answered:
+    found = pb.ModelInferResponse(model_name="m", model_version=version, id=version)
+    output = found.outputs.add(name="y", datatype=datatype, shape=[len(values)])
+    if raw:
+        found.raw_output_contents.append(struct.pack(f"<{len(values)}f", *values))
+    else:
+        output.contents.fp32_contents.extend(values)
+    return Answered(200, [found.SerializeToString()])
+
+
+def told(one: Any, other: Any, form: str = "", **compare: Any) -> str:
+    answers = [
+        each if isinstance(each, Answered) else Answered(200, [json.dumps(each).encode()]) for each in (one, other)
+    ]
+    old, new = answers
+    return difference(form, old, new, read_measures(compare))
+
+
+def test_tensors_are_compared_by_their_datatype() -> None:
+    for raw in (True, False):
+        assert not told(message([1.0, 2.0], "1", raw=raw), message([1.0, 2.001], "2", raw=raw), "\0grpc")
+    assert "element 1" in told(message([1.0, 2.0], "1"), message([1.0, 2.1], "2"), "\0grpc")
+    assert told(message([1.0], "1"), message([1.0001], "2"), "\0grpc", FP32="exact")
+    assert not told(message([1.0], "1"), message([1.2], "2"), "\0grpc", FP32={"rtol": 0.5})
+    assert not told(message([1.0, 9.0], "1"), message([2.0, 7.0], "2"), "\0grpc", FP32="top1")
+    assert "largest" in told(message([1.0, 9.0], "1"), message([9.0, 1.0], "2"), "\0grpc", FP32="top1")
+    assert not told(message([1.0, 9.0], "1"), message([2.0, 18.0], "2"), "\0grpc", FP32={"cosine": 0.99})
+    assert "cosine" in told(message([1.0, 9.0], "1"), message([9.0, 1.0], "2"), "\0grpc", FP32="cosine")
+    assert "y: it is" in told(message([1.0], "1"), message([1.0, 1.0], "2"), "\0grpc")
+    nan = float("nan")
+    assert not told(message([nan], "1"), message([nan], "2"), "\0grpc")
+    assert told(message([nan], "1"), message([1.0], "2"), "\0grpc")
+
+
+def tensor(data: Any, datatype: str, version: str = "1") -> Any:
+    output = {"name": "y", "datatype": datatype, "shape": [1], "data": data}
+    return {"model_name": "m", "model_version": version, "outputs": [output]}
+
+
+def test_json_is_compared_by_its_numbers() -> None:
+    assert not told(tensor([1.0], "FP32"), tensor([1.0005], "FP32", "2"), "\0json")
+    assert told(tensor([1], "INT64"), tensor([2], "INT64", "2"), "\0json")
+    assert told(tensor(["a"], "BYTES"), tensor(["b"], "BYTES", "2"), "\0json")
+    assert told(tensor(["a"], "BYTES"), {"outputs": []}, "\0json") == "it has the outputs  instead of y"
+    assert not told({"id": "1", "scores": [0.5, 1]}, {"id": "2", "scores": [0.5001, 1]})
+    assert told({"scores": [0.5]}, {"scores": [0.6]})
+    assert told({"label": "cat"}, {"label": "dog"})
+    assert told({"good": True}, {"good": False})
+    assert told([1, [2]], [1, 2])
+
+
+def test_other_answers_are_compared_as_bytes() -> None:
+    text = Answered(200, [b"a cat"])
+    assert not difference("", text, Answered(200, [b"a cat"]), {})
+    assert difference("", text, Answered(200, [b"a dog"]), {})
+    assert difference("\0grpc", text, Answered(200, [b"a dog"]), {})
+    assert difference("", text, Answered(404, [b"a cat"]), {}) == "the status is 404 instead of 200"
+    assert "pieces" in difference("", text, Answered(200, [b"a", b" cat"]), {})
+    assert Answered(200, [b"x" * 1000]).shown == "x" * 200
