@@ -47,6 +47,7 @@ class Connection:
         self._on_end = on_end
         self._decoder = Decoder(message_bytes_max)
         self._outbox = Outbox()
+        self._shared = shared
         if shared is not None:
             self._outbox.giver, self._decoder.taker = Giver(shared, REQUESTS_AT), Taker(shared, ANSWERS_AT)
         self._loop = asyncio.get_running_loop()
@@ -170,6 +171,10 @@ class Connection:
         sock, self._sock = self._sock, None
         if sock is None:
             return
+        if self._shared is not None:
+            self._outbox.close()
+            self._decoder.close()
+            self._shared.close()
         self._loop.remove_reader(self._fd)
         if self._writing:
             self._loop.remove_writer(self._fd)

@@ -59,6 +59,9 @@ class Giver:
         self._given += 1
         return begin
 
+    def close(self) -> None:
+        self._view.release()
+
     def _room(self, size: int) -> int | None:
         waiting = self._waiting
         if not waiting:
@@ -89,3 +92,6 @@ class Taker:
         self._taken += 1
         _TAKEN.pack_into(self._view, 0, self._taken)
         return found
+
+    def close(self) -> None:
+        self._view.release()

@@ -398,6 +398,12 @@ class Decoder:
         self._partial: dict[tuple[int, int], tuple[bytearray, int]] = {}
         self._open: _Open | None = None
 
+    def close(self) -> None:
+        """Leaves the arena, whose memory may go then."""
+        if self.taker is not None:
+            self.taker.close()
+            self.taker = None
+
     @property
     def room(self) -> memoryview | None:
         """The buffer for the next bytes; None if they have to be fed."""

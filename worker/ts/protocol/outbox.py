@@ -58,6 +58,12 @@ class Outbox:
         #: The last groups of the answers, which further pieces may join.
         self._groups: dict[int, _Group] = {}
 
+    def close(self) -> None:
+        """Leaves the arena, whose memory may go then."""
+        if self.giver is not None:
+            self.giver.close()
+            self.giver = None
+
     def __bool__(self) -> bool:
         return bool(self._queue or self._control or self._flight)
 
