@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections import deque
 from mmap import mmap
@@ -15,6 +16,7 @@ from ts.protocol.arena import ANSWERS_AT, ARENA_BYTES, REQUESTS_AT, SHARED_BYTES
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import CHUNK, HEADER, SHARED, Chunk, FrameError, Input, Item, Predict, shared_frame
 from ts.protocol.outbox import Outbox
+from ts_frontend.workers.process import Channels
 
 COUNT = struct.Struct("=Q")
 
@@ -111,3 +113,14 @@ def test_bodies_over_the_limit_or_without_an_arena_are_no_frames(memory: mmap) -
     for broken in (shared_frame(CHUNK, 1, 64, 100), HEADER.pack(0, CHUNK, SHARED, 0, 1)):
         with pytest.raises(FrameError):
             Decoder(1 << 30).feed(broken)
+
+
+@pytest.mark.parametrize("size", [0, SHARED_BYTES - 1, SHARED_BYTES + 1])
+def test_a_worker_cannot_change_the_size_of_the_memory(size: int) -> None:
+    """The server's next look would end it with SIGBUS."""
+    channels = Channels()
+    try:
+        with pytest.raises(PermissionError):
+            os.ftruncate(channels.worker_fds()[1], size)
+    finally:
+        channels.close()

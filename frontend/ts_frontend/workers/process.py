@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import mmap
 import os
@@ -230,7 +231,7 @@ class WorkerPlan:
 def _shared_file() -> IO[bytes]:
     """An unnamed file, in memory if the system supports it, so that no directory has to be writable."""
     if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("torchrelay-progress", os.MFD_CLOEXEC), "w+b")
+        return os.fdopen(os.memfd_create("torchrelay-progress", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "w+b")
     return tempfile.TemporaryFile(prefix="torchrelay-progress-")
 
 
@@ -244,6 +245,8 @@ class Channels:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self.progress = _shared_file()
         self.progress.truncate(SHARED_BYTES)
+        if hasattr(os, "memfd_create"):  # a worker that shrinks it would end this process at its next look (SIGBUS)
+            fcntl.fcntl(self.progress, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self.stdout, self.worker_stdout = os.pipe()
         self.stderr, self.worker_stderr = os.pipe()
 
