@@ -242,6 +242,7 @@ def test_a_client_that_waits_as_long_as_it_was_told_is_served(http: httpx.Client
     assert refused
 
 
+@pytest.mark.external
 def test_openais_client_retries_and_succeeds(
     server: Any, client_python: Callable[[str], Path], client_env: dict[str, str]
 ) -> None:
