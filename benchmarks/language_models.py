@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import psutil
 from measuring import h2load
-from measuring.processes import cpu_s, failures_as_messages, free_ports, processes
+from measuring.processes import cpu_s, failures_as_messages, free_ports, processes, tree
 
 TEXT = "The train to the coast leaves at nine, and whoever misses it waits for an hour at the station."
 READY_S_MAX = 180.0
@@ -276,8 +276,7 @@ def measure(
 
 def beside_compute_s(process: psutil.Process) -> float:
     """The CPU seconds of a process and its children but for the thread that computes, the busiest one."""
-    tree = [process, *process.children(recursive=True)]
-    threads = [thread.user_time + thread.system_time for each in tree for thread in each.threads()]
+    threads = [thread.user_time + thread.system_time for each in tree(process) for thread in each.threads()]
     return cpu_s(process) - max(threads)
 
 

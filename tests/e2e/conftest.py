@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 import ts.version
+from redis_server import Redis
 from support import GUARD_S
 from ts.runtime.forkserver import MORE_PRELOADED, PRELOADED
 from ts.runtime.process import THREAD_VARIABLES
@@ -325,6 +326,13 @@ def write(store: Path) -> Callable[..., str]:
 def model_writer() -> Callable[..., str]:
     """`model_writer(store, name, source, config=, …)`, for tests with a store of their own."""
     return write_model
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[Redis]:
+    found = Redis(tmp_path)
+    yield found
+    found.end()
 
 
 @pytest.fixture(scope="session")

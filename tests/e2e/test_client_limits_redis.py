@@ -25,16 +25,7 @@ LIMITS = "defaults: {requests_per_second: 0.1, burst: 60}"
 
 
 @pytest.fixture
-def counted_in(tmp_path: Path) -> Iterator[Redis]:
-    found = Redis(tmp_path)
-    yield found
-    found.end()
-
-
-@pytest.fixture
-def serve(
-    tmp_path: Path, serving: Any, write_to: Callable[..., str], counted_in: Redis
-) -> Iterator[Callable[[str], Any]]:
+def serve(tmp_path: Path, serving: Any, write_to: Callable[..., str], redis: Redis) -> Iterator[Callable[[str], Any]]:
     servers = []
 
     def begin(name: str) -> Any:
@@ -43,7 +34,7 @@ def serve(
         store.mkdir(parents=True)
         (directory / "limits.yaml").write_text(LIMITS)
         write_to(store, "m", ECHO)
-        settings = {"limits_file": directory / "limits.yaml", "limits_redis": counted_in.url}
+        settings = {"limits_file": directory / "limits.yaml", "limits_redis": redis.url}
         server = serving(directory, store, settings, ["--ncs"])
         servers.append(server)
         server.wait_started().register("m")
@@ -60,7 +51,7 @@ def limit(server: Any) -> int:
     return int(answer.headers["x-ratelimit-limit-requests"])
 
 
-def test_servers_divide_the_limits_and_go_on_without_redis(serve: Callable[[str], Any], counted_in: Redis) -> None:
+def test_servers_divide_the_limits_and_go_on_without_redis(serve: Callable[[str], Any], redis: Redis) -> None:
     one = serve("one")
     assert limit(one) == 60
     two, three = serve("two"), serve("three")
@@ -72,17 +63,17 @@ def test_servers_divide_the_limits_and_go_on_without_redis(serve: Callable[[str]
     two.process.kill()
     two.wait()
     until(lambda: limit(one) == 60)
-    counted_in.process.send_signal(signal.SIGSTOP)  # it takes connections and gives no answer
+    redis.process.send_signal(signal.SIGSTOP)  # it takes connections and gives no answer
     one.wait_for_log("limits_redis")
     assert limit(one) == 60
     assert "redis://" not in one.log, "a password may be in it"
 
 
-def test_limits_are_those_of_the_server_once_redis_is_gone(serve: Callable[[str], Any], counted_in: Redis) -> None:
+def test_limits_are_those_of_the_server_once_redis_is_gone(serve: Callable[[str], Any], redis: Redis) -> None:
     one = serve("one")
     serve("two")
     one.wait_for_log("divide the limits of clients: 2")
-    counted_in.end()
+    redis.end()
     until(lambda: limit(one) == 60)
     assert one.log.count("limits_redis") == 1
 

@@ -36,14 +36,7 @@ def handle(data, context):
 
 
 @pytest.fixture
-def kept_in(tmp_path: Path) -> Iterator[Redis]:
-    found = Redis(tmp_path)
-    yield found
-    found.end()
-
-
-@pytest.fixture
-def serve(tmp_path: Path, serving: Any, write_to: Callable[..., str], kept_in: Redis) -> Iterator[Callable[..., Any]]:
+def serve(tmp_path: Path, serving: Any, write_to: Callable[..., str], redis: Redis) -> Iterator[Callable[..., Any]]:
     """`serve(name, handler)`: a server of its own, whose handler is MARKed; its answers are kept in Redis alone."""
     servers = []
 
@@ -52,7 +45,7 @@ def serve(tmp_path: Path, serving: Any, write_to: Callable[..., str], kept_in: R
         store = directory / "store"
         store.mkdir(parents=True)
         write_to(store, "m", HANDLER.replace("MARK", mark), config="cache: true\n")
-        settings = {"response_cache_redis": kept_in.url, "response_cache_size": 0, **settings}
+        settings = {"response_cache_redis": redis.url, "response_cache_size": 0, **settings}
         server = serving(directory, store, settings, ["--ncs"])
         servers.append(server)
         server.wait_started().register("m")
@@ -79,7 +72,7 @@ def told(server: Any, since_s: float) -> bool:
     return bool(1 <= server.log.count("response_cache_redis") <= 1 + (time.monotonic() - since_s) / 60)
 
 
-def test_servers_share_the_answers_of_the_same_model_alone(serve: Callable[..., Any], kept_in: Redis) -> None:
+def test_servers_share_the_answers_of_the_same_model_alone(serve: Callable[..., Any], redis: Redis) -> None:
     one, other, newer = serve("one", "old"), serve("other", "old"), serve("newer", "new")
     texts = (f"text {number}" for number in itertools.count())
 
@@ -91,11 +84,11 @@ def test_servers_share_the_answers_of_the_same_model_alone(serve: Callable[..., 
     ask(one, "a")
     assert ask(newer, "a")[1] == "MISS" and kept(newer, "a").startswith("new ")
     assert "redis://" not in one.log, "a password may be in it"
-    assert all(kept_in.client.pttl(key) > 0 for key in kept_in.client.scan_iter()), "answers of old models must go too"
+    assert all(redis.client.pttl(key) > 0 for key in redis.client.scan_iter()), "answers of old models must go too"
 
 
-def test_a_broken_or_foreign_value_is_a_miss(serve: Callable[..., Any], kept_in: Redis) -> None:
-    begun_s, server, client = time.monotonic(), serve("one", "old"), kept_in.client
+def test_a_broken_or_foreign_value_is_a_miss(serve: Callable[..., Any], redis: Redis) -> None:
+    begun_s, server, client = time.monotonic(), serve("one", "old"), redis.client
     kept(server, "a")
     (first,) = client.keys()
     kept(server, "b")
@@ -112,12 +105,12 @@ def test_a_broken_or_foreign_value_is_a_miss(serve: Callable[..., Any], kept_in:
     until(lambda: told(server, begun_s))
 
 
-def test_redis_ends_in_the_middle(serve: Callable[..., Any], kept_in: Redis) -> None:
+def test_redis_ends_in_the_middle(serve: Callable[..., Any], redis: Redis) -> None:
     begun_s, server = time.monotonic(), serve("one", "old", response_cache_size=1 << 20)
     first = kept(server, "a")
-    kept_in.process.send_signal(signal.SIGSTOP)  # it takes connections and gives no answer
+    redis.process.send_signal(signal.SIGSTOP)  # it takes connections and gives no answer
     assert ask(server, "b")[1] == "MISS" and ask(server, "a") == (first, "HIT"), "memory is asked first"
-    kept_in.end()
+    redis.end()
     assert [ask(server, text)[1] for text in ("c", "d", "d")] == ["MISS", "MISS", "HIT"]
     until(lambda: told(server, begun_s))
 

@@ -41,7 +41,7 @@ WRITTEN_MAX: Final = 8
 Run: TypeAlias = Callable[[Sequence[Input], Pairs], Job]
 
 
-class _NoOwner:
+class NoOwner:
     """The owner of a job that no queue and no worker has."""
 
     def release(self, job: Job) -> None:
@@ -57,7 +57,7 @@ class _NoOwner:
         raise AssertionError(f"job {job.id} runs on no worker of its own")
 
 
-_NOBODY: Final = _NoOwner()
+_NOBODY: Final = NoOwner()
 
 
 class Caches:
@@ -208,7 +208,7 @@ def _deliver(job: Job, answer: Answer, word: str) -> None:
         job.deliver(Chunk(job.id, piece, number == len(pieces), answer.status, "", headers), now_s)
 
 
-class _Flight(_NoOwner):
+class _Flight(NoOwner):
     """A question that is being answered, and the jobs that wait for it. It owns them; its own job runs the handler."""
 
     def __init__(self, cache: ModelCache, question: Question, control: Control, run: Callable[[], Job]) -> None:

@@ -10,15 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ts.protocol.frames import Buffer, Input, Pairs
+from ts_frontend.caching.tensors import LENGTH_HEADER
 from ts_frontend.errors import DeadlineExceeded, Ending, HandlerFailed, InvalidArgument, ServeError, Unimplemented
 from ts_frontend.graphs.graph import Graph, Running, run_through
 from ts_frontend.graphs.inference_graph import ENSEMBLE, ROOT, SEQUENCE, SWITCH, InferenceGraph, RoutedStep, Router
+from ts_frontend.graphs.tensors import INLINE_BYTES_MAX
 from ts_frontend.job import Job
 from ts_frontend.models.ensembles import Find, StepGone, step_failed
-
-#: Larger JSON is read in a thread.
-INLINE_BYTES_MAX = 64 * 1024
-_LENGTH = "inference-header-content-length"
 
 
 class Reply(NamedTuple):
@@ -122,8 +120,8 @@ class GraphRequests:
             raise StepGone(f"model {step.model!r} is not served")
         given, headers = job.inputs[-1], job.request_headers
         if request.body is not given.data:  # an earlier step's answer
-            headers = [pair for pair in headers if pair[0].lower() != _LENGTH]
-            headers += [pair for pair in request.headers if pair[0].lower() == _LENGTH]
+            headers = [pair for pair in headers if pair[0].lower() != LENGTH_HEADER]
+            headers += [pair for pair in request.headers if pair[0].lower() == LENGTH_HEADER]
         content_type = given.content_type
         if model.adapter or model.is_language_model or content_type.startswith("\0"):
             known = {"v1": "\0v1", "v2": "\0json"}.get(step.protocol)

@@ -208,13 +208,18 @@ class Divider:
         self.judge.compared(True)
         self._record.differences.append(
             {
-                "time": time.strftime("%Y-%m-%dT%H:%M:%S"),
+                "time": shown_time(time.time()),
                 "requestId": copied.request_id,
                 "difference": why,
                 "old": old.shown,
                 "new": new.shown,
             }
         )
+
+
+def shown_time(at_s: float) -> str:
+    """Local time, of seconds since the epoch."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at_s))
 
 
 def open_sequences(model: Model) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from ts_frontend.errors import InvalidArgument, RolloutNotFound, ServeError
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
-from ts_frontend.rollouts.dividing import ANSWERED, FAILED, Divider, Record, open_sequences
+from ts_frontend.rollouts.dividing import ANSWERED, FAILED, Divider, Record, open_sequences, shown_time
 from ts_frontend.rollouts.judge import Judge, Verdict, Word
 from ts_frontend.rollouts.rule import Rule, read_rule
 from ts_frontend.telemetry.metrics.families import Counter as Count
@@ -83,7 +83,9 @@ class Rollout:
 
     def note(self, event: str, reason: str) -> None:
         self.decisions[event] += 1
-        self.events = [*self.events, {"time": _time(time.time()), "event": event, "reason": reason}][-EVENTS_KEPT_MAX:]
+        self.events = [*self.events, {"time": shown_time(time.time()), "event": event, "reason": reason}][
+            -EVENTS_KEPT_MAX:
+        ]
         level = logging.WARNING if event == State.BACK.value else logging.INFO
         log.log(level, "Rollout of model %s %s: %s: %s", self.name, self.rule.version, event, reason)
 
@@ -94,7 +96,7 @@ class Rollout:
             "new": self.rule.version,
             "percent": self.share,
             "shadow": self.shadow and self.state in ACTIVE,
-            "since": _time(self.since_s),
+            "since": shown_time(self.since_s),
             "verdict": {"decision": self.verdict.word.value, "reason": self.verdict.reason},
             "rule": self.rule.as_json(),
             "events": self.events,
@@ -133,10 +135,6 @@ class Rollout:
         rollout.events = [dict(event) for event in found["events"]][-EVENTS_KEPT_MAX:]
         rollout.judge.restore(found)
         return rollout
-
-
-def _time(at_s: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at_s))
 
 
 class Rollouts:

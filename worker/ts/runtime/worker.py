@@ -151,7 +151,8 @@ class Link:
         """Ends with the frontend, as do the processes that the worker started: those of an engine would go on holding
         the memory of a GPU."""
         if self._leave is leave and os.getsid(0) == os.getpid():
-            for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+            listed = os.listdir("/proc") if sys.platform == "linux" else []
+            for pid in map(int, filter(str.isdecimal, listed)):
                 with contextlib.suppress(OSError):  # it has ended
                     if pid != os.getpid() and os.getpgid(pid) == os.getpid():
                         os.kill(pid, signal.SIGKILL)
