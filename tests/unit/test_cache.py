@@ -46,9 +46,9 @@ class Model:
     def ask(self, data: bytes = b"x", headers: Pairs = (), deadline_s: float = math.inf) -> Job:
         job = Job(self.ledger, (), "asker", deadline_s=deadline_s)
         inputs = [Input("body", "", data)]
-        control = self.cache.takes(inputs, headers)
-        assert control is not None
-        return self.cache.answer(job, control, inputs, headers, self.run)
+        said = self.cache.takes(inputs, headers)
+        assert said is not None
+        return self.cache.answer(job, said, inputs, headers, self.run)
 
     async def running(self, count: int) -> Job:
         await until_async(lambda: len(self.runs) == count)

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ts.protocol.datatypes import DATATYPES
-from ts.protocol.frames import Input, Item, Pairs
+from ts.protocol.frames import Input, Item, PackedPairs, Pairs, packed
 from ts.protocol.open_inference_pb2 import ModelInferRequest
 from ts.runtime.running import fields_of, row_of
 from ts.tensors import forms
 from ts.tensors.forms import ModelSpec
 from ts.tensors.types import BadTensor, InferenceResponse, Tensor, encode_raw
-from ts_frontend.caching.questions import Asker, Question, control_of
+from ts_frontend.caching.questions import Asker, Question
 from ts_frontend.caching.tensors import LENGTH_HEADER, written
 
 ASKER = Asker("m", "1", frozenset({"x-tenant"}))
@@ -116,8 +116,9 @@ def decoded(request: Request) -> Any:
     return repr((raw, sorted(found.parameters.items()), [(one.name, one.parameters) for one in found.outputs]))
 
 
-def asked(request: Request) -> Question:
-    return ASKER.question(*request)
+def asked(request: Request, asker: Asker = ASKER) -> Question:
+    inputs, headers = request
+    return asker.question(inputs, headers, asker.said(headers))
 
 
 @given(tensors())
@@ -186,14 +187,14 @@ def test_a_prediction_has_one_key_over_http_and_grpc() -> None:
     blanks = [Input("body", "application/json", text) for text in (b'{"a": 1}', b'{"a":1}\n')]
     assert len({asked(([one], http)).digest for one in blanks}) == 1
     as_bytes = ASKER._replace(decodes=False)
-    assert len({as_bytes.question([one], http).digest for one in blanks}) == 2
+    assert len({asked(([one], http), as_bytes).digest for one in blanks}) == 2
 
 
 def test_what_takes_part_besides_the_inputs() -> None:
     inputs = [Input("body", "", b"X")]
     headers: list[Pairs] = [(), [("explain", "True")], [("url_path", "a")], [("X-Tenant", "a")], [("x-tenant", "b")]]
     askers = [ASKER, ASKER._replace(model="n"), ASKER._replace(version="2"), ASKER._replace(mark=b"other files")]
-    found = [asker.question(inputs, given_).digest for asker in askers for given_ in headers]
+    found = [asked((inputs, given_), asker).digest for asker in askers for given_ in headers]
     assert len(set(found)) == len(askers) * len(headers)
     ignored = [("authorization", "k"), ("traceparent", "t"), ("x-request-id", "i"), ("cache-control", "no-cache")]
     assert asked((inputs, ignored)).digest == found[0]
@@ -216,7 +217,11 @@ def test_requests_that_the_cache_leaves_alone() -> None:
     [("", (True, True)), ("no-cache", (False, True)), ("max-age=0", (False, True)), ("No-Store, x", (False, False))],
 )
 def test_the_clients_wishes(value: str, expected: tuple[bool, bool]) -> None:
-    assert control_of([("Cache-Control", value)] if value else ()) == expected
+    given_ = [("Cache-Control", value)] if value else []
+    assert ASKER.said(given_).control == expected
+    for more in (), [("x-tenant", "t" * 2000)]:  # as bytes that are remembered, and as ones that are too many
+        block = PackedPairs(packed([*given_, *more]))
+        assert ASKER.said(block) == ASKER.said([*given_, *more]) == ASKER.said(PackedPairs(block.block))
 
 
 # --- answers

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 from ts.protocol.frames import Chunk, Feed, Input, Pairs
 from ts_frontend.caching import tensors
 from ts_frontend.caching.answers import Answer, CacheRule, Memory, Shelf
-from ts_frontend.caching.questions import Asker, Control, Question, control_of
+from ts_frontend.caching.questions import Asker, Control, Question, Said, size_of
 from ts_frontend.caching.remote import RemoteAnswers
 from ts_frontend.caching.tensors import Wish
 from ts_frontend.errors import DeadlineExceeded, Ending, ServeError
@@ -129,29 +129,29 @@ class ModelCache:
             self.close()
             log.warning("Model %s %s: its handler streams, so that its answers aren't kept", *self._asker[:2])
 
-    def takes(self, inputs: Sequence[Input], headers: Pairs) -> Control | None:
-        """How it answers a request; None for one that it has nothing to do with."""
+    def takes(self, inputs: Sequence[Input], headers: Pairs) -> Said | None:
+        """What the headers of a request say; None for one that it has nothing to do with."""
         if not self._open or not self._asker.takes(inputs):
             return None
-        control = control_of(headers)
-        return control if control.keeps else None
+        said = self._asker.said(headers)
+        return said if said.control.keeps else None
 
-    def answer(self, job: Job, control: Control, inputs: Sequence[Input], headers: Pairs, run: Run) -> Job:
+    def answer(self, job: Job, said: Said, inputs: Sequence[Input], headers: Pairs, run: Run) -> Job:
         """Answers a new job, at once if it can."""
         job.queued_at_s = time.monotonic()
         job.enqueue(_NOBODY)
         job.send(None, job.queued_at_s)
-        if sum(len(part.data) for part in inputs) <= INLINE_BYTES_MAX:
-            self._ask(job, control, self._asker.question(inputs, headers), run)
+        if size_of(inputs) <= INLINE_BYTES_MAX:
+            self._ask(job, said.control, self._asker.question(inputs, headers, said), run)
         else:
-            watched(self._ask_later(job, control, inputs, headers, run), "Reading a request for the cache")
+            watched(self._ask_later(job, said, inputs, headers, run), "Reading a request for the cache")
         return job
 
-    async def _ask_later(self, job: Job, control: Control, inputs: Sequence[Input], headers: Pairs, run: Run) -> None:
+    async def _ask_later(self, job: Job, said: Said, inputs: Sequence[Input], headers: Pairs, run: Run) -> None:
         try:
-            question = await asyncio.to_thread(self._asker.question, inputs, headers)
+            question = await asyncio.to_thread(self._asker.question, inputs, headers, said)
             if not job.done:
-                self._ask(job, control, question, run)
+                self._ask(job, said.control, question, run)
         except BaseException:
             job.fail(ServeError("The request could not be read for the cache"))
             raise
@@ -159,7 +159,7 @@ class ModelCache:
     def _ask(self, job: Job, control: Control, question: Question, run: Run) -> None:
         kept = self.shelf.find(question.digest) if control.reads else None
         if kept is not None:
-            self.give(job, question.wish, kept, HIT, partial(_written, kept))
+            self.give(job, question.wish, kept, HIT)
             self.hit_s += time.monotonic() - job.queued_at_s
             return
         flight = self.flights.get(question.digest) if control.reads else None
@@ -169,8 +169,10 @@ class ModelCache:
             self.miss_s += time.monotonic() - job.queued_at_s
         flight.join(job, question.wish)
 
-    def give(self, job: Job, wish: Wish | None, answer: Answer, word: str, write: Callable[[Wish], Answer]) -> None:
-        """Delivers an answer in the form that the request's client wants, which `write` makes."""
+    def give(
+        self, job: Job, wish: Wish | None, answer: Answer, word: str, write: Callable[[Wish], Answer] | None = None
+    ) -> None:
+        """Delivers an answer in the form that the request's client wants, which `write` makes, None for `_written`."""
         if job.done:
             return
         if word is HIT:
@@ -178,10 +180,11 @@ class ModelCache:
         else:
             self.misses += 1
         if wish is not None and not wish.is_plain and answer.size_bytes > INLINE_BYTES_MAX:
-            watched(_deliver_later(job, write, wish, word), "Writing an answer of the cache")
+            later = _deliver_later(job, write or partial(_written, answer), wish, word)
+            watched(later, "Writing an answer of the cache")
             return
         try:
-            _deliver(job, answer if wish is None else write(wish), word)
+            _deliver(job, answer if wish is None else (write or partial(_written, answer))(wish), word)
         except Exception:  # the others still get theirs
             log.exception("An answer of the cache could not be written")
             job.fail(ServeError(UNWRITTEN))

@@ -6,10 +6,11 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ts.protocol import forms
-from ts.protocol.frames import Input, Pairs
+from ts.protocol.frames import Input, PackedPairs, Pairs
 from ts_frontend.caching import tensors
 from ts_frontend.caching.tensors import JSON_BYTES_MAX, LENGTH_HEADER, Unusual, Wish
 
@@ -19,6 +20,12 @@ _TENSORS, _JSON_TENSORS = "\0grpc", "\0json"
 #: Headers that the server adds for the handler, with the values of a plain prediction.
 _PLAIN: Final = {"explain": "False", "url_path": ""}
 _SIZE: Final = struct.Struct("<Q")
+#: Clients repeat their headers: what blocks of them say is remembered, of ones up to this size.
+_BLOCK_BYTES_MAX: Final = 1024
+_REMEMBERED: Final = 1024
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 
 class Question(NamedTuple):
@@ -38,6 +45,15 @@ class Control(NamedTuple):
     keeps: bool = True
 
 
+class Said(NamedTuple):
+    """What a request's headers say. `named`: the names and values of those that take part in the key; `length`: of the
+    JSON at the beginning of its body, "" for all of it."""
+
+    control: Control
+    named: Sequence[str]
+    length: str
+
+
 class Asker(NamedTuple):
     """Reads the questions to a model version. `headers`: those that take part, in lower case; `decodes`: the handler
     gets JSON as values; `dialects`: tensor requests of all dialects are alike to it; `mark`: differs for models that
@@ -54,30 +70,28 @@ class Asker(NamedTuple):
         """Whether the cache has to do with such a request, by its dialect and its size."""
         marked = [part.content_type for part in inputs if part.content_type[:1] == "\0"]
         known = not marked or marked in ([_TENSORS], [_JSON_TENSORS])
-        return known and sum(len(part.data) for part in inputs) <= REQUEST_BYTES_MAX
+        return known and size_of(inputs) <= REQUEST_BYTES_MAX
 
-    def question(self, inputs: Sequence[Input], headers: Pairs) -> Question:
-        named: list[str] = []
-        length = ""
-        for name, value in headers:
-            lower = name.lower()
-            if lower in self.headers or (lower in _PLAIN and value != _PLAIN[lower]):
-                named += (lower, value)
-            elif lower == LENGTH_HEADER:
-                length = value
+    def said(self, headers: Pairs) -> Said:
+        if type(headers) is PackedPairs and len(headers.block) <= _BLOCK_BYTES_MAX:
+            return _said_by(headers.block, self.headers)
+        return _said(headers, self.headers)
+
+    def question(self, inputs: Sequence[Input], headers: Pairs, said: Said) -> Question:
+        named, length = said.named, said.length
         wish: Wish | None = None
         parts: list[bytes | bytearray | memoryview] = []
         if inputs and inputs[0].content_type[:1] == "\0":
             inputs, wish = self._tensors(inputs[0], length)
             if wish is None and inputs[0].content_type == _JSON_TENSORS:
-                named += (LENGTH_HEADER, length)
+                named = (*named, LENGTH_HEADER, length)
             parts += (inputs[0].content_type.encode(), inputs[0].data)
         else:
             for part in self._separated(inputs):
-                parts += (part.name.encode("utf-8", "surrogatepass"), self._type(part), self._content(part))
-        texts = (self.model, self.version, str(len(named)), *named)
-        found = hashlib.sha256(self.mark)
-        for one in (*(text.encode("utf-8", "surrogatepass") for text in texts), *parts):
+                parts += (_encoded(part.name), self._type(part), self._content(part))
+        found = _begun(self.mark, self.model, self.version).copy()
+        found.update(_SIZE.pack(len(named)))
+        for one in (*map(_encoded, named), *parts):
             found.update(_SIZE.pack(len(one)))  # so that no two lists of parts are the same bytes
             found.update(one)
         return Question(found.digest(), inputs, headers, wish)
@@ -111,7 +125,7 @@ class Asker(NamedTuple):
     def _type(part: Input) -> bytes:
         """The content type. Bytes may have none: gRPC's never have one."""
         found = part.content_type
-        return b"" if found == "application/octet-stream" else found.encode("utf-8", "surrogatepass")
+        return b"" if found == "application/octet-stream" else _encoded(found)
 
     def _content(self, part: Input) -> bytes | bytearray | memoryview:
         """JSON without its blanks, if the handler gets it as values; other content as it is."""
@@ -124,10 +138,41 @@ class Asker(NamedTuple):
         return part.data
 
 
-def control_of(headers: Pairs) -> Control:
-    words = ",".join(value for name, value in headers if name.lower() == "cache-control")
-    if not words:
-        return Control()
-    said = {word.strip().lower() for word in words.split(",")}
+def size_of(inputs: Sequence[Input]) -> int:
+    return len(inputs[0].data) if len(inputs) == 1 else sum([len(part.data) for part in inputs])
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+@lru_cache(maxsize=256)
+def _begun(mark: bytes, model: str, version: str) -> _Hash:
+    """The digest of what all questions to a model version begin with."""
+    found = hashlib.sha256(mark)
+    for text in map(_encoded, (model, version)):
+        found.update(_SIZE.pack(len(text)) + text)
+    return found
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _said_by(block: bytes, names: frozenset[str]) -> Said:
+    return _said(PackedPairs(block), names)
+
+
+def _said(headers: Pairs, names: frozenset[str]) -> Said:
+    """`names`: of the headers that take part in the key, in lower case."""
+    named: list[str] = []
+    length = ""
+    words: list[str] = []
+    for name, value in headers:
+        lower = name.lower()
+        if lower in names or (lower in _PLAIN and value != _PLAIN[lower]):
+            named += (lower, value)
+        elif lower == LENGTH_HEADER:
+            length = value
+        if lower == "cache-control":
+            words += value.split(",")
+    said = {word.strip().lower() for word in words}
     keeps = "no-store" not in said
-    return Control(keeps and said.isdisjoint(("no-cache", "max-age=0")), keeps)
+    return Said(Control(keeps and said.isdisjoint(("no-cache", "max-age=0")), keeps), tuple(named), length)

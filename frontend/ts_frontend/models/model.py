@@ -264,8 +264,8 @@ class Model:
         recorder: JobRecorder,
     ) -> Job | None:
         """The job of a request that the cache answers; None if it has nothing to do with it."""
-        control = cache.takes(inputs, headers)
-        if control is None:
+        said = cache.takes(inputs, headers)
+        if said is None:
             return None
         if self.settings.client_timeout_ms:
             deadline_s = min(deadline_s, time.monotonic() + self.settings.client_timeout_ms / 1000)
@@ -279,7 +279,7 @@ class Model:
             response_bytes_max=self._response_bytes_max,
             recorder=recorder,
         )
-        return cache.answer(job, control, inputs, headers, partial(self._run, own_id))
+        return cache.answer(job, said, inputs, headers, partial(self._run, own_id))
 
     def _run(self, request_id: str, inputs: Sequence[Input], headers: Pairs) -> Job:
         """Runs the handler for the requests that wait in the cache. Raises as `submit`."""
