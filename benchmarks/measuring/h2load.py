@@ -13,7 +13,7 @@ import resource
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,6 @@ from measuring.processes import BenchmarkFailed
 
 PREFIX_BYTES = 5
 MISSING = "h2load is missing. Install it: apt-get install nghttp2-client, or brew install nghttp2."
-GRPC_WORDS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
-HTTP_WORDS = ("--h1", "-H")
 #: The status in h2load's log of an answer without a reason phrase; requests without an answer have -1.
 NO_REASON = "0"
 ANSWERED = ("200", NO_REASON)
@@ -87,23 +85,25 @@ def grpc_body(message: bytes) -> bytes:
 
 
 def command(
-    url: str, body_file: Path, log_file: Path, clients: int, seconds: float, *, http1_type: str = ""
+    url: str, body_file: Path, log_file: Path, clients: int, seconds: float, *, http1: Mapping[str, str] | None = None
 ) -> list[str]:
     """The command for a load: one connection for each client, one request at a time on it: a gRPC call, or
-    (`http1_type`) a POST of that content type over HTTP/1.1."""
+    (`http1`) a POST with these headers over HTTP/1.1."""
     options = {"-c": str(clients), "-t": "1", "-m": "1", "-D": f"{round(seconds * 1000)}ms", "-d": str(body_file)}
-    kind = (*HTTP_WORDS, f"content-type: {http1_type}") if http1_type else GRPC_WORDS
+    headers = {"content-type": "application/grpc", "te": "trailers"} if http1 is None else http1
+    kind = [word for name, value in headers.items() for word in ("-H", f"{name}: {value}")]
+    kind += ["--h1"] if http1 is not None else []
     flat = [word for pair in options.items() for word in pair]
     return ["h2load", *flat, *kind, f"--log-file={log_file}", url]
 
 
-def run(url: str, body: bytes, clients: int, seconds: float, *, http1_type: str = "") -> Load:
+def run(url: str, body: bytes, clients: int, seconds: float, *, http1: Mapping[str, str] | None = None) -> Load:
     """Has `clients` clients send `body` for `seconds` seconds; the answers aren't checked yet."""
     with tempfile.TemporaryDirectory(prefix="h2load-") as folder:
         body_file, log_file = Path(folder, "body"), Path(folder, "log")
         body_file.write_bytes(body)
         before_s = _children_cpu_s()
-        output = _run(command(url, body_file, log_file, clients, seconds, http1_type=http1_type), seconds)
+        output = _run(command(url, body_file, log_file, clients, seconds, http1=http1), seconds)
         cpu_s = _children_cpu_s() - before_s
         return parse(output, log_file.read_text() if log_file.exists() else "", seconds, cpu_s)
 

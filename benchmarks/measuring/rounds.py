@@ -57,8 +57,8 @@ def _position(servers: Sequence[Served], name: str) -> int:
 def load(served: Served, workload: Workload, clients: int, seconds: float) -> h2load.Load:
     """Runs a load; the answers aren't checked yet."""
     client = served.client
-    http1_type = workload.http_type if client.http1 else ""
-    return h2load.run(client.url(served.port, workload), client.body(workload), clients, seconds, http1_type=http1_type)
+    http1 = {"content-type": workload.http_type} if client.http1 else None
+    return h2load.run(client.url(served.port, workload), client.body(workload), clients, seconds, http1=http1)
 
 
 def measure(served: Served, plan: Plan, number: int, clients: int) -> Row:

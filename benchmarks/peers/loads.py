@@ -16,7 +16,7 @@ from measuring.servers import Running
 from peers import open_loop
 from peers.questions import Question
 from peers.rows import Row
-from peers.scenarios import CPU, IN_PROCESS, P50, P99, RATE, Kind, Load, Scenario
+from peers.scenarios import CPU, IN_PROCESS, P50, P99, P999, RATE, Kind, Load, Scenario
 from peers.systems import BATCH, FILES, SYSTEMS
 
 CAPACITY_S_MIN = 0.5
@@ -40,8 +40,8 @@ class Target:
     def load(self, clients: int, seconds: float) -> h2load.Load:
         """Runs a closed loop, without a check. Raises LoadFailed if the load generator fails."""
         url = f"http://127.0.0.1:{self.port}{self.question.path}"
-        http1_type = self.question.content_type
-        return h2load.run(url, self.question.load_body, clients, seconds, http1_type=http1_type)
+        http1 = self.question.headers if self.question.content_type else None
+        return h2load.run(url, self.question.load_body, clients, seconds, http1=http1)
 
     def loaded(self, clients: int, seconds: float) -> tuple[h2load.Load, float]:
         """Runs a closed loop and checks its answers; returns also the server's CPU seconds during it. Raises
@@ -129,6 +129,7 @@ def of_an_open_loop(found: open_loop.Offered) -> dict[str, float]:
         RATE: found.rate,
         P50: found.percentile_ms(0.5),
         P99: found.percentile_ms(0.99),
+        P999: found.percentile_ms(0.999),
         "refused %": found.part(found.refused),
         "no answer %": found.part(found.unanswered),
     }

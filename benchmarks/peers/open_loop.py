@@ -83,7 +83,7 @@ def request_bytes(question: Question) -> bytes:
     lines = (
         f"POST {question.path} HTTP/1.1",
         "host: 127.0.0.1",
-        f"content-type: {question.content_type}",
+        *(f"{name}: {value}" for name, value in question.headers.items()),
         f"content-length: {len(question.body)}",
     )
     return "\r\n".join((*lines, "", "")).encode() + question.body

@@ -53,12 +53,18 @@ def bytes_text(size: int) -> str:
 @dataclass(frozen=True, slots=True)
 class Question:
     """A request of one kind. `content_type` is empty for gRPC, where `body` is the message. `is_right` gets the
-    answer's messages; HTTP has one."""
+    answer's messages; HTTP has one. `more`: further headers over HTTP."""
 
     path: str
     body: bytes
     content_type: str
     is_right: Callable[[Sequence[bytes]], bool]
+    more: Sequence[tuple[str, str]] = ()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of a request over HTTP."""
+        return {"content-type": self.content_type, **dict(self.more)}
 
     @property
     def load_body(self) -> bytes:
@@ -82,8 +88,7 @@ class Question:
             raise NoAnswer(str(error)) from error
 
     def _ask_http(self, port: int, timeout_s: float) -> bytes:
-        headers = {"content-type": self.content_type}
-        request = urllib.request.Request(f"http://127.0.0.1:{port}{self.path}", self.body, headers)
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{self.path}", self.body, self.headers)
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return bytes(answer.read())
 
@@ -159,7 +164,10 @@ def by_open_inference(call: Call, http: bool) -> Question:
 
 
 def _open_http(call: Call) -> Question:
+    """The tensor as JSON; that of an echo as bytes after the JSON, which its answer has, too."""
     datatype, shape, raw = _tensor(call)
+    if call.model == "echo":
+        return _open_binary(call)
     numbers = list(struct.unpack(f"<{len(raw) // 4}f", raw)) if datatype == "FP32" else list(raw)
     tensor = {"name": "x", "datatype": datatype, "shape": shape, "data": numbers}
 
@@ -170,6 +178,15 @@ def _open_http(call: Call) -> Question:
 
     content = json.dumps({"inputs": [tensor]}).encode()
     return Question(f"/v2/models/{_open_name(call)}/infer", content, "application/json", is_right)
+
+
+def _open_binary(call: Call) -> Question:
+    datatype, shape, raw = _tensor(call)
+    tensor = {"name": "x", "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(raw)}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    path = f"/v2/models/{_open_name(call)}/infer"
+    more = (("inference-header-content-length", str(len(head))),)
+    return Question(path, head + raw, "application/octet-stream", lambda answer: answer[0].endswith(raw), more)
 
 
 def _open_name(call: Call) -> str:

@@ -12,6 +12,7 @@ from peers.systems import SYSTEMS
 IN_PROCESS = "in-process"
 """Not a server: the perceptron in a loop."""
 RATE, P50, P99, CPU = "requests/s", "p50 ms", "p99 ms", "CPU µs/request"
+P999 = "p99.9 ms"
 
 
 class Kind(enum.Enum):
@@ -128,6 +129,14 @@ SCENARIOS: Mapping[str, Scenario] = {
             TENSOR_SYSTEMS,
         ),
         Scenario(
+            "infer-binary",
+            "ModelInfer of 600 KB over HTTP/1.1, as binary tensors in both directions, 16 clients",
+            Kind.CLOSED,
+            True,
+            [Load("600 KB", Call("echo", 600 << 10), 16)],
+            ("ours-triton", "compiled-triton", "triton"),
+        ),
+        Scenario(
             "echo-http",
             "Echo over HTTP/1.1, 16 clients (10 MB: 4)",
             Kind.CLOSED,
@@ -150,7 +159,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             "A perceptron with three layers of 1024, in batches of 16 with a delay of 5 ms, over HTTP/1.1",
             Kind.CLOSED,
             True,
-            _clients(Call("mlp"), 16, 64, long=(16,)),
+            _clients(Call("mlp"), 16, 64),
             ("ours", "compiled", *BYTES_SYSTEMS[1:], IN_PROCESS),
             note="`in-process` is a loop that calls the network with batches of 16, without a server.",
         ),
@@ -169,8 +178,8 @@ SCENARIOS: Mapping[str, Scenario] = {
             "An image classifier: a PNG of 256 × 256, five convolutions, over HTTP/1.1",
             Kind.CLOSED,
             True,
-            _clients(Call("image"), 8),
-            BYTES_SYSTEMS,
+            _clients(Call("image"), 8, 64),
+            ("ours", "compiled", *BYTES_SYSTEMS[1:]),
         ),
         Scenario(
             "image-grpc",
@@ -217,12 +226,17 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             "open",
-            "No-op over HTTP/1.1 at random times, at 50 % and 80 % of each server's own capacity",
+            "No-op over HTTP/1.1 at random times, at shares of each server's own capacity",
             Kind.OPEN,
             True,
-            [Load("50 %", _NOOP, 64, 0.5), Load("80 %", _NOOP, 64, 0.8)],
-            BYTES_SYSTEMS,
-            ratios=(RATE, P99, CPU),
+            [
+                Load("50 %", _NOOP, 64, 0.5),
+                Load("80 %", _NOOP, 64, 0.8),
+                Load("95 %", _NOOP, 64, 0.95, long=True),
+                Load("120 %", _NOOP, 64, 1.2, long=True),
+            ],
+            ("ours", "compiled", *BYTES_SYSTEMS[1:]),
+            ratios=(RATE, P99, P999, CPU),
             note="The capacity is the rate of 64 clients of the same load generator (written in Python), measured just "
             "before. Latencies count from the time at which a request should have been sent. Rates and latencies are "
             "those of answers with status 200. Queues have their default sizes (100 requests for this server and for "

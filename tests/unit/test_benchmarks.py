@@ -108,8 +108,8 @@ def test_ratios_are_taken_round_by_round(results: ModuleType) -> None:
 def test_http_is_asked_with_http1_and_its_answers_have_no_prefix(h2load: ModuleType) -> None:
     from measuring.workloads import GRPC, HTTP, NOOP
 
-    words = h2load.command("u", Path("b"), Path("l"), 1, 1.0, http1_type=NOOP.http_type)
-    assert "--h1" in words and not any("grpc" in word for word in words)
+    words = h2load.command("u", Path("b"), Path("l"), 1, 1.0, http1={"content-type": NOOP.http_type})
+    assert "--h1" in words and f"content-type: {NOOP.http_type}" in words and not any("grpc" in word for word in words)
     assert (HTTP.answer_bytes([b"ok"]), GRPC.answer_bytes([b"ok"])) == (2, 7)
     assert HTTP.url(5, NOOP) == "http://127.0.0.1:5/predictions/noop"
 
