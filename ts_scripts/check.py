@@ -98,7 +98,6 @@ COMPILED_PART = (
 )
 #: Files with the longest tests of a mark. They begin first: one of them would otherwise run alone at the end.
 LONGEST = (
-    "tests/deploy/test_image.py",
     "tests/e2e/chromium/test_browser_console.py",
     "tests/e2e/test_transformers_models.py",
     "tests/e2e/test_language_models.py",

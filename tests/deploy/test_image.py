@@ -28,6 +28,7 @@ NEEDED = ("debootstrap", "unshare", "nsenter", "setpriv", "ip", "chroot")
 MISSING = [tool for tool in NEEDED if shutil.which(tool) is None]
 pytestmark = [
     pytest.mark.external,
+    pytest.mark.slow,  # the build alone takes as long as half of the other external tests
     pytest.mark.skipif(
         bool(MISSING) or os.geteuid() != 0, reason=f"needs root, and of Debian's packages {MISSING or NEEDED}"
     ),

@@ -98,6 +98,25 @@ def test_binary_http_gives_back_what_it_got(tensor: Tensor) -> None:
     assert answer[int(dict(form.headers)[LENGTH]) :] == raw
 
 
+@pytest.mark.parametrize("kept", [bytes, lambda data: memoryview(bytearray(data))])
+@pytest.mark.parametrize("blanks", range(4))
+def test_binary_inputs_lie_where_they_came_and_answers_do_not(kept: Callable[[bytes], Any], blanks: int) -> None:
+    """Of a body in memory of its own, aligned elements aren't copied; an answer isn't changed by what follows it."""
+    rows = np.arange(8, dtype="<f4").reshape(2, 4)
+    both = [{**one([2, 4], None, binary_data_size=rows.nbytes), "name": name} for name in "xy"]
+    head = body(*both, parameters={"binary_data_output": True}) + b" " * blanks
+    form = opened("json", kept(head + rows.tobytes() * 2), len(head))
+    first, second = (tensor.array for tensor in form.request.inputs)
+    assert first.flags.behaved and second.flags.behaved
+    first[:] = -1
+    assert np.array_equal(second, rows)
+    for array in (second, second[:, ::-1], second.T):
+        wanted = array.tobytes()
+        answer = form.answer(InferenceResponse([Tensor("y", "FP32", array)]), True)
+        second += 1
+        assert answer[int(dict(form.headers)[LENGTH]) :] == wanted
+
+
 @given(tensors().filter(lambda tensor: tensor.datatype != "BF16"))
 def test_json_gives_back_what_it_got(tensor: Tensor) -> None:
     first = json.loads(opened("json", body(one([1], [1]))).answer(InferenceResponse([tensor]), True))

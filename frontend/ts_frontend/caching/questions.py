@@ -16,7 +16,8 @@ from ts_frontend.caching.tensors import JSON_BYTES_MAX, LENGTH_HEADER, Unusual, 
 
 #: Larger requests run without the cache.
 REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
-_TENSORS, _JSON_TENSORS = "\0grpc", "\0json"
+_TENSORS: Final = "\0grpc"
+_JSON_TENSORS: Final = "\0json"
 #: Headers that the server adds for the handler, with the values of a plain prediction.
 _PLAIN: Final = {"explain": "False", "url_path": ""}
 _SIZE: Final = struct.Struct("<Q")

@@ -38,6 +38,7 @@ from ts.tensors.types import (
     elements,
     encode_raw,
     loose_bytes,
+    raw_view,
 )
 
 #: The option for answers in the form of Triton's streams, with errors among them and a flag on the last one.
@@ -222,7 +223,7 @@ class GrpcForm:
             output.datatype = tensor.datatype
             output.shape.extend(tensor.shape)
             if REGION in wanted.get(tensor.name, ()):
-                data = encode_raw(tensor.datatype, tensor.array)
+                data = raw_view(tensor.datatype, tensor.array)
                 there = self._regions.write(wanted[tensor.name], data, f"output {tensor.name!r}")
                 fill(output.parameters, there)
                 message.raw_output_contents.append(b"")

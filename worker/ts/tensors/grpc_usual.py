@@ -297,7 +297,8 @@ def usual_response(
         if kind is not None and array.dtype is kind.dtype and array.size and tensor.stated is None:
             if tensor.parameters:
                 return None
-            return _only_output(name, version, tensor.name, kind.name, array.shape) + array.tobytes()
+            head = _only_output(name, version, tensor.name, kind.name, array.shape)
+            return b"".join((head, array.data if array.flags.c_contiguous else array.tobytes()))
     return _written(_model(name, version), message_id, flags, outputs, 6, typed)
 
 

@@ -31,8 +31,8 @@ from ts.tensors.types import (
     datatype,
     decode_raw,
     elements,
-    encode_raw,
     loose_bytes,
+    raw_view,
 )
 
 #: Advice for elements that are no text.
@@ -161,7 +161,8 @@ class JsonForm:
     checked = False
     headers: Sequence[tuple[str, str]] = ()
     _regions = NO_REGIONS
-    _binary, _binary_at = b"", 0
+    _binary: Buffer = b""
+    _binary_at = 0
 
     def __init__(self, data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> None:
         self._model = model
@@ -179,7 +180,7 @@ class JsonForm:
     def _read(self, data: Buffer, pairs: Headers, length: str | None) -> InferenceRequest:
         """`length`: of the JSON, as the header says it."""
         model = self._model
-        head, self._binary = _split(payload(data), length)
+        head, self._binary = _split(data, length)
         if not head and length is not None:
             return _raw_request(self._binary, model, pairs)
         message = json_object(head)
@@ -228,7 +229,7 @@ class JsonForm:
             array = from_json(kind, shape, tensor["data"], parameters, label)
         return Tensor(name, kind.name, array, parameters)
 
-    def _taken(self, size: Any, label: str) -> bytes:
+    def _taken(self, size: Any, label: str) -> Buffer:
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise BadTensor(f"{label}: {BINARY_SIZE} is a number of bytes, not {size!r}")
         left = len(self._binary) - self._binary_at
@@ -245,7 +246,7 @@ class JsonForm:
         if usual is not None:
             return usual
         response = completed(response, self.request, self._model)
-        binary: list[bytes] = []
+        binary: list[Buffer] = []
         head = _head(response.model_name, response.model_version)
         if response.id:
             head += b',"id":' + dumped(response.id)
@@ -289,15 +290,15 @@ class JsonForm:
         parts.append(b"}]}")
         return b"".join(parts)
 
-    def _output(self, tensor: Tensor, asked: dict[str, Any], binary: list[bytes]) -> bytes:
+    def _output(self, tensor: Tensor, asked: dict[str, Any], binary: list[Buffer]) -> bytes:
         """An output in JSON, its elements as text of their own, or in `binary`."""
         text = _output_head(tensor.name, tensor.datatype, tensor.shape)
         parameters = dict(tensor.parameters)
         if REGION in asked:
-            data = encode_raw(tensor.datatype, tensor.array)
+            data = raw_view(tensor.datatype, tensor.array)
             parameters |= self._regions.write(asked, data, f"output {tensor.name!r}")
         elif not self.request.stream and asked.get(BINARY, self.request.parameters.get(BINARY_ALL, False)):
-            data = encode_raw(tensor.datatype, tensor.array)
+            data = raw_view(tensor.datatype, tensor.array)
             parameters[BINARY_SIZE] = len(data)
             binary.append(data)
         else:
@@ -337,14 +338,15 @@ def _length(pairs: Headers) -> str | None:
     return dict(pairs).get(LENGTH_HEADER)
 
 
-def _split(data: bytes, length: str | None) -> tuple[bytes, bytes]:
-    """Splits a body into the JSON, of that length, and the bytes after it."""
+def _split(data: Buffer, length: str | None) -> tuple[bytes, Buffer]:
+    """Splits a body into the JSON, of that length, and the bytes after it, which stay where they are."""
     if length is None:
-        return data, b""
+        return payload(data), b""
     digits = length.isascii() and length.isdigit() and len(length) <= LENGTH_DIGITS_MAX
     if not digits or int(length) > len(data):
         raise BadTensor(f"{LENGTH_HEADER} is {length!r}, but the body has {len(data)} bytes")
-    return data[: int(length)], data[int(length) :]
+    view = memoryview(data)
+    return bytes(view[: int(length)]), view[int(length) :]
 
 
 def json_object(head: bytes) -> dict[str, Any]:
@@ -414,7 +416,7 @@ def _shape(value: Any, label: str) -> list[int]:
     return value
 
 
-def _raw_request(data: bytes, model: ModelSpec, pairs: Headers) -> InferenceRequest:
+def _raw_request(data: Buffer, model: ModelSpec, pairs: Headers) -> InferenceRequest:
     """A body without JSON: the one input that the model declares, its one variable dimension found from the size."""
     if len(model.inputs) != 1:
         raise BadTensor(
@@ -424,7 +426,7 @@ def _raw_request(data: bytes, model: ModelSpec, pairs: Headers) -> InferenceRequ
     label = f"input {name!r}"
     kind = datatype(declared.get("datatype", ""), label)
     if kind.name == "BYTES":
-        array = bytes_array([data], [1 for _ in declared.get("shape", [1])])
+        array = bytes_array([bytes(data)], [1 for _ in declared.get("shape", [1])])
     else:
         array = decode_raw(kind, _fitted(declared.get("shape", [-1]), len(data), kind), data, label)
     return InferenceRequest(

@@ -11,6 +11,8 @@ import stat
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from ts.protocol.frames import Buffer
+from ts.protocol.memory import unfilled
 from ts.tensors.types import BadTensor, NoSuchRegion
 
 REGION, SIZE, OFFSET = "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"
@@ -29,22 +31,24 @@ class Regions:
         text = next((one.removeprefix(OPTION) for one in options if one.startswith(OPTION)), "")
         self._places: dict[str, tuple[str, int, int]] = json.loads(bytes.fromhex(text)) if text else {}
 
-    def read(self, parameters: Mapping[str, Any], label: str) -> bytes:
-        """The bytes that an input's parameters name. BadTensor when they can't be had."""
+    def read(self, parameters: Mapping[str, Any], label: str) -> bytearray:
+        """A copy of the bytes that an input's parameters name. BadTensor when they can't be had."""
         key, offset, size = self._place(parameters, label)
 
-        def copied(fd: int) -> bytes:
-            found = bytearray()
-            while len(found) < size:
-                piece = os.pread(fd, size - len(found), offset + len(found))
-                if not piece:
-                    raise BadTensor(f"{label}: shared memory {key!r} ends after {offset + len(found)} bytes")
-                found += piece
-            return bytes(found)
+        def copied(fd: int) -> bytearray:
+            there = max(0, os.fstat(fd).st_size - offset)
+            found = unfilled(min(size, there))
+            with memoryview(found) as room:
+                done = 0
+                while done < len(room) and (count := os.preadv(fd, [room[done:]], offset + done)):
+                    done += count
+            if done < size:
+                raise BadTensor(f"{label}: shared memory {key!r} ends after {offset + done} bytes")
+            return found
 
         return _with(key, os.O_RDONLY, label, copied)
 
-    def write(self, parameters: Mapping[str, Any], data: bytes, label: str) -> dict[str, Any]:
+    def write(self, parameters: Mapping[str, Any], data: Buffer, label: str) -> dict[str, Any]:
         """Puts an output where its parameters want it; the parameters that the answer then has. BadTensor."""
         key, offset, size = self._place(parameters, label)
         if len(data) > size:
@@ -55,7 +59,7 @@ class Regions:
                 raise BadTensor(f"{label}: shared memory {key!r} is smaller than it was when it was registered")
             done = 0
             while done < len(data):
-                done += os.pwrite(fd, data[done:], offset + done)
+                done += os.pwrite(fd, memoryview(data)[done:], offset + done)
 
         _with(key, os.O_RDWR, label, put)
         answer = {REGION: parameters[REGION], SIZE: len(data)}

@@ -75,7 +75,8 @@ def elements(shape: Sequence[int], label: str) -> int:
 
 
 def decode_raw(kind: Datatype, shape: Sequence[int], data: Buffer, label: str) -> Array:
-    """Little-endian elements as a writable array of `shape`. Raises BadTensor if size and shape don't agree."""
+    """Little-endian elements as a writable array of `shape`, in `data` itself where it is writable and aligned. Raises
+    BadTensor if size and shape don't agree."""
     count = elements(shape, label)
     if kind.name == "BYTES":
         return bytes_array(split_bytes(data, count, label), shape)
@@ -86,7 +87,7 @@ def decode_raw(kind: Datatype, shape: Sequence[int], data: Buffer, label: str) -
         flags: Array = np.not_equal(np.frombuffer(data, "u1"), 0)
         return flags.reshape(tuple(shape))
     array = np.frombuffer(data, kind.dtype).reshape(tuple(shape))
-    return array if array.flags.writeable else array.copy()
+    return array if array.flags.behaved else array.copy()
 
 
 def split_bytes(data: Buffer, count: int, label: str) -> list[bytes]:
@@ -121,6 +122,13 @@ def encode_raw(name: str, array: Array) -> bytes:
     if name == "BYTES":
         return join_bytes(as_bytes(value) for value in array.ravel())
     return np.ascontiguousarray(array, DATATYPES[name].dtype).tobytes()
+
+
+def raw_view(name: str, array: Array) -> Buffer:
+    """The same bytes in the array's own memory, if they lie there so: to be used before it changes."""
+    if name == "BYTES":
+        return encode_raw(name, array)
+    return np.ascontiguousarray(array, DATATYPES[name].dtype).reshape(-1).view(np.uint8).data
 
 
 def as_bytes(value: Any) -> bytes:
