@@ -62,9 +62,11 @@ POSTPROCESS = """
         label = f"{given['INDEX'][0, 0]} of {given['SUM'][0, 0] * by:g}"
         return {"LABEL": np.array([[label]], object)}
 """
-#: Runs until nobody waits, and leaves a file then; a file `go` lets it answer.
+#: Leaves files that name it as begun and its input; runs until nobody waits, and leaves a file then. A file `go` lets
+#: it answer.
 HOLD = """
         (self.marks / "held").touch()
+        (self.marks / f"held {given['X'].ravel()[0]:g}").touch()
         while not request.is_cancelled() and not (self.marks / "go").exists():
             threading.Event().wait(0.005)
         if request.is_cancelled():
@@ -273,7 +275,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]
 @pytest.fixture(autouse=True)
 def unmarked(served: Any) -> None:
     """No model holds a request any more, and none has left a file."""
-    for name in ("go", "held", "left"):
+    for name in ("go", "held", "held 1", "held 2", "left"):
         (served.directory / name).unlink(missing_ok=True)
 
 
@@ -443,12 +445,12 @@ def test_a_full_queue_ends_the_request_at_once_and_cancels_its_sibling(
     held += [stub.ModelInfer.future(request_of("narrow", X=[1.0]), timeout=GUARD_S) for _ in range(40)]
     refused: Any = until(lambda: next((call for call in held if call.done()), None))
     assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    (served.directory / "left").unlink(missing_ok=True)
     with pytest.raises(grpc.RpcError) as failed:
         stub.ModelInfer(request_of("side", X=[1.0]), timeout=GUARD_S)
     assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "step 2 (narrow)" in failed.value.details()
-    until((served.directory / "left").exists)
+    held.append(stub.ModelInfer.future(request_of("hold", X=[2.0]), timeout=GUARD_S))
+    until((served.directory / "held 2").exists)  # the sibling has gone, whether it had begun or not
     (served.directory / "go").touch()
     until(lambda: all(call.done() for call in held))
     until(lambda: nothing_left(served))
