@@ -16,21 +16,22 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import psutil
 
 from ts.protocol.memory import keep_freed
 from ts_frontend.config.checks import secured
 from ts_frontend.config.kinds import ConfigError, bucket_of, lies_elsewhere
-from ts_frontend.config.load import forget_secrets, located
+from ts_frontend.config.load import HANDED_OVER, forget_secrets, handed_over, located
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.listeners.descriptors import few_open_files, raise_open_files
-from ts_frontend.tasks import owned
+from ts_frontend.tasks import owned, watched
 from ts_frontend.telemetry.logging.logs import Logs, setup_logs
 from ts_frontend.workers.spawning import StartedForkserver, first_forkserver
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from ts_frontend.server import Server
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 STARTED = "Model server started."
 LOGS_FLUSH_S = 2.0
@@ -53,14 +56,16 @@ EXIT_S_MAX = 5.0
 STUCK_STATUS = 70
 
 
-def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
+def main(config: ServerConfig, report_ready_fd: int | None = None, check: Callable[[], object] | None = None) -> int:
     """Runs a server until SIGTERM, SIGINT or SIGHUP; returns the exit status. The process ends with it within
-    EXIT_S_MAX seconds of the return, even if threads are stuck.
+    EXIT_S_MAX seconds of the return, even if threads are stuck. At SIGUSR2 the server is replaced by one that reads its
+    settings anew, unless `check` says that they can't be used (a ServeError).
 
     `report_ready_fd` gets one line of JSON: `{"ready": true, "listening": {name: address}, "warnings": [text]}`, or
     `{"ready": false, "error": text}`, and is closed.
     """
     report = StartReport(report_ready_fd)
+    left = handed_over()
     forget_secrets()
     raise_open_files()
     short = few_open_files()
@@ -73,19 +78,39 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
         return 1
     if short:
         log.warning("%s", short)
+    leaves: dict[str, Any] | None = None
     try:
-        status = _run_loop(_run(config, logs, report, first_forkserver(config)))
+        forkserver = first_forkserver(config, left.get("forkserver"))
+        server_of = partial(_server, config, logs, forkserver, left.get("sockets", {}))
+        status, leaves = _run_loop(_run(config, logs, report, server_of, check))
     except (OSError, ServeError, RuntimeError, ValueError) as error:
         log.error("%s", error, exc_info=not isinstance(error, (OSError, ServeError)))
         report.failed(f"{error}. {short}" if short else str(error))
         status = 1
     finally:
         logs.close()
+    if leaves is not None:
+        _become_successor(config, leaves)
     leave_within(EXIT_S_MAX, status)
     return status
 
 
-def _run_loop(work: Coroutine[Any, Any, int]) -> int:
+def _become_successor(config: ServerConfig, leaves: Mapping[str, Any]) -> NoReturn:
+    """Runs this process's command anew in it. Whoever waits at `restart_path` gets its report."""
+    words = list(sys.orig_argv)
+    if "--ready-fd" in words:
+        at = words.index("--ready-fd")
+        del words[at : at + 2]
+    with contextlib.suppress(OSError):  # nobody waits
+        fd = os.open(restart_path(config.work_dir), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        os.set_inheritable(fd, True)
+        words += ["--ready-fd", str(fd)]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, words, {**config.environment, HANDED_OVER: json.dumps(leaves)})
+
+
+def _run_loop(work: Coroutine[Any, Any, T]) -> T:
     """Runs `work` in an event loop, which is closed afterwards unless a task outlives its cancellation."""
     if sys.platform == "win32":
         return asyncio.run(work)
@@ -111,16 +136,29 @@ async def _end_tasks() -> bool:
     return not stuck
 
 
-async def _run(config: ServerConfig, logs: Logs, report: StartReport, forkserver: StartedForkserver | None) -> int:
-    """Runs the server; returns the exit status: 0, or that of a process ended by the second signal."""
+def _server(
+    config: ServerConfig, logs: Logs, forkserver: StartedForkserver | None, sockets: Mapping[str, Sequence[int]]
+) -> Server:
     gc.disable()  # modules stay alive: collecting among them would only take time
     from ts_frontend.server import Server  # commands that only look for a running server needn't import all of this
 
     gc.freeze()
     gc.enable()
+    return Server(config, logs, forkserver=forkserver, left_sockets=sockets)
+
+
+async def _run(
+    config: ServerConfig,
+    logs: Logs,
+    report: StartReport,
+    server_of: Callable[[], Server],
+    check: Callable[[], object] | None,
+) -> tuple[int, dict[str, Any] | None]:
+    """Runs the server. Returns the exit status: 0, or that of a process ended by the second signal; and what it leaves
+    to the one that replaces it, None for none."""
+    server = server_of()
     keep_freed()
-    server = Server(config, logs, forkserver=forkserver)
-    signals = StopSignals(server, config.drain_grace_s + config.drain_timeout_s + STOP_MARGIN_S)
+    signals = StopSignals(server, config.drain_grace_s + config.drain_timeout_s + STOP_MARGIN_S, config.work_dir, check)
 
     def on_ready(listening: dict[str, str], failures: list[str]) -> None:
         if short := few_open_files():
@@ -139,7 +177,7 @@ async def _run(config: ServerConfig, logs: Logs, report: StartReport, forkserver
         if not signals.status:
             raise
     report.failed("it was asked to stop before it was ready")  # does nothing after the report of a success
-    return signals.status
+    return signals.status, None if signals.status else server.left
 
 
 # --- signals
@@ -147,11 +185,18 @@ async def _run(config: ServerConfig, logs: Logs, report: StartReport, forkserver
 
 class StopSignals:
     """The signals that stop a running server. The first SIGTERM, SIGINT or SIGHUP drains it within `limit_s` seconds; a
-    second SIGTERM or SIGINT ends it at once, with `status` 128 plus the signal's number."""
+    second SIGTERM or SIGINT ends it at once, with `status` 128 plus the signal's number. SIGUSR2 replaces it."""
 
-    def __init__(self, server: Server, limit_s: float) -> None:
+    def __init__(
+        self,
+        server: Server,
+        limit_s: float,
+        work_dir: Path | None = None,
+        check: Callable[[], object] | None = None,
+    ) -> None:
         self._server = server
         self._limit_s = limit_s
+        self._work_dir, self._check = work_dir, check
         self._begun_s = 0.0
         self._watchdog: threading.Timer | None = None
         self.status = 0
@@ -162,6 +207,8 @@ class StopSignals:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked, number, running)
+        if hasattr(signal, "SIGUSR2"):
+            loop.add_signal_handler(signal.SIGUSR2, lambda: watched(self._replace(), "The server's replacement"))
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGHUP, _ignore_hangup if _is_daemon() else self._drain)
 
@@ -173,11 +220,29 @@ class StopSignals:
             self.status = 128 + number
             running.cancel()
 
-    def _drain(self) -> None:
+    def _drain(self, *, leave: bool = False) -> None:
         if self._watchdog is None:
             self._begun_s = time.monotonic()
             self._watchdog = end_within(self._limit_s)
-            self._server.stop()
+            self._server.stop(leave=leave)
+
+    async def _replace(self) -> None:
+        """Drains the server for one that replaces it, if it could start."""
+        refusal = "" if self._server.serving else "it has not started yet"
+        if self._check is None:
+            refusal = "it was started in another way than by torchserve --start"
+        elif not refusal:
+            try:
+                await asyncio.to_thread(self._check)
+            except ServeError as error:
+                refusal = error.message
+        if not refusal:
+            log.info("SIGUSR2: the server is replaced; new connections wait for its successor")
+            self._drain(leave=True)
+            return
+        log.error("SIGUSR2: the server goes on as it is: %s", refusal)
+        with contextlib.suppress(OSError):  # nobody waits
+            StartReport(os.open(restart_path(self._work_dir), os.O_WRONLY | os.O_NONBLOCK)).failed(refusal)
 
 
 def _is_daemon() -> bool:
@@ -301,6 +366,11 @@ def pid_path(work_dir: Path | None = None) -> Path:
         return (work_dir or Path(tempfile.gettempdir())) / ".model_server.pid"
     except FileNotFoundError as error:
         raise PidFileError(f"{error.strerror}. Set TMPDIR to a directory that can be written.") from None
+
+
+def restart_path(work_dir: Path | None = None) -> Path:
+    """The named pipe where the command that restarts a server waits for its report. Raises as `pid_path`."""
+    return pid_path(work_dir).with_suffix(".restart")
 
 
 def running_server(path: Path) -> psutil.Process | None:

@@ -12,11 +12,12 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ts.version import is_compiled
 from ts_frontend.authorization.authorization import Authorization, open_authorization
@@ -122,7 +123,8 @@ class StartRefused(ServeError):
 class Parts:
     """The parts of a server, built from its configuration and connected. None of them runs yet.
 
-    `supervisor` makes their workers, `directory` is for their temporary files. Raises ConfigError.
+    `supervisor` makes their workers, `directory` is for their temporary files, `left` are the sockets that another
+    server has left. Raises ConfigError.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class Parts:
         caches: Caches,
         limits: Limits | None = None,
         fleet: Fleet | None = None,
+        left: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         self._config, self._metrics = config, metrics
         self._limits, self._fleet = limits, fleet
@@ -161,6 +164,7 @@ class Parts:
             self._gpus,
             self.rollouts,
             limits,
+            left,
         )
         if authorization is not None:
             metrics.gather(lambda: [refused_calls(authorization.refusals.counts, metrics.host)], always=True)
@@ -296,7 +300,8 @@ class Parts:
 
 class Server:
     """One server, made from its configuration. `run` starts, serves and drains. `launcher`: starts its workers (None:
-    chosen by the configuration); `clock`: for its pauses; `forkserver`: the first one, if it was started already."""
+    chosen by the configuration); `clock`: for its pauses; `forkserver`: the first one, if it was started already;
+    `left_sockets`: those that the server which it replaces has left."""
 
     def __init__(
         self,
@@ -305,19 +310,26 @@ class Server:
         launcher: Launcher | None = None,
         clock: Clock | None = None,
         forkserver: StartedForkserver | None = None,
+        left_sockets: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         self.config = config
         self._logs = logs
         self._launcher = launcher
         self._clock = clock or Clock()
         self._forkserver = forkserver
+        self._left_sockets = left_sockets
+        #: What it leaves to the server that replaces it in this process; None unless one is to.
+        self.left: dict[str, Any] | None = None
         self._metrics = open_metrics(config, logs)
         self._stop = asyncio.Event()
         #: From now on a stop drains; before that there are no requests to lose.
-        self._serving = False
+        self.serving = False
 
-    def stop(self) -> None:
-        """Asks `run` to drain and return; a second call does nothing."""
+    def stop(self, *, leave: bool = False) -> None:
+        """Asks `run` to drain and return; a second call does nothing. `leave`: to a server that replaces it in this
+        process, which gets its sockets, where new clients wait, and its forkserver."""
+        if leave and not self._stop.is_set():
+            self.left = {}
         self._stop.set()
 
     async def run(self, on_ready: OnReady, progress: Callable[[str], None]) -> None:
@@ -331,7 +343,7 @@ class Server:
         stop = owned(self._stop.wait())
         try:
             await asyncio.wait({life, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not self._serving and not life.done():
+            if not self.serving and not life.done():
                 log.info("Stopped during the start: the models that are loading are dropped.")
                 life.cancel()
             await asyncio.wait({life})
@@ -383,11 +395,14 @@ class Server:
                     caches,
                     limits,
                     fleet,
+                    self._left_sockets,
                 )
             finally:
                 if fleet is not None:
                     await fleet.close()
-                await supervisor.close()
+                forkserver = await supervisor.close(leave_forkserver=self.left is not None)
+                if self.left is not None:
+                    self.left["forkserver"] = forkserver
                 await caches.close()
                 if tracing is not None:
                     await tracing.close()
@@ -463,7 +478,7 @@ class Server:
             await manager.tasks.close(0.0)
             raise
         parts.rollouts.restore({} if config.snapshot is None else config.snapshot.rollouts)
-        self._serving = True
+        self.serving = True
         await parts.listeners.serving.start()
         parts.recorder.attach(manager, lambda: states_of(parts.workflows), config.snapshot, parts.rollouts.states)
         await parts.recorder.write(SnapshotKind.STARTUP)
@@ -486,8 +501,10 @@ class Server:
     async def _drain(self, parts: Parts) -> None:
         """Reports that the server is no longer ready, answers the accepted requests, and ends the models."""
         config = self.config
+        if self.left is not None:
+            self.left["sockets"] = parts.listeners.serving.leave()
         parts.health.drain()
-        if config.drain_grace_s:
+        if config.drain_grace_s and self.left is None:
             log.info("No longer ready; serving for %g s, until clients are routed elsewhere.", config.drain_grace_s)
             await self._clock.pause(config.drain_grace_s, asyncio.Event())
         log.info("Draining: accepted requests are answered within %g s.", config.drain_timeout_s)

@@ -15,7 +15,7 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.process import STARTED
 
 
-def run(config: ServerConfig, ready_fd: int | None) -> int:
+def run(config: ServerConfig, ready_fd: int | None, check: object = None) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
     assert ready_fd is not None
     what = config.load_models[0]

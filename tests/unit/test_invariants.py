@@ -198,8 +198,10 @@ STARTERS |= {"asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell"
 
 def test_processes_are_started_in_few_places() -> None:
     """`cli/launch.py` starts a server in the background; it doesn't run inside one, nor do TorchServe's
-    two modules that run this command, nor the module that puts the server in place of a user's program."""
+    two modules that run this command, nor the module that puts the server in place of a user's program. `process.py`
+    becomes the server that replaces it."""
     allowed = (
+        "frontend/ts_frontend/process.py",
         "worker/ts/compat/start.py",
         "worker/ts/launcher.py",
         "worker/ts/model_server.py",

@@ -74,6 +74,11 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
     action.add_argument("-v", "--version", action="store_true", help="print the version")
     action.add_argument("--start", action="store_true", help="start a server in the background (the default)")
     action.add_argument("--stop", action="store_true", help="let the running server finish its requests, and end it")
+    action.add_argument(
+        "--restart",
+        action="store_true",
+        help="replace the running server by one that reads its settings anew; new connections wait for it",
+    )
     parser.add_argument(
         "--foreground", action="store_true", help="with --start: serve in this process, not the background"
     )
@@ -81,7 +86,8 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         type=float,
         metavar="S",
-        help="seconds to wait: with --start until it is ready (no limit), with --stop until it has ended (120)",
+        help="seconds to wait: with --start and --restart until it is ready (no limit), with --stop until it has ended "
+        "(120)",
     )
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
 

@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 import select
+import signal
 import stat
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from ts_frontend.authorization.authorization import remove_left_behind
 from ts_frontend.config.files import LOG_MODE
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
-from ts_frontend.process import exits_when_terminated, pid_path, remove_orphan, running_server
+from ts_frontend.process import exits_when_terminated, pid_path, remove_orphan, restart_path, running_server
 
 #: The first argument of a server's process: TorchServe's class, by which SageMaker's toolkit and scripts find it.
 MODEL_SERVER = "org.pytorch.serve.ModelServer"
@@ -227,7 +228,7 @@ def _spawn(command: Sequence[str], write: int, output: IO[str] | None) -> subpro
 
 
 def _wait_ready(
-    process: subprocess.Popen[bytes], messages: IO[bytes], status: StatusLine, timeout_s: float | None
+    process: subprocess.Popen[bytes] | psutil.Process, messages: IO[bytes], status: StatusLine, timeout_s: float | None
 ) -> Started:
     began_s, latest = time.monotonic(), "starting"
     for message in _messages(messages):
@@ -235,6 +236,8 @@ def _wait_ready(
         if timeout_s is not None and elapsed_s > timeout_s:
             raise ServerNotStarted(f"The server was not ready within {timeout_s:g} s")
         if message is None:
+            if isinstance(process, psutil.Process) and (not process.is_running() or _is_zombie(process)):
+                break
             status.show(f"TorchServe: {latest} … {elapsed_s:.0f} s")
         elif message.get("ready"):
             return Started(message["listening"], message.get("warnings", ()))
@@ -242,7 +245,8 @@ def _wait_ready(
             raise ServerNotStarted(f"The server did not start: {message['error']}")
         else:
             latest = str(message.get("progress", latest))
-    raise ServerNotStarted(f"The server ended while it started: {_ending(process.wait())}")
+    how = "" if isinstance(process, psutil.Process) else f": {_ending(process.wait())}"
+    raise ServerNotStarted(f"The server ended while it started{how}")
 
 
 def _messages(pipe: IO[bytes]) -> Iterator[Mapping[str, Any] | None]:
@@ -305,6 +309,30 @@ def stop(timeout_s: float, work_dir: Path | None = None) -> str:
     remove_orphan(path)
     remove_left_behind(work_dir or Path.cwd())
     return "TorchServe has stopped."
+
+
+def restart(timeout_s: float | None, work_dir: Path | None = None) -> Started:
+    """Asks the running server to be replaced, in its process, by one with its command line, whose settings are read
+    anew; waits until that is ready. `work_dir`: the server's setting.
+
+    :raises ServerNotStarted: no server runs, its settings can't be used (it goes on then), or the new one has failed.
+    """
+    process = running_server(pid_path(work_dir))
+    if process is None:
+        raise ServerNotStarted("TorchServe is not currently running.")
+    place = restart_path(work_dir)
+    place.unlink(missing_ok=True)
+    os.mkfifo(place, 0o600)
+    try:
+        with open(os.open(place, os.O_RDWR), "rb", buffering=0) as messages:  # also for writing: it has no end
+            process.send_signal(signal.SIGUSR2)
+            return _wait_ready(process, messages, StatusLine(sys.stderr), timeout_s)
+    except psutil.AccessDenied:
+        raise ServerNotStarted(f"Process {process.pid} belongs to another user and can't be restarted.") from None
+    except psutil.NoSuchProcess:
+        raise ServerNotStarted("TorchServe already stopped.") from None
+    finally:
+        place.unlink(missing_ok=True)
 
 
 def _wait_gone(process: psutil.Process, timeout_s: float) -> None:

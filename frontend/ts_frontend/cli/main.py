@@ -13,6 +13,7 @@ import stat
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ COMPATIBLE_VERSION = "0.12.0"
 _OWN_COMMANDS = {
     "start": "the same as torchserve --start",
     "stop": "the same as torchserve --stop",
+    "restart": "the same as torchserve --restart",
     "serve": "serve on a hosting platform, in the foreground",
     "dev": "serve a model under development, reload each save",
     "config": "show every setting with its value and source",
@@ -47,16 +49,17 @@ _OWN_COMMANDS = {
 }
 
 
-def _run_server(config: ServerConfig, ready_fd: int | None) -> int:
-    return int(import_module("ts_frontend.process").main(config, ready_fd))
+def _run_server(config: ServerConfig, ready_fd: int | None, check: Callable[[], object] | None = None) -> int:
+    return int(import_module("ts_frontend.process").main(config, ready_fd, check))
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The program behind a command line: the command that starts a server process, and the function it runs there."""
+    """The program behind a command line: the command that starts a server process, and the function it runs there, as
+    `ts_frontend.process.main`."""
 
     command: Sequence[str] = launch.COMMAND
-    run: Callable[[ServerConfig, int | None], int] = _run_server
+    run: Callable[..., int] = _run_server
 
 
 def main(argv: Sequence[str] | None = None, program: Program = Program()) -> int:
@@ -117,8 +120,9 @@ class _ShortHelp(argparse.Action):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="torchserve",
-        usage="torchserve [--start | --stop | --version] [OPTION …]\n       torchserve COMMAND …",
-        description="Serve PyTorch models over gRPC and HTTP. Without --stop or\n--version, this starts a server.",
+        usage="torchserve [--start | --stop | --restart | --version] [OPTION …]\n       torchserve COMMAND …",
+        description="Serve PyTorch models over gRPC and HTTP. Without --stop,\n"
+        "--restart or --version, this starts a server.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
@@ -174,6 +178,11 @@ def _launcher(arguments: argparse.Namespace, words: Sequence[str], program: Prog
             launch.warn(temp_dir_warnings())
         print(launch.stop(120 if arguments.timeout is None else arguments.timeout, work_dir))
         return 0
+    if arguments.restart:
+        started = launch.restart(arguments.timeout, _work_dir(arguments))
+        print("\n".join(("TorchServe has restarted.", *launch.listening_lines(started.listening))), flush=True)
+        launch.warn(started.warnings)
+        return 0
     if arguments.ready_fd is None and (told := launch.rivals_told(launch.rivals())):
         print(told, file=sys.stderr, flush=True)
     if not arguments.foreground and os.getpid() == 1:
@@ -204,7 +213,7 @@ def _foreground(arguments: argparse.Namespace, program: Program) -> int:
         except ServeError as error:
             launch.refuse(ready_fd, error.message)
             raise
-        return launch.serve(config, program.run, ready_fd)
+        return launch.serve(config, partial(program.run, check=partial(_startable, arguments)), ready_fd)
 
 
 def _background(arguments: argparse.Namespace, words: Sequence[str], program: Program) -> int:
@@ -277,7 +286,7 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
         assumed = [] if told_platform() else ["--platform", "sagemaker"]
         rest = ["--foreground", *assumed, *rest]  # a platform that is named later counts
         return _launcher(_parser().parse_args(rest), rest, program)
-    if name in ("start", "stop"):
+    if name in ("start", "stop", "restart"):
         rest.append(f"--{name}")
         return _launcher(_parser().parse_args(rest), rest, program)
     group = _client()

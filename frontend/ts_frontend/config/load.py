@@ -38,8 +38,12 @@ __all__ = [
     "worker_environment",
 ]
 
+#: What a server that restarts itself leaves to its successor.
+HANDED_OVER = "TORCHRELAY_HANDED_OVER"
 #: Variables that aren't passed to workers.
-SECRETS = frozenset({setting.env for setting in SETTINGS.values() if setting.secret} | {"TORCHSERVE_TOKEN"})
+SECRETS = frozenset(
+    {setting.env for setting in SETTINGS.values() if setting.secret} | {"TORCHSERVE_TOKEN", HANDED_OVER}
+)
 #: Variables for the waiting of GNU OpenMP's threads (used by torch on Linux), with the values that workers get if they
 #: aren't set: threads sleep after some microseconds. By default they spin for milliseconds, which delays the threads
 #: that they wait for on a busy machine.
@@ -550,6 +554,11 @@ def _note_snapshot(layer: _Layer, chosen: Mapping[str, _Value], found: _Findings
 
 
 # --- the environment
+
+
+def handed_over() -> dict[str, Any]:
+    """What the server that this one replaces has left, as `ts_frontend.process` writes it."""
+    return dict(json.loads(os.environ.pop(HANDED_OVER, "{}")))
 
 
 def forget_secrets() -> None:

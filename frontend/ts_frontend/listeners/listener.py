@@ -42,3 +42,7 @@ class Listener:
     path: str = ""
     path_mode: int = 0o600
     flooded: Callable[[], None] = _nothing
+
+    @property
+    def where(self) -> str:
+        return f"{self.name} {self.path or f'{self.host}:{self.port}'}"

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import ts.version
@@ -108,7 +109,7 @@ HTTP_IDLE_S_MAX = 120.0
 
 
 class Listeners:
-    """The listeners of one server. `serving` serves them."""
+    """The listeners of one server. `serving` serves them. `left`: as of `Serving`."""
 
     def __init__(
         self,
@@ -124,6 +125,7 @@ class Listeners:
         gpus: Gpus,
         rollouts: Rollouts,
         limits: Limits | None = None,
+        left: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         self._config, self._gpus = config, gpus
         self._authorization, self._limits = authorization, limits
@@ -155,7 +157,8 @@ class Listeners:
         self._routes = with_routes(config.health_route, config.predict_route)
         self._services = self._http_services()
         self.served = [*self._grpc_listeners(), *self._http_listeners()]
-        self.serving = Serving(self.served)
+        self._left = left
+        self.serving = Serving(self.served, left)
 
     def _gather(self) -> None:
         metrics, unread = self._metrics, self._unread
@@ -169,7 +172,7 @@ class Listeners:
 
     def check_addresses(self) -> None:
         """Raises OSError for an unavailable address, before models are loaded."""
-        check_free(self.served)
+        check_free(self.served, self._left)
 
     def addresses(self) -> dict[str, str]:
         config = self._config

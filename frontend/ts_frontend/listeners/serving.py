@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 from ts_frontend.errors import ClientGone, Code, Draining
@@ -35,12 +38,14 @@ REFUSALS: Final = {
 
 
 class Serving:
-    """The listeners of one server, in the running event loop. They are started and drained once."""
+    """The listeners of one server, in the running event loop. They are started and drained once. `left`: the sockets
+    that the server which this one replaces has left, by the listeners' `where`."""
 
-    def __init__(self, listeners: Sequence[Listener]) -> None:
+    def __init__(self, listeners: Sequence[Listener], left: Mapping[str, Sequence[int]] = MappingProxyType({})) -> None:
         if len({listener.name for listener in listeners}) != len(listeners):
             raise ValueError("two listeners have one name")
         self._listeners = {listener.name: ServedListener(listener) for listener in shared_out(listeners)}
+        self._left = dict(left)
         self._drained = asyncio.Event()
 
     async def start(self) -> None:
@@ -50,14 +55,22 @@ class Serving:
         try:
             for one in self._listeners.values():
                 started.append(one)
-                one.start()
+                one.start(self._left.pop(one.where, ()))
         except BaseException:
             await asyncio.gather(*(one.drain(0) for one in started))
             raise
+        finally:  # nobody listens at the others' addresses any more
+            for fd in itertools.chain(*self._left.values()):
+                os.close(fd)
+            self._left.clear()
 
     def port(self, name: str) -> int:
         """The port of the listener `name`, chosen by the system for port 0."""
         return self._listeners[name].port
+
+    def leave(self) -> dict[str, list[int]]:
+        """Leaves the sockets to the next server in this process, before `drain`."""
+        return {one.where: one.leave() for one in self._listeners.values()}
 
     async def drain(self, grace_s: float) -> None:
         """Accepts no more requests, waits up to `grace_s` seconds for running ones, and ends the rest UNAVAILABLE."""
@@ -81,17 +94,25 @@ class ServedListener:
         self._watches: list[asyncio.Task[None]] = []
         #: The tasks of calls whose answers aren't complete.
         self._running: set[asyncio.Task[None]] = set()
-        self._aborted = False
+        self._aborted = self._leaves = False
 
     @property
     def port(self) -> int:
         return 0 if self._listening is None else self._listening.port
 
-    def start(self) -> None:
+    @property
+    def where(self) -> str:
+        return self._listener.where
+
+    def leave(self) -> list[int]:
+        self._leaves = True
+        return [] if self._listening is None else self._listening.leave()
+
+    def start(self, left: Sequence[int] = ()) -> None:
         listener = self._listener
         files = CertificateFiles(listener.name, listener.tls) if listener.tls else None
         secured = None if files is None or listener.tls is None else context(listener.tls, files.read())
-        self._listening = listening = listen(listener)
+        self._listening = listening = listen(listener, left)
         self._server = Server(listener.name, self._limits, self.serve, listener.flooded)
         self._server.start(listening.sockets, secured)
         name, most = listener.name, self._limits.connections_max
@@ -116,7 +137,7 @@ class ServedListener:
         if listening is None or server is None:
             return
         server.draining = True
-        if grace_s:
+        if grace_s and not self._leaves:
             await listening.refuse()
         server.stop_accepting()
         listening.close()

@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -64,6 +64,14 @@ class Listening:
         self._file = _identity(path) if path else None
         #: The port; 0 for a Unix socket.
         self.port = 0 if path else int(sockets[0].getsockname()[1])
+
+    def leave(self) -> list[int]:
+        """Leaves the sockets to the next server in this process, whose clients wait meanwhile: descriptors of them."""
+        self._file = None
+        found = [os.dup(one.fileno()) for one in self.sockets]
+        for fd in found:
+            os.set_inheritable(fd, True)
+        return found
 
     async def refuse(self) -> None:
         """Refuses new connections, and returns when those that the system already holds have been accepted."""
@@ -124,11 +132,14 @@ def _identity(path: str) -> tuple[int, int] | None:
     return None
 
 
-def listen(listener: Listener) -> Listening:
-    """Non-blocking listening sockets: one for each address of the host, or one at a path.
+def listen(listener: Listener, left: Sequence[int] = ()) -> Listening:
+    """Non-blocking listening sockets: one for each address of the host, or one at a path. `left`: those that the server
+    which this one replaces had for this address.
 
     Raises ListenFailed.
     """
+    if left:
+        return Listening([_taken(fd, listener.limits.write_s_max) for fd in left], listener.path)
     if listener.path:
         return _listen_at(listener)
     host = listener.host.strip("[]") or None
@@ -156,6 +167,15 @@ def listen(listener: Listener) -> Listening:
         return Listening(sockets)
 
 
+def _taken(fd: int, write_s_max: float) -> socket.socket:
+    """The listening socket that another server has left."""
+    one = socket.socket(fileno=fd)
+    one.setblocking(False)
+    one.set_inheritable(False)
+    limit_writes(one, write_s_max)
+    return one
+
+
 def _holder(port: int) -> str:
     """Returns a port's owner, ` by NAME (process PID)`, or "" if this user may not see it."""
     try:
@@ -170,10 +190,11 @@ def _elsewhere(name: str) -> str:
     return f"{flag} sets another port" if flag else "Take another address, or end what listens there"
 
 
-def check_free(listeners: Iterable[Listener]) -> None:
-    """Raises ListenFailed if a listener's address is unavailable: a check before a long start."""
+def check_free(listeners: Iterable[Listener], left: Container[str] = ()) -> None:
+    """Raises ListenFailed if a listener's address is unavailable: a check before a long start. `left`: the sockets of
+    the server that this one replaces, by the listeners' `where`, which are there already."""
     for listener in listeners:
-        if listener.port and not listener.path:
+        if listener.port and not listener.path and listener.where not in left:
             listen(listener).close()
 
 

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import json
 import logging
+import os
 import socket
 import subprocess
 from collections.abc import Awaitable, Mapping, Sequence
@@ -30,6 +31,7 @@ from ts_frontend.workers.process import (
 from ts_frontend.workers.spawning import (
     FIRST_REQUEST_ID,
     LENGTH,
+    Inherited,
     StartedForkserver,
     request_bytes,
     start_forkserver,
@@ -67,7 +69,7 @@ class ForkserverProcess(Protocol):
 class _Started:
     """A forkserver that this process started."""
 
-    child: subprocess.Popen[bytes]
+    child: subprocess.Popen[bytes] | Inherited
     what: str = "the forkserver"
 
     @property
@@ -105,6 +107,7 @@ class Forkserver:
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._processes: dict[int, ForkedProcess] = {}
         self._early: dict[int, ExitStatus] = {}
+        self._unread = b""
         self._sending = asyncio.Lock()
         self._room: asyncio.Future[None] | None = None
         self._closing = False
@@ -119,7 +122,29 @@ class Forkserver:
     @staticmethod
     def of(started: StartedForkserver) -> Forkserver:
         """The forkserver that was started, which is `ready` when it has imported its preloaded modules."""
-        return Forkserver(started.control, _Started(started.child), started.torch_control)
+        inherited = isinstance(started.child, Inherited)
+        found = Forkserver(started.control, _Started(started.child), None if inherited else started.torch_control)
+        if started.ready:
+            resolve(found.ready)
+        return found
+
+    def forked_earlier(self, control: socket.socket, pid: int, ready: bool) -> Forkserver:
+        """The forkserver with torch that this one forked, and whether it has told that it is ready."""
+        found = self._forked(control, pid)
+        if ready:
+            resolve(found.ready)
+        return found
+
+    def leave(self) -> int | None:
+        """Leaves the forkserver, which has no processes any more, to the next server in this process: its control
+        socket. None if it can't be left."""
+        if not self.usable or self._processes or self._answers or self._unread:
+            return None
+        self._closing, self.usable = True, False
+        self.reader.cancel()
+        fd = os.dup(self._control.fileno())
+        os.set_inheritable(fd, True)
+        return fd
 
     @property
     def pid(self) -> int:
@@ -154,6 +179,9 @@ class Forkserver:
         finally:
             if theirs is not None:
                 theirs.close()
+        return self._forked(control, pid)
+
+    def _forked(self, control: socket.socket, pid: int) -> Forkserver:
         child = _Forked(pid, "forkserver")
         child.open_pidfd()
         self._adopt(child)
@@ -202,6 +230,12 @@ class Forkserver:
         self._adopt(process)
         return process
 
+    def forget(self, pid: int) -> None:
+        """Follows a process that it forked no longer."""
+        process = self._processes.pop(pid, None)
+        if process is not None:
+            self._unwatch(process)
+
     def _adopt(self, process: ForkedProcess) -> None:
         self._processes[process.pid] = process
         if process.pid in self._early:
@@ -246,11 +280,10 @@ class Forkserver:
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
-        data = b""
         reason = "it closed its socket"
         try:
             while piece := await loop.sock_recv(self._control, 65536):
-                data = self._take(data + piece)
+                self._unread = self._take(self._unread + piece)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error)
         except Exception as error:  # of any kind: callers that wait must hear that no answer will come
@@ -390,6 +423,7 @@ class ForkLauncher:
         self._all: set[Forkserver] = set()
         self._plain_lock, self._torch_lock = asyncio.Lock(), asyncio.Lock()
         self._preloading: asyncio.Task[None] | None = None
+        self._made_of = ""
 
     async def start(self) -> None:
         """Starts the forkservers; returns at once, `launch` waits until the one it needs is ready."""
@@ -411,7 +445,11 @@ class ForkLauncher:
                     started = await asyncio.to_thread(start_forkserver, self._env, self._preload_torch)
                 if self._with_torch is not None:  # the old one's child: both end with their workers
                     self._with_torch.set_aside()
+                self._made_of = started.made_of
                 self._plain = self._keep(Forkserver.of(started))
+                if started.torch_pid and started.torch_control is not None:
+                    control, pid, ready = started.torch_control, started.torch_pid, started.torch_ready
+                    self._with_torch = self._keep(self._plain.forked_earlier(control, pid, ready))
             return self._plain
 
     async def _torch_server(self) -> Forkserver:
@@ -450,6 +488,27 @@ class ForkLauncher:
     async def _fork(self, server: Forkserver, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
         await self._answered(server, asyncio.shield(server.ready), self._ready_s_max)
         return await server.worker(spec, sink, spec.env, self._fork_s_max)
+
+    def leave(self) -> dict[str, Any] | None:
+        """Leaves the forkservers to the next server in this process, as `spawning.first_forkserver` takes them. None if
+        one is missing, or has processes."""
+        plain, torch = self._plain, self._with_torch
+        if plain is None or (torch is None and self._preload_torch):
+            return None
+        fds = {"torch_control": torch.leave()} if torch is not None else {}
+        if torch is not None:
+            plain.forget(torch.pid)
+        fds["control"] = plain.leave()
+        if None in fds.values():
+            for fd in fds.values():
+                if fd is not None:
+                    os.close(fd)
+            return None
+        self._all.clear()
+        told = {"pid": plain.pid, "made_of": self._made_of, "ready": plain.ready.done()}
+        if torch is not None:
+            told |= {"torch_pid": torch.pid, "torch_ready": torch.ready.done()}
+        return {**fds, **told}
 
     async def close(self) -> None:
         """Ends the forkservers; the supervisor has to end their workers first."""

@@ -3,6 +3,7 @@ it imports torch meanwhile. Imports little."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -50,14 +51,32 @@ def request_bytes(op: str, number: int, **more: Any) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """A child of the server that this one replaces, which had the same process."""
+
+    pid: int
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StartedForkserver:
     """A started forkserver, and our ends of the control sockets: its own, and that of the fork with torch, which was
-    requested as FIRST_REQUEST_ID (None: not requested)."""
+    requested as FIRST_REQUEST_ID (None: not requested). `made_of`: the environment and the files that it was started
+    with. Of an inherited one: `torch_pid` (0: none), and whether each has told that it is ready."""
 
-    child: subprocess.Popen[bytes]
+    child: subprocess.Popen[bytes] | Inherited
     control: socket.socket
     torch_control: socket.socket | None
+    made_of: str = ""
+    torch_pid: int = 0
+    ready: bool = False
+    torch_ready: bool = False
 
     def close(self) -> None:
         self.control.close()
@@ -83,7 +102,7 @@ def start_forkserver(env: Mapping[str, str], preload_torch: bool) -> StartedFork
             one.close()
         raise
     theirs.close()
-    return StartedForkserver(child, control, torch_control)
+    return StartedForkserver(child, control, torch_control, made_of(env, preload_torch))
 
 
 def _pair(opened: list[socket.socket]) -> tuple[socket.socket, socket.socket]:
@@ -94,8 +113,30 @@ def _pair(opened: list[socket.socket]) -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-def first_forkserver(config: ServerConfig) -> StartedForkserver | None:
-    """The forkserver of a server with this configuration; None when its workers aren't forked."""
+def made_of(env: Mapping[str, str], preload_torch: bool) -> str:
+    """Differs for forkservers that may have imported other files: an installation changes its directory."""
+    places = [Path(place) for place in sys.path if os.path.isdir(place)]
+    own = Path(ts.version.__file__).parent
+    times = [place.stat().st_mtime_ns for place in (*places, *sorted(own.rglob("*.py")), *sorted(own.rglob("*.so")))]
+    return hashlib.sha256(repr((sys.version, sorted(env.items()), preload_torch, times)).encode()).hexdigest()
+
+
+def first_forkserver(config: ServerConfig, left: Mapping[str, Any] | None = None) -> StartedForkserver | None:
+    """The forkserver of a server with this configuration; None when its workers aren't forked. `left`: the one that the
+    server which this one replaces has left, which is taken if it isn't made of other files."""
+    if left is not None:
+        told = dict(left)
+        control = socket.socket(fileno=told.pop("control"))
+        torch_control = socket.socket(fileno=told.pop("torch_control")) if "torch_control" in told else None
+        taken = StartedForkserver(Inherited(told.pop("pid")), control, torch_control, **told)
+        wanted = made_of(worker_env(config), config.preload_torch)
+        if config.worker_start == "fork" and not config.bypass_serve and taken.made_of == wanted:
+            for one in (control, torch_control):
+                if one is not None:
+                    one.setblocking(False)
+                    one.set_inheritable(False)
+            return taken
+        taken.close()  # with which it ends
     if config.worker_start != "fork" or config.bypass_serve:
         return None
     return start_forkserver(worker_env(config), config.preload_torch)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import kept
@@ -179,19 +180,23 @@ class Supervisor:
         except Exception:
             log.exception("Workers of %s could not be supervised", pool.name)
 
-    async def close(self) -> None:
-        """Closes the pools, whose workers get no more time, and the launchers."""
+    async def close(self, *, leave_forkserver: bool = False) -> dict[str, Any] | None:
+        """Closes the pools, whose workers get no more time, and the launchers. `leave_forkserver`: to the next server
+        in this process; returns it then, if that is possible."""
         await asyncio.gather(*(scaler.close() for scaler in list(self._scalers.values())))
         await asyncio.gather(*(pool.close(0.0) for pool in list(self._pools)))
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        left = None
         if self._fork is not None:
+            left = self._fork.leave() if leave_forkserver else None
             await self._fork.close()
         if self.cluster is not None:
             await self.cluster.close()
         await self._exec.close()
+        return left
 
 
 def device_of(request: ClusterRequest) -> Device:
