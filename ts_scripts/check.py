@@ -38,8 +38,9 @@ RAY_PACKAGES = ("ray[default] >= 2.49", "cryptography >= 42")
 #: pytest's options for concurrent test files, three times as many as processors: most of their time they wait for
 #: processes that start, end or are restarted, and twice as many don't keep the processors busy. Each file runs in one
 #: process, since its tests share servers. Files run in the order of their names, so that the many quick files
-#: (tests/unit) come last.
+#: (tests/unit) come last. A process that dies, as after a test that hangs, ends the run, which would else wait for it.
 PARALLEL = ("-n", str(min(3 * (os.cpu_count() or 1), 12)), "--dist", "loadfile", "--no-loadscope-reorder")
+PARALLEL += ("--max-worker-restart", "0")
 #: The most failed tests that run again; more than that have a common cause.
 AGAIN_MAX = 8
 #: pytest's exit code for failed tests.
@@ -105,7 +106,6 @@ LONGEST = (
     "tests/e2e/test_serving_environments.py",
     "tests/e2e/test_soak.py",
     "tests/e2e/test_examples_models.py",
-    "tests/process/test_release.py",
 )
 #: An engine of vLLM imports three times as much as a test, and takes minutes on a busy machine.
 VLLM_STARTS = ("-o", "faulthandler_timeout=900")

@@ -91,7 +91,7 @@ def index() -> Iterator[Index]:
         thread.join()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_release_of_the_pure_form(step: Step, tmp_path: Path, index: Index) -> None:
     dist = ("--dist", tmp_path / "dist")
     nothing = step("sign", *dist)
