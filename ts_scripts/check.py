@@ -39,8 +39,10 @@ RAY_PACKAGES = ("ray[default] >= 2.49", "cryptography >= 42")
 #: processes that start, end or are restarted, and twice as many don't keep the processors busy. Each file runs in one
 #: process, since its tests share servers. Files run in the order of their names, so that the many quick files
 #: (tests/unit) come last. A process that dies, as after a test that hangs, ends the run, which would else wait for it.
-PARALLEL = ("-n", str(min(3 * (os.cpu_count() or 1), 12)), "--dist", "loadfile", "--no-loadscope-reorder")
-PARALLEL += ("--max-worker-restart", "0")
+PARALLEL = (
+    *("-n", str(min(3 * (os.cpu_count() or 1), 12)), "--max-worker-restart", "0"),
+    *("--dist", "loadfile", "--no-loadscope-reorder"),
+)
 #: The most failed tests that run again; more than that have a common cause.
 AGAIN_MAX = 8
 #: pytest's exit code for failed tests.

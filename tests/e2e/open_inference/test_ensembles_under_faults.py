@@ -58,7 +58,7 @@ MAY_END: dict[str, set[grpc.StatusCode]] = {
 async def one(stub: Any, number: int, chance: random.Random, ends: Counter[str]) -> None:
     kind = chance.choices(list(MAY_END), [94, 3, 2, 1])[0]
     value = -10.0 if kind == "wrong" else float(number % 1000)
-    request = pb.ModelInferRequest(model_name="diamond", raw_input_contents=[np.float32([[value]]).tobytes()])
+    request = pb.ModelInferRequest(model_name="diamond", raw_input_contents=[np.array([[value]], np.float32).tobytes()])
     request.inputs.add(name="X", datatype="FP32", shape=[1, 1])
     if kind == "late":
         request.parameters["timeout"].int64_param = chance.randrange(1_000, 20_000)
