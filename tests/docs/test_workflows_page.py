@@ -56,8 +56,13 @@ def walk(root: Path, tmp_path: Path, clean_env: dict[str, str]) -> Iterator[Call
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page's commands are curl's")
-@pytest.mark.parametrize("page", ["workflows.md", "first-model.md", "cookbook.md"])
-@pytest.mark.long
+@pytest.mark.parametrize(
+    "page",
+    [
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("workflows.md", "first-model.md")),
+        pytest.param("cookbook.md", marks=pytest.mark.slow),  # it takes as long as all others together
+    ],
+)
 def test_the_walk(root: Path, walk: Callable[[str], str], page: str) -> None:
     text_of_page = (root / "docs" / page).read_text()
     printed, checked = "", 0

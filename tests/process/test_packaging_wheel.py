@@ -123,7 +123,7 @@ def test_an_editable_install_cannot_be_compiled(root: Path, tmp_path: Path) -> N
     assert done.returncode and "an editable install has no compiled form. Use `pip install .`" in done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_readmes_line_puts_it_in_torchserves_place(wheel: Path, root: Path, tmp_path: Path) -> None:
     """In an environment with TorchServe, as AWS's image has it."""
     (line,) = re.findall(r"^RUN (pip uninstall .*)$", (root / "README.md").read_text(), re.MULTILINE)
