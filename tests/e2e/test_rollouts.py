@@ -506,6 +506,23 @@ def test_metrics(rolled: Rolled) -> None:
     assert sum(map(int, found)) == 20
 
 
+def test_the_curves_of_both_versions(rolled: Rolled) -> None:
+    rolled.is_like("2.0", fails=4, seconds=0.05)
+    held(rolled, 50, "text")
+    asked = [rolled.http.post("/predictions/text", content=b"x", headers=_ids(f"id-{n}")) for n in range(60)]
+    rolled.act("rollback")
+    status = rolled.status()
+    assert not status["actions"]
+    points = [dict(zip(status["history"]["columns"], row, strict=True)) for row in status["history"]["rows"]]
+    sums = Counter({name: sum(point[name] for point in points) for name in points[0] if name.endswith("ed")})
+    assert sums["old_answered"] == sum(one.text == "1.0" for one in asked) and not sums["old_failed"]
+    assert sums["new_failed"] == sum(one.status_code != 200 for one in asked) > 0
+    assert all(point["new_p50_ms"] is None or point["new_p50_ms"] >= 40 for point in points)
+    assert {point["percent"] for point in points} == {50}
+    described = rolled.managed.get("/models/text").json()[0]
+    assert "history" not in described["rollout"], "descriptions stay short"
+
+
 def test_the_command_and_grpc(rolled: Rolled) -> None:
     def ran(*words: str) -> Any:
         port = str(rolled.server.port("grpc_management"))

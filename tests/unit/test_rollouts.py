@@ -15,6 +15,7 @@ from ts.protocol import open_inference_pb2 as pb
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.rollouts.compare import Answered, difference, read_measures
 from ts_frontend.rollouts.judge import FALSE_SHARE_MAX, Judge, Limits, Tally, Word
+from ts_frontend.rollouts.record import COLUMNS, POINTS_MAX, Record
 from ts_frontend.rollouts.rule import Rule, read_rule
 
 Seconds = Callable[[random.Random], float]
@@ -125,6 +126,52 @@ def test_differing_answers_of_copies() -> None:
     assert judge.verdict(shadow=True).word is Word.GO_BACK
     assert Judge(Limits(differences=0), 1).verdict(shadow=True).word is Word.GO_ON
     assert FALSE_SHARE_MAX <= 0.01
+
+
+# --- what has become of it
+
+
+def curves(record: Record) -> list[dict[str, Any]]:
+    found = json.loads(json.dumps(record.history("1", "2")))
+    return [dict(zip(COLUMNS, row, strict=True)) for row in found["rows"]]
+
+
+def test_a_point_has_both_versions() -> None:
+    record, begun_s = Record(), 1_700_000_000.0
+    for number in range(100):
+        record.ended("1", False, 0.01 if number < 90 else 0.2, percent=10, at_s=begun_s + number / 200)
+    record.ended("2", True, 9.0, percent=10, at_s=begun_s + 0.6)
+    record.ended("2", False, 0.02, percent=20, at_s=begun_s + 1.5)
+    first, second = curves(record)
+    assert (first["time"], first["percent"], second["time"], second["percent"]) == (begun_s, 10, begun_s + 1, 20)
+    assert (first["old_answered"], first["old_failed"]) == (100, 0)
+    assert first["old_p50_ms"] == pytest.approx(10, rel=0.13) and first["old_p99_ms"] == pytest.approx(200, rel=0.13)
+    assert (first["new_answered"], first["new_failed"], first["new_p50_ms"]) == (0, 1, None)
+    assert second["new_p50_ms"] == pytest.approx(20, rel=0.13) and second["old_p99_ms"] is None
+    record.ended("2", False, 0.02, percent=20, at_s=begun_s - 60)  # the clock was set back
+    assert len(curves(record)) == 2 and curves(record)[1]["new_answered"] == 2
+
+
+@pytest.mark.parametrize("apart_s", [0.25, 40.0, 86_400.0])
+def test_the_curves_are_bounded_and_lose_no_request(apart_s: float) -> None:
+    """However long a rollout runs, and however few requests it has."""
+    record, number = Record(), 3000
+    for index in range(number):
+        record.ended("12"[index % 2], index % 10 == 0, 0.01, percent=50, at_s=1_700_000_000 + index * apart_s)
+    found = curves(record)
+    assert POINTS_MAX / 4 <= len(found) <= POINTS_MAX
+    assert sum(point[f"{version}_{end}"] for point in found for version in ("old", "new") for end in OUTCOMES) == number
+    assert [point["time"] for point in found] == sorted({point["time"] for point in found})
+
+
+OUTCOMES = ("answered", "failed")
+
+
+def test_differences_are_bounded_whatever_clients_and_models_say() -> None:
+    record = Record()
+    for _ in range(100):
+        record.differs("r" * 10_000, "w" * 10_000, (Answered(200, [b"x" * 10_000]).shown, ""))
+    assert len(json.dumps(list(record.differences))) < 20 * 1000
 
 
 # --- settings

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import time
 import uuid
-from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +16,7 @@ from ts_frontend.job import Job, JobState
 from ts_frontend.models.model import Model
 from ts_frontend.rollouts.compare import Answered, Measure, difference
 from ts_frontend.rollouts.judge import Judge
+from ts_frontend.rollouts.record import DIFFERENT, DROPPED, FAILED, SAME, UNCOMPARED, Record
 from ts_frontend.rollouts.rule import Rule
 from ts_frontend.scheduling.sequence_queue import SequenceQueue
 from ts_frontend.tasks import watched
@@ -25,12 +25,7 @@ from ts_frontend.tasks import watched
 VERSION_HEADER: Final = "x-model-version"
 #: Larger requests and answers aren't kept for a comparison.
 COMPARED_BYTES_MAX: Final = 1 << 20
-DIFFERENCES_KEPT_MAX: Final = 20
-#: What became of the copies: same, different, failed, dropped, and uncompared (streams, large answers).
-SAME, DIFFERENT, FAILED, DROPPED, UNCOMPARED = "same", "different", "failed", "dropped", "uncompared"
-#: Outcomes of requests, by version, in metrics.
-ANSWERED: Final = "answered"
-_RANGE: Final = float(1 << 64)
+_PLACES: Final = (1 << 64) / 100
 
 
 class _Copied(NamedTuple):
@@ -41,23 +36,13 @@ class _Copied(NamedTuple):
     request_id: str
 
 
-class Record:
-    """What has become of a rollout's calls and copies: `counts` by version and outcome, `copies` by result, and the
-    last `differences`."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()
-        self.copies: Counter[str] = Counter()
-        self.differences: deque[dict[str, str]] = deque(maxlen=DIFFERENCES_KEPT_MAX)
-
-
 class Divider:
-    """`old`: the default version; `new`: the one that gets `share` of the calls, and with `shadows` copies of the old
-    version's. `share` and `shadows` may change at any time."""
+    """`old`: the default version; `new`: the one that gets `percent` of the calls, and with `shadows` copies of the
+    old version's. `percent` and `shadows` may change at any time."""
 
     def __init__(self, old: Model, new: Model, rule: Rule, judge: Judge, record: Record) -> None:
         self.old, self.new = old, new
-        self.share, self.shadows = 0.0, False
+        self.percent, self.shadows = 0.0, False
         #: Whether both versions take the same requests; nothing is sent to the new one before that is known.
         self.fits = False
         self.judge, self._record = judge, record
@@ -110,17 +95,17 @@ class Divider:
                 return True
             if _holds(self.old, sequence_id):
                 return False
-        if not self.share or not self.fits or not new.ready or (fed and not new.takes_streams):
+        if not self.percent or not self.fits or not new.ready or (fed and not new.takes_streams):
             return False
-        return self._place(headers, sequence_id or request_id) < self.share
+        return self._place(headers, sequence_id or request_id) < self.percent
 
     def _place(self, headers: Pairs, request_id: str) -> float:
-        """A caller's place from 0 to 1, always the same one."""
+        """A caller's place from 0 to 100, always the same one."""
         caller = request_id
         if self._sticky:
             caller = next((value for name, value in headers if name.lower() == self._sticky), caller)
         found = hashlib.blake2b((self._salt + caller).encode("utf-8", "replace"), digest_size=8).digest()
-        return int.from_bytes(found, "big") / _RANGE
+        return int.from_bytes(found, "big") / _PLACES
 
     def _sequence_id(self, headers: Pairs) -> str:
         queue = self.old.queue
@@ -160,7 +145,7 @@ class Divider:
             self._copy(copied, job)
 
     def _count(self, model: Model, failed: bool, seconds: float, now_s: float) -> None:
-        self._record.counts[model.version, FAILED if failed else ANSWERED] += 1
+        self._record.ended(model.version, failed, seconds, percent=self.percent, at_s=time.time())
         self.judge.observe(model is self.new, failed, seconds, now_s)
 
     # --- copies
@@ -206,20 +191,7 @@ class Divider:
 
     def _differs(self, copied: _Copied, why: str, old: Answered, new: Answered) -> None:
         self.judge.compared(True)
-        self._record.differences.append(
-            {
-                "time": shown_time(time.time()),
-                "requestId": copied.request_id,
-                "difference": why,
-                "old": old.shown,
-                "new": new.shown,
-            }
-        )
-
-
-def shown_time(at_s: float) -> str:
-    """Local time, of seconds since the epoch."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at_s))
+        self._record.differs(copied.request_id, why, (old.shown, new.shown))
 
 
 def open_sequences(model: Model) -> int:

@@ -7,15 +7,16 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
 from ts_frontend.errors import InvalidArgument, RolloutNotFound, ServeError
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
-from ts_frontend.rollouts.dividing import ANSWERED, FAILED, Divider, Record, open_sequences, shown_time
+from ts_frontend.rollouts.dividing import Divider, open_sequences
 from ts_frontend.rollouts.judge import Judge, Verdict, Word
+from ts_frontend.rollouts.record import ANSWERED, FAILED, Record, shown_time
 from ts_frontend.rollouts.rule import Rule, read_rule
 from ts_frontend.telemetry.metrics.families import Counter as Count
 from ts_frontend.telemetry.metrics.families import Definition, Family, Gauge, MetricKind
@@ -37,6 +38,13 @@ class State(Enum):
 
 
 ACTIVE = (State.RUNNING, State.PAUSED)
+#: What calls can do, and in which states.
+ACTIONS = {
+    "promote": ACTIVE,
+    "rollback": (*ACTIVE, State.PROMOTED),
+    "pause": (State.RUNNING,),
+    "resume": (State.PAUSED,),
+}
 
 
 class Rollout:
@@ -90,25 +98,26 @@ class Rollout:
         log.log(level, "Rollout of model %s %s: %s: %s", self.name, self.rule.version, event, reason)
 
     def described(self) -> dict[str, Any]:
+        counts = self.record.counts
         found: dict[str, Any] = {
             "state": self.state.value,
             "old": self.old,
             "new": self.rule.version,
             "percent": self.share,
             "shadow": self.shadow and self.state in ACTIVE,
+            "step": self.stage + 1,
+            "actions": [action for action, states in ACTIONS.items() if self.state in states],
             "since": shown_time(self.since_s),
             "verdict": {"decision": self.verdict.word.value, "reason": self.verdict.reason},
             "rule": self.rule.as_json(),
             "events": self.events,
-        }
-        counts = self.record.counts
-        found["requests"] = {
-            version: {outcome: counts[version, outcome] for outcome in (ANSWERED, FAILED)}
-            for version in (self.old, self.rule.version)
+            "requests": {
+                version: {outcome: counts[version, outcome] for outcome in (ANSWERED, FAILED)}
+                for version in (self.old, self.rule.version)
+            },
         }
         if self.rule.shadow:
             found["copies"] = dict(self.record.copies)
-            found["differences"] = list(self.record.differences)
         return found
 
     def as_json(self) -> dict[str, Any]:
@@ -169,26 +178,29 @@ class Rollouts:
         return rollout.described()
 
     def status(self, name: str) -> dict[str, Any]:
-        """Raises ModelNotFound, RolloutNotFound."""
-        self._registry.find(name)
-        return self._find(name).described()
-
-    def act(self, name: str, action: str) -> dict[str, Any]:
-        """Promotes, rolls back, pauses or resumes. Raises InvalidArgument, ModelNotFound, RolloutNotFound."""
+        """Also its curves and, with copies, the last differences. Raises ModelNotFound, RolloutNotFound."""
         self._registry.find(name)
         rollout = self._find(name)
-        actions: dict[str, tuple[tuple[State, ...], Callable[[Rollout, str], None]]] = {
-            "promote": (ACTIVE, self._promote),
-            "rollback": ((*ACTIVE, State.PROMOTED), self._go_back),
-            "pause": ((State.RUNNING,), self._pause),
-            "resume": ((State.PAUSED,), self._resume),
-        }
-        if action not in actions:
-            raise InvalidArgument(f"A rollout can't {action[:80]}: there are {', '.join(actions)}")
-        states, do = actions[action]
-        if rollout.state not in states:
+        record, found = rollout.record, rollout.described()
+        if rollout.rule.shadow:
+            found["differences"] = list(record.differences)
+        return found | {"history": record.history(rollout.old, rollout.rule.version)}
+
+    def act(self, name: str, action: str) -> dict[str, Any]:
+        """Does one of ACTIONS. Raises InvalidArgument, ModelNotFound, RolloutNotFound."""
+        self._registry.find(name)
+        rollout, reason = self._find(name), "a call asked for it"
+        if action not in ACTIONS:
+            raise InvalidArgument(f"A rollout can't {action[:80]}: there are {', '.join(ACTIONS)}")
+        if rollout.state not in ACTIONS[action]:
             raise InvalidArgument(f"The rollout of model {name} is {rollout.state.value}: it can't {action}")
-        do(rollout, "a call asked for it")
+        if action == "promote":
+            self._promote(rollout, reason)
+        elif action == "rollback":
+            self._go_back(rollout, reason)
+        else:
+            rollout.state = State.PAUSED if action == "pause" else State.RUNNING
+            rollout.note(f"{action}d", reason)
         self._changed()
         return rollout.described()
 
@@ -202,7 +214,7 @@ class Rollouts:
         found = self._all.get(model.name)
         if found is None or model.version not in (found.old, found.rule.version):
             return None
-        return {name: value for name, value in found.described().items() if name != "differences"}
+        return found.described()
 
     def _changed(self) -> None:
         self._manager.changed()
@@ -219,14 +231,6 @@ class Rollouts:
         if rollout.state is State.PROMOTED:
             self._registry.set_default(rollout.name, rollout.old)
         self._finish(rollout, State.BACK, reason)
-
-    def _pause(self, rollout: Rollout, reason: str) -> None:
-        rollout.state = State.PAUSED
-        rollout.note("paused", reason)
-
-    def _resume(self, rollout: Rollout, reason: str) -> None:
-        rollout.state = State.RUNNING
-        rollout.note("resumed", reason)
 
     def _finish(self, rollout: Rollout, state: State, reason: str) -> None:
         rollout.state = state
@@ -318,7 +322,7 @@ class Rollouts:
             divider = rollout.divider = Divider(old, new, rollout.rule, rollout.judge, rollout.record)
         divider.fits = new.ready and not _misfit(old, new)
         active = rollout.state in ACTIVE
-        divider.share = rollout.share / 100
+        divider.percent = rollout.share
         divider.shadows = active and rollout.shadow
         if self._dividing.get(name) is not default:
             self._end_dividing(name, close=False)
