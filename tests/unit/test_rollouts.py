@@ -186,6 +186,9 @@ def test_a_rule_and_its_json() -> None:
     shadow = read_rule({"version": "2.0", "shadow": True, "compare": "top1"}, "1.0")
     assert shadow.stages[0] == (0.0, True) and shadow.measures["*"].kind == "top1"
     assert read_rule(shadow.as_json(), "1.0") == shadow
+    authored = read_rule({"version": "2.0", "shadow": True, "compare": "code/judge.py:same"}, "1.0")
+    assert authored.function == "code/judge.py:same" and not shadow.function
+    assert read_rule(authored.as_json(), "1.0") == authored
     for given in ({"version": "2.0", "canaryTrafficPercent": 10}, {"weights": {"1.0": 9, "2.0": 1}}):
         assert read_rule(given, "1.0") == Rule("2.0", (10.0,), judged=False)
     assert [read_rule({"version": "2", "every": text}, "1").every_s for text in ("1.5h", 5, "250ms", "2m")] == [
@@ -215,6 +218,9 @@ def test_a_rule_and_its_json() -> None:
         {"version": ["2"]},
         {"version": "2", "compare": {"FP32": {"rtol": "x"}}},
         {"version": "2", "compare": {"*": "nearly"}},
+        {"version": "2", "compare": "/etc/judge:same"},
+        {"version": "2", "compare": "a/../../judge:same"},
+        {"version": "2", "compare": {"*": "judge:same", "FP32": "exact"}},
         {"weights": {"1": 1}},
         {"weights": {"1": -1, "2": 2}},
         {"weights": 3},

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from ts.protocol.frames import Input, Pairs
+from ts.protocol.frames import COMPARISON, Input, Pairs
 from ts_frontend.caching.cache import CACHE_HEADER, HIT
 from ts_frontend.errors import Draining, NoWorker, QueueFull, SequenceOver, ServeError
 from ts_frontend.job import Job, JobState
 from ts_frontend.models.model import Model
 from ts_frontend.rollouts.compare import Answered, Measure, difference
 from ts_frontend.rollouts.judge import Judge
-from ts_frontend.rollouts.record import DIFFERENT, DROPPED, FAILED, SAME, UNCOMPARED, Record
+from ts_frontend.rollouts.record import COMPARISON_FAILED, DIFFERENT, DROPPED, FAILED, SAME, UNCOMPARED, Record
 from ts_frontend.rollouts.rule import Rule
 from ts_frontend.scheduling.sequence_queue import SequenceQueue
 from ts_frontend.tasks import watched
@@ -25,6 +26,8 @@ from ts_frontend.tasks import watched
 VERSION_HEADER: Final = "x-model-version"
 #: Larger requests and answers aren't kept for a comparison.
 COMPARED_BYTES_MAX: Final = 1 << 20
+#: The longest time of an author's comparison, the wait for its worker included.
+COMPARISON_S_MAX: Final = 1.0
 _PLACES: Final = (1 << 64) / 100
 
 
@@ -47,6 +50,7 @@ class Divider:
         self.fits = False
         self.judge, self._record = judge, record
         self.measures: Mapping[str, Measure] = rule.measures
+        self._function = rule.function
         self._sticky = rule.sticky
         self._salt = f"{new.name}\0{new.version}\0"  # other callers are the first to get the next version
         self._live: dict[int, _Copied | None] = {}
@@ -156,41 +160,79 @@ class Divider:
         if pieces is None or job.received_bytes > COMPARED_BYTES_MAX:
             self._record.copies[UNCOMPARED] += 1
             return
-        new = self.new
-        running = max(self._copying, new.ledger.sent)
-        if len(new.queue) or running >= new.pool.ready_count or not new.ready:
+        if self._busy(self._copying):
             self._record.copies[DROPPED] += 1
             return
         self._copying += 1
         old = Answered(job.status, [bytes(piece) for piece in pieces], job.headers)
         watched(self._compare(copied, old), "The comparison of two versions' answers")
 
+    def _busy(self, copying: int) -> bool:
+        """Whether the new version has more to do than `copying` copies and their comparisons."""
+        new = self.new
+        return not new.ready or len(new.queue) > 0 or max(copying, new.ledger.sent) >= new.pool.ready_count
+
     async def _compare(self, copied: _Copied, old: Answered) -> None:
         try:
-            job = self.new.submit(
-                copied.inputs, headers=copied.headers, request_id=copied.request_id, counted=False, routed=True
-            )
+            self._record.copies[await self._result(copied, old)] += 1
+        except (NoWorker, QueueFull, Draining):
+            self._record.copies[DROPPED] += 1
+        finally:
+            self._copying -= 1
+
+    async def _result(self, copied: _Copied, old: Answered) -> str:
+        """What becomes of a copy. Raises NoWorker, QueueFull or Draining if the new version can't take it."""
+        try:
+            job = self._ask(copied.inputs, copied.headers, copied.request_id)
             new = Answered(200, await job.pieces())
             new = new._replace(status=job.status, headers=job.headers)
         except (NoWorker, QueueFull, Draining):
-            self._record.copies[DROPPED] += 1
-            return
+            raise
         except ServeError as error:
-            self._record.copies[FAILED] += 1
-            self._differs(copied, f"the new version failed: {error.message[:200]}", old, Answered(500, ()))
-            return
-        finally:
-            self._copying -= 1
+            self.judge.compared(True)
+            self._keep(copied, f"the new version failed: {error.message}", old, Answered(500, ()))
+            return FAILED
+        if job.received_bytes > COMPARED_BYTES_MAX:
+            return UNCOMPARED
         form = copied.inputs[0].content_type if copied.inputs else ""
-        why = await asyncio.to_thread(difference, form, old, new, self.measures)
-        self._record.copies[DIFFERENT if why else SAME] += 1
-        if why:
-            self._differs(copied, why, old, new)
+        if self._function and old.status == new.status and old.whole != new.whole:
+            if self._busy(self._copying - 1):
+                return DROPPED
+            why, failed = await self._by_function(form, copied.request_id, old, new)
+            if failed:
+                self._keep(copied, f"the comparison failed: {failed}", old, new)
+                return COMPARISON_FAILED
         else:
-            self.judge.compared(False)
+            why = await asyncio.to_thread(difference, form, old, new, self.measures)
+        self.judge.compared(bool(why))
+        if why:
+            self._keep(copied, why, old, new)
+        return DIFFERENT if why else SAME
 
-    def _differs(self, copied: _Copied, why: str, old: Answered, new: Answered) -> None:
-        self.judge.compared(True)
+    async def _by_function(self, form: str, request_id: str, old: Answered, new: Answered) -> tuple[str, str]:
+        """Why the answers differ by the author's comparison, and why that has failed, each "" if it isn't so. A worker
+        of the new version runs it. Raises as `_result`."""
+        answers = {"old": old, "new": new}
+        lengths = ((name, one.json_length) for name, one in answers.items())
+        try:
+            job = self._ask(
+                [Input(name, COMPARISON, one.whole) for name, one in answers.items()],
+                (("function", self._function), ("form", form), *lengths),
+                request_id,
+                deadline_s=time.monotonic() + COMPARISON_S_MAX,
+                alone=True,
+            )
+            told = json.loads(b"".join(await job.pieces()))
+        except (NoWorker, QueueFull, Draining):
+            raise
+        except ServeError as error:
+            return "", error.message
+        return told.get("differs", ""), told.get("failed", "")
+
+    def _ask(self, inputs: Sequence[Input], headers: Pairs, request_id: str, **more: Any) -> Job:
+        return self.new.submit(inputs, headers=headers, request_id=request_id, counted=False, routed=True, **more)
+
+    def _keep(self, copied: _Copied, why: str, old: Answered, new: Answered) -> None:
         self._record.differs(copied.request_id, why, (old.shown, new.shown))
 
 

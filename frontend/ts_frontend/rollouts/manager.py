@@ -169,6 +169,8 @@ class Rollouts:
             raise InvalidArgument(f"Version {rule.version} of model {name} is its default version already")
         if rule.shadow and default.stateful:
             raise InvalidArgument(f"Model {name} has sequences: its new version can't get copies of single requests")
+        if rule.function and new.graph is not None:
+            raise InvalidArgument(f"Model {new} is a graph of models: it has no worker that runs {rule.function}")
         before = self._all.get(name)
         rollout = Rollout(name, default.version, rule, () if before is None else before.tried)
         self._end_dividing(name)

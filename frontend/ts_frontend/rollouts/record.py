@@ -13,8 +13,10 @@ from ts_frontend.telemetry.metrics.requests import BOUNDS_S, quantiles_s
 
 #: Outcomes of requests, by version, in metrics.
 ANSWERED: Final = "answered"
-#: What became of the copies: same, different, failed, dropped, and uncompared (streams, large answers).
+#: What became of the copies: same, different, failed, dropped, and uncompared (streams, large answers); the author's
+#: comparison has failed.
 SAME, DIFFERENT, FAILED, DROPPED, UNCOMPARED = "same", "different", "failed", "dropped", "uncompared"
+COMPARISON_FAILED: Final = "comparison failed"
 DIFFERENCES_KEPT_MAX: Final = 20
 #: The characters of a difference's reason and of its request's id.
 TOLD_MAX: Final = 300

@@ -16,6 +16,7 @@ STEPS = (1.0, 10.0, 50.0, 100.0)
 EVERY_S = 300.0
 _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(|ms|s|m|h|d)")
+_FUNCTION = re.compile(r"(?:[\w-]+/)*[\w-]+(?:\.py)?:[^\W\d]\w*")
 _HEADER = re.compile(r"[0-9A-Za-z_.-]{1,128}")
 
 
@@ -41,7 +42,13 @@ class Rule:
 
     @property
     def measures(self) -> Mapping[str, Measure]:
-        return read_measures(self.compare)
+        return {} if self.function else read_measures(self.compare)
+
+    @property
+    def function(self) -> str:
+        """The author's comparison, `[folder/]file[.py]:function` in the new version's archive; "" without one."""
+        named = self.compare.get("*")
+        return named if isinstance(named, str) and len(self.compare) == 1 and _FUNCTION.fullmatch(named) else ""
 
     def as_json(self) -> dict[str, Any]:
         """The members from which `read_rule` makes the same rule."""
@@ -90,7 +97,7 @@ def read_rule(given: Mapping[str, Any], default: str) -> Rule:
         Limits(**{name: _limit(name, given[name]) for name in Limits._fields if given.get(name) is not None}),
         compare if isinstance(compare, Mapping) else {"*": compare},
     )
-    read_measures(rule.compare)
+    _ = rule.measures  # raises
     return rule
 
 
