@@ -26,6 +26,8 @@ from ts_frontend.cli.commands import commands
 from ts_frontend.config.snapshot import SnapshotFiles
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
+from ts_frontend.protos.rollouts_pb2 import RolloutRequest
+from ts_frontend.protos.rollouts_pb2_grpc import RolloutsStub
 
 #: Answers with its version. A version's file, if there is one, has the share of requests that fail (by their count),
 #: the seconds that each takes, and what is answered instead.
@@ -439,6 +441,11 @@ def test_refusals(rolled: Rolled) -> None:
     assert "is no datatype" in said({"version": "2.0", "compare": {"FP31": "exact"}})
     assert "FILE:FUNCTION" in said({"version": "2.0", "compare": "../other:same"})
     assert rolled.managed.post("/models/nobody/rollout/pause").status_code == 404
+    for text in ("[1]", "{"):
+        with grpc.insecure_channel(rolled.server.management) as channel, pytest.raises(grpc.RpcError) as refused:
+            request = RolloutRequest(model_name="text", action="start", settings=text)
+            RolloutsStub(channel).Rollout(request, timeout=GUARD_S)
+        assert rolled.managed.put("/models/text/rollout", content=text).json()["message"] in refused.value.details()
     rolled.start(weights={"1.0": 3, "2.0": 1})
     assert rolled.status()["percent"] == 25
     assert rolled.managed.post("/models/text/rollout/twist").status_code == 400

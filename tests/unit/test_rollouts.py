@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from ts.protocol import open_inference_pb2 as pb
-from ts_frontend.errors import InvalidArgument
+from ts_frontend.errors import InvalidArgument, MessageTooLarge
 from ts_frontend.rollouts.compare import Answered, difference, read_measures
 from ts_frontend.rollouts.judge import FALSE_SHARE_MAX, Judge, Limits, Tally, Word
 from ts_frontend.rollouts.record import COLUMNS, POINTS_MAX, Record
-from ts_frontend.rollouts.rule import Rule, read_rule
+from ts_frontend.rollouts.rule import SETTINGS_BYTES_MAX, Rule, read_rule, read_settings
 
 Seconds = Callable[[random.Random], float]
 MEAN_S = 0.02
@@ -232,6 +232,26 @@ def test_a_rule_and_its_json() -> None:
 def test_bad_rules_are_refused(given: Any) -> None:
     with pytest.raises(InvalidArgument):
         read_rule(given, "1")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"[1]", "a JSON object, not list"),
+        (b"{", "no valid JSON"),
+        (b"[" * 10_000, "no valid JSON"),
+        (b"\xff", "no valid JSON"),
+        (b" " * (SETTINGS_BYTES_MAX + 1), "over"),
+    ],
+    ids=("list", "open", "deep", "bytes", "large"),
+)
+def test_settings_that_are_no_json_object_are_refused(text: bytes, said: str) -> None:
+    with pytest.raises((InvalidArgument, MessageTooLarge), match=said):
+        read_settings(text)
+
+
+def test_calls_without_settings() -> None:
+    assert read_settings(b" \n") == read_settings(b"") == {} and read_settings(b'{"version": "2"}') == {"version": "2"}
 
 
 # --- answers

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ts_frontend.errors import InvalidArgument
+from ts_frontend.errors import InvalidArgument, MessageTooLarge
 from ts_frontend.rollouts.compare import Measure, read_measures
 from ts_frontend.rollouts.judge import Limits
 
 STEPS_MAX = 100
+SETTINGS_BYTES_MAX = 64 * 1024
 STEPS = (1.0, 10.0, 50.0, 100.0)
 EVERY_S = 300.0
 _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -62,6 +64,19 @@ class Rule:
             **self.limits._asdict(),
             **({"compare": dict(self.compare)} if self.compare else {}),
         }
+
+
+def read_settings(text: bytes) -> dict[str, Any]:
+    """The settings in a call's JSON, {} in an empty one. Raises MessageTooLarge; InvalidArgument for anything else."""
+    if len(text) > SETTINGS_BYTES_MAX:
+        raise MessageTooLarge(f"A rollout's settings of {len(text)} bytes are over {SETTINGS_BYTES_MAX} bytes")
+    try:
+        found = json.loads(text.strip() or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"A rollout's settings are no valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"A rollout's settings are a JSON object, not {type(found).__name__}")
+    return found
 
 
 def read_rule(given: Mapping[str, Any], default: str) -> Rule:
