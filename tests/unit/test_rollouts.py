@@ -49,7 +49,7 @@ def rolled_out(seed: int, failing: tuple[float, float], seconds: tuple[Seconds, 
                 new = chance.random() * 100 < percent
                 judge.observe(new, chance.random() < failing[new], seconds[new](chance), now_s)
             word = judge.verdict().word
-            assert now_s < 3600 * 4, judge.summary()
+            assert now_s < 3600 * 4, judge.verdict()
         if word is Word.GO_BACK:
             return word
     return Word.GO_ON
@@ -110,7 +110,7 @@ def test_few_requests_give_no_verdict_and_a_stall_counts_once() -> None:
     assert judge.verdict().word is Word.WAIT and "not yet enough" in judge.verdict().reason
     for _ in range(1000):
         judge.observe(True, True, 1.0, 100.0)
-    assert judge.new.errors.bad == 3 and judge.new.failed == 1002
+    assert judge.new.errors == Tally(11, 3)
 
 
 def test_differing_answers_of_copies() -> None:
@@ -207,6 +207,7 @@ def test_a_rule_and_its_json() -> None:
         {"version": "2", "steps": [0, 101]},
         {"version": "2", "steps": [5, 5]},
         {"version": "2", "steps": 5},
+        {"version": "2", "steps": []},
         {"version": "2", "steps": [True]},
         {"version": "2", "every": "-3s"},
         {"version": "2", "every": True},

@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from ts.protocol.frames import COMPARISON, Input, Pairs
@@ -15,7 +15,7 @@ from ts_frontend.caching.cache import CACHE_HEADER, HIT
 from ts_frontend.errors import Draining, NoWorker, QueueFull, SequenceOver, ServeError
 from ts_frontend.job import Job, JobState
 from ts_frontend.models.model import Model
-from ts_frontend.rollouts.compare import Answered, Measure, difference
+from ts_frontend.rollouts.compare import Answered, difference
 from ts_frontend.rollouts.judge import Judge
 from ts_frontend.rollouts.record import COMPARISON_FAILED, DIFFERENT, DROPPED, FAILED, SAME, UNCOMPARED, Record
 from ts_frontend.rollouts.rule import Rule
@@ -28,6 +28,8 @@ VERSION_HEADER: Final = "x-model-version"
 COMPARED_BYTES_MAX: Final = 1 << 20
 #: The longest time of an author's comparison, the wait for its worker included.
 COMPARISON_S_MAX: Final = 1.0
+#: What the new version doesn't take at once.
+_REFUSED: Final = (NoWorker, QueueFull, Draining)
 _PLACES: Final = (1 << 64) / 100
 
 
@@ -49,18 +51,30 @@ class Divider:
         #: Whether both versions take the same requests; nothing is sent to the new one before that is known.
         self.fits = False
         self.judge, self._record = judge, record
-        self.measures: Mapping[str, Measure] = rule.measures
+        self._measures = rule.measures
         self._function = rule.function
         self._sticky = rule.sticky
         self._salt = f"{new.name}\0{new.version}\0"  # other callers are the first to get the next version
         self._live: dict[int, _Copied | None] = {}
         self._copying = 0
+        self._default: Model | None = None
         self._before = {model: model.ledger.on_left for model in (old, new)}
         for model, before in self._before.items():
             model.ledger.on_left = self._watch(model, before)
 
+    def stand_before(self, default: Model) -> None:
+        """Gets the calls that name no version in place of the default version."""
+        if self._default is not default:
+            self._leave()
+            self._default, default.rollout = default, self.submit
+
+    def _leave(self) -> None:
+        if self._default is not None:
+            self._default.rollout = None
+
     def close(self) -> None:
         """Leaves both versions as they were; requests in progress go on."""
+        self._leave()
         for model, before in self._before.items():
             model.ledger.on_left = before
 
@@ -77,7 +91,7 @@ class Divider:
         if self._takes(headers, request_id, sequence_id, new_job is not None):
             try:
                 return self._accepted(self.new, self.new.submit(inputs, **more), None)
-            except (NoWorker, QueueFull, Draining):
+            except _REFUSED:
                 if sequence_id and _holds(self.new, sequence_id):
                     raise
                 self._count(self.new, True, 0.0, time.monotonic())
@@ -175,18 +189,18 @@ class Divider:
     async def _compare(self, copied: _Copied, old: Answered) -> None:
         try:
             self._record.copies[await self._result(copied, old)] += 1
-        except (NoWorker, QueueFull, Draining):
+        except _REFUSED:
             self._record.copies[DROPPED] += 1
         finally:
             self._copying -= 1
 
     async def _result(self, copied: _Copied, old: Answered) -> str:
-        """What becomes of a copy. Raises NoWorker, QueueFull or Draining if the new version can't take it."""
+        """What becomes of a copy. Raises one of _REFUSED if the new version can't take it."""
         try:
             job = self._ask(copied.inputs, copied.headers, copied.request_id)
             new = Answered(200, await job.pieces())
             new = new._replace(status=job.status, headers=job.headers)
-        except (NoWorker, QueueFull, Draining):
+        except _REFUSED:
             raise
         except ServeError as error:
             self.judge.compared(True)
@@ -203,7 +217,7 @@ class Divider:
                 self._keep(copied, f"the comparison failed: {failed}", old, new)
                 return COMPARISON_FAILED
         else:
-            why = await asyncio.to_thread(difference, form, old, new, self.measures)
+            why = await asyncio.to_thread(difference, form, old, new, self._measures)
         self.judge.compared(bool(why))
         if why:
             self._keep(copied, why, old, new)
@@ -223,7 +237,7 @@ class Divider:
                 alone=True,
             )
             told = json.loads(b"".join(await job.pieces()))
-        except (NoWorker, QueueFull, Draining):
+        except _REFUSED:
             raise
         except ServeError as error:
             return "", error.message

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
@@ -54,22 +54,17 @@ class Rollout:
     def __init__(self, name: str, old: str, rule: Rule, tried: tuple[str, ...] = ()) -> None:
         self.name, self.old, self.rule, self.tried = name, old, rule, tried
         self.state = State.RUNNING
-        self.stage = 0
-        self.since_s = time.time()
-        self.events: list[dict[str, str]] = []
+        self.events: deque[dict[str, str]] = deque(maxlen=EVENTS_KEPT_MAX)
         self.decisions: Counter[str] = Counter()
-        self.judge = self._new_judge()
+        self.begin_anew()
         self.verdict = Verdict(Word.WAIT, "it has just begun")
         self.divider: Divider | None = None
         self.record = Record()
         self.seen = False  # its model was served
 
-    def _new_judge(self) -> Judge:
-        return Judge(self.rule.limits, len(self.rule.steps))
-
     @property
     def percent(self) -> float:
-        return self.rule.stages[self.stage][0] if self.rule.stages else 0.0
+        return self.rule.stages[self.stage][0]
 
     @property
     def share(self) -> float:
@@ -78,7 +73,8 @@ class Rollout:
 
     @property
     def shadow(self) -> bool:
-        return bool(self.rule.stages) and self.rule.stages[self.stage][1]
+        """Whether the new version gets copies now."""
+        return self.rule.stages[self.stage][1] and self.state in ACTIVE
 
     def begin(self, stage: int) -> None:
         self.stage = stage
@@ -86,14 +82,17 @@ class Rollout:
         self.judge.begin_step()
 
     def begin_anew(self) -> None:
-        self.judge = self._new_judge()
+        self.judge = Judge(self.rule.limits, len(self.rule.steps))
         self.begin(0)
+
+    def end_dividing(self) -> None:
+        if self.divider is not None:
+            self.divider.close()
+            self.divider = None
 
     def note(self, event: str, reason: str) -> None:
         self.decisions[event] += 1
-        self.events = [*self.events, {"time": shown_time(time.time()), "event": event, "reason": reason}][
-            -EVENTS_KEPT_MAX:
-        ]
+        self.events.append({"time": shown_time(time.time()), "event": event, "reason": reason})
         level = logging.WARNING if event == State.BACK.value else logging.INFO
         log.log(level, "Rollout of model %s %s: %s: %s", self.name, self.rule.version, event, reason)
 
@@ -104,13 +103,13 @@ class Rollout:
             "old": self.old,
             "new": self.rule.version,
             "percent": self.share,
-            "shadow": self.shadow and self.state in ACTIVE,
+            "shadow": self.shadow,
             "step": self.stage + 1,
             "actions": [action for action, states in ACTIONS.items() if self.state in states],
             "since": shown_time(self.since_s),
             "verdict": {"decision": self.verdict.word.value, "reason": self.verdict.reason},
             "rule": self.rule.as_json(),
-            "events": self.events,
+            "events": list(self.events),
             "requests": {
                 version: {outcome: counts[version, outcome] for outcome in (ANSWERED, FAILED)}
                 for version in (self.old, self.rule.version)
@@ -128,7 +127,7 @@ class Rollout:
             "state": self.state.value,
             "stage": self.stage,
             "since": self.since_s,
-            "events": self.events,
+            "events": list(self.events),
             "tried": list(self.tried),
             **self.judge.state(),
         }
@@ -139,9 +138,9 @@ class Rollout:
         old = str(found["old"])
         rollout = cls(name, old, read_rule(found["rule"], old), tuple(map(str, found["tried"])))
         rollout.state = State(found["state"])
-        rollout.stage = min(max(0, int(found["stage"])), max(0, len(rollout.rule.stages) - 1))
+        rollout.stage = min(max(0, int(found["stage"])), len(rollout.rule.stages) - 1)
         rollout.since_s = float(found["since"])
-        rollout.events = [dict(event) for event in found["events"]][-EVENTS_KEPT_MAX:]
+        rollout.events.extend(dict(event) for event in found["events"])
         rollout.judge.restore(found)
         return rollout
 
@@ -152,7 +151,6 @@ class Rollouts:
     def __init__(self, manager: ModelManager, host: str = "") -> None:
         self._manager, self._registry, self._host = manager, manager.registry, host
         self._all: dict[str, Rollout] = {}
-        self._dividing: dict[str, Model] = {}
         self._judged_s = 0.0
         #: Versions whose own settings are no rollout.
         self._refused: set[str] = set()
@@ -173,7 +171,8 @@ class Rollouts:
             raise InvalidArgument(f"Model {new} is a graph of models: it has no worker that runs {rule.function}")
         before = self._all.get(name)
         rollout = Rollout(name, default.version, rule, () if before is None else before.tried)
-        self._end_dividing(name)
+        if before is not None:
+            before.end_dividing()
         self._all[name] = rollout
         rollout.note("begun", f"{rollout.percent:g} % of the calls without a version; {reason}")
         self._changed()
@@ -257,7 +256,7 @@ class Rollouts:
         """Looks at the rollouts forever, if there are any."""
         while True:
             self.look()
-            busy = bool(self._dividing) or any(one.state in ACTIVE for one in self._all.values())
+            busy = any(one.state in ACTIVE or one.divider is not None for one in self._all.values())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._registry.changes.wait(), LOOK_S if busy else None)
 
@@ -269,7 +268,7 @@ class Rollouts:
         for name, rollout in list(self._all.items()):
             default = self._registry.get(name)
             if default is None:
-                self._end_dividing(name)
+                rollout.end_dividing()
                 if rollout.seen:
                     del self._all[name]
                 continue
@@ -313,46 +312,21 @@ class Rollouts:
 
     def _divide(self, rollout: Rollout, default: Model) -> None:
         """Has calls without a version divided as the rollout says."""
-        name = rollout.name
-        old, new = self._registry.get(name, rollout.old), self._registry.get(name, rollout.rule.version)
-        if old is None or new is None or not self._divides(rollout, old, new):
-            self._end_dividing(name)
+        old, new = (self._registry.get(rollout.name, version) for version in (rollout.old, rollout.rule.version))
+        if old is None or new is None or not _divides(rollout, old, new):
+            rollout.end_dividing()
             return
         divider = rollout.divider
         if divider is None or (divider.old, divider.new) != (old, new) or divider.judge is not rollout.judge:
-            self._end_dividing(name)
+            rollout.end_dividing()
             divider = rollout.divider = Divider(old, new, rollout.rule, rollout.judge, rollout.record)
         divider.fits = new.ready and not _misfit(old, new)
-        active = rollout.state in ACTIVE
         divider.percent = rollout.share
-        divider.shadows = active and rollout.shadow
-        if self._dividing.get(name) is not default:
-            self._end_dividing(name, close=False)
-            self._dividing[name] = default
-            default.rollout = divider.submit
-
-    def _divides(self, rollout: Rollout, old: Model, new: Model) -> bool:
-        """Whether calls are divided: also after its end, as long as sequences are open at the version that gets no
-        more."""
-        if rollout.state in ACTIVE:
-            return True
-        if rollout.divider is None or rollout.name not in self._dividing:
-            return False
-        left = {State.PROMOTED: old, State.BACK: new}.get(rollout.state)
-        return left is not None and open_sequences(left) > 0
-
-    def _end_dividing(self, name: str, *, close: bool = True) -> None:
-        model = self._dividing.pop(name, None)
-        if model is not None:
-            model.rollout = None
-        rollout = self._all.get(name)
-        if close and model is not None and rollout is not None and rollout.divider is not None:
-            rollout.divider.close()
-            rollout.divider = None
+        divider.shadows = rollout.shadow
+        divider.stand_before(default)
 
     def _judge(self, rollout: Rollout, divider: Divider) -> None:
         new, version = divider.new, f"version {rollout.rule.version}"
-        ran_s = time.time() - rollout.since_s
         if any(slot.gave_up for slot in new.pool.slots):
             self._go_back(rollout, f"workers of {version} failed and were given up")
         elif new.ready and (why := _misfit(divider.old, new)):
@@ -361,18 +335,17 @@ class Rollouts:
             rollout.verdict = Verdict(Word.WAIT, f"{version} isn't ready: the old version gets all calls")
         elif rollout.percent >= 100:
             self._promote(rollout, f"{version} is ready, and its first step is 100 %")
-        elif not rollout.rule.judged:
-            rollout.verdict = Verdict(Word.WAIT, "it isn't judged")
-            if rollout.state is State.RUNNING and ran_s >= rollout.rule.every_s:
-                self._go_on(rollout, "its time has passed")
         else:
-            rollout.verdict = rollout.judge.verdict(rollout.shadow)
-            if rollout.verdict.word is Word.GO_BACK:
-                self._go_back(rollout, rollout.verdict.reason)
-            elif (
-                rollout.verdict.word is Word.GO_ON and rollout.state is State.RUNNING and ran_s >= rollout.rule.every_s
-            ):
-                self._go_on(rollout, rollout.verdict.reason)
+            due = rollout.state is State.RUNNING and time.time() - rollout.since_s >= rollout.rule.every_s
+            if rollout.rule.judged:
+                verdict = rollout.judge.verdict(rollout.shadow)
+            else:
+                verdict = Verdict(Word.GO_ON if due else Word.WAIT, "its time has passed" if due else "it isn't judged")
+            rollout.verdict = verdict
+            if verdict.word is Word.GO_BACK:
+                self._go_back(rollout, verdict.reason)
+            elif verdict.word is Word.GO_ON and due:
+                self._go_on(rollout, verdict.reason)
 
     # --- restarts, metrics
 
@@ -397,23 +370,16 @@ class Rollouts:
         """Returns [] before the first rollout."""
         if not self._all:
             return []
-        kinds = MetricKind.GAUGE, MetricKind.COUNTER
-        share = _family(kinds[0], "ts_rollout_percent", "Share of the calls without a version that a version gets")
+        share = _family("percent", "Share of the calls without a version that a version gets", kind=MetricKind.GAUGE)
         requests = _family(
-            kinds[1],
-            "ts_rollout_requests_total",
-            "Ended requests that named no version, of versions in a rollout",
-            "outcome",
+            "requests_total", "Ended requests that named no version, of versions in a rollout", "outcome"
         )
-        copies = _family(
-            kinds[1], "ts_rollout_copies_total", "Copies of requests to a new version, by result", "result"
-        )
-        decisions = _family(kinds[1], "ts_rollout_decisions_total", "Decisions of rollouts", "decision")
+        copies = _family("copies_total", "Copies of requests to a new version, by result", "result")
+        decisions = _family("decisions_total", "Decisions of rollouts", "decision")
         for name, rollout in self._all.items():
             new = name, rollout.rule.version, self._host
-            percent = rollout.share
-            share.samples[new] = Gauge(percent)
-            share.samples[name, rollout.old, self._host] = Gauge(100 - percent)
+            share.samples[new] = Gauge(rollout.share)
+            share.samples[name, rollout.old, self._host] = Gauge(100 - rollout.share)
             for decision, count in rollout.decisions.items():
                 decisions.samples[(*new, decision)] = Count(count)
             for (version, outcome), count in rollout.record.counts.items():
@@ -423,8 +389,16 @@ class Rollouts:
         return [share, requests, copies, decisions]
 
 
-def _family(kind: MetricKind, name: str, sentence: str, *more: str) -> Family:
-    return Family(Definition(name, kind, "Count", (*MODEL_LABELS, *more)), sentence)
+def _family(name: str, sentence: str, *more: str, kind: MetricKind = MetricKind.COUNTER) -> Family:
+    return Family(Definition(f"ts_rollout_{name}", kind, "Count", (*MODEL_LABELS, *more)), sentence)
+
+
+def _divides(rollout: Rollout, old: Model, new: Model) -> bool:
+    """Whether calls are divided: also after its end, as long as sequences are open at the version that gets no more."""
+    if rollout.state in ACTIVE or rollout.divider is None:
+        return rollout.state in ACTIVE
+    left = {State.PROMOTED: old, State.BACK: new}.get(rollout.state)
+    return left is not None and open_sequences(left) > 0
 
 
 def _misfit(old: Model, new: Model) -> str:

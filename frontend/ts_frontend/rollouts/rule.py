@@ -84,9 +84,7 @@ def read_rule(given: Mapping[str, Any], default: str) -> Rule:
 
     `weights` ({"1.0": 90, "2.0": 10}) and `canaryTrafficPercent`, KServe's name, are a single step that isn't judged
     unless `judge` says so."""
-    unknown = given.keys() - {*("version", "steps", "every", "sticky", "shadow", "judge", "compare"), *_OTHER_FORMS}
-    unknown -= set(Limits._fields)
-    if unknown:
+    if unknown := given.keys() - _SETTINGS:
         raise InvalidArgument(f"A rollout has no setting {min(map(str, unknown))!r}")
     forms = [name for name in (*_OTHER_FORMS, "steps") if given.get(name) is not None]
     if len(forms) > 1:
@@ -117,13 +115,14 @@ def read_rule(given: Mapping[str, Any], default: str) -> Rule:
 
 
 _OTHER_FORMS = ("weights", "canaryTrafficPercent")
+_SETTINGS = {"version", "steps", "every", "sticky", "shadow", "judge", "compare", *_OTHER_FORMS, *Limits._fields}
 
 
 def _steps(value: Any) -> tuple[float, ...]:
     """Percentages, as a list or as text: "1,10,50,100"."""
     parts = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-    if not isinstance(parts, (list, tuple)) or len(parts) > STEPS_MAX:
-        raise InvalidArgument(f"steps must be at most {STEPS_MAX} percentages, such as 1,10,50,100, not {value!r:.80}")
+    if not isinstance(parts, (list, tuple)) or not 0 < len(parts) <= STEPS_MAX:
+        raise InvalidArgument(f"steps must be 1 to {STEPS_MAX} percentages, such as 1,10,50,100, not {value!r:.80}")
     steps = tuple(_percent("steps", part) for part in parts)
     if any(later <= earlier for earlier, later in zip(steps, steps[1:], strict=False)):
         raise InvalidArgument(f"steps must rise: {value!r:.80}")
