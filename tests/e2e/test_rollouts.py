@@ -26,6 +26,8 @@ from ts_frontend.cli.commands import commands
 from ts_frontend.config.snapshot import SnapshotFiles
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
+from ts_frontend.protos.rollouts_pb2 import RolloutRequest
+from ts_frontend.protos.rollouts_pb2_grpc import RolloutsStub
 
 #: Answers with its version. A version's file, if there is one, has the share of requests that fail (by their count),
 #: the seconds that each takes, and what is answered instead.
@@ -59,6 +61,40 @@ import numpy as np
 def handle(data, context):
     new = context.manifest["model"]["modelVersion"] == "2.0"
     return None if data is None else [{"y": np.asarray(row["x"], "f4") * (2.01 if new else 2)} for row in data]
+
+def sums(old, new):
+    return f"{new['y'].dtype} {new['y'].shape} {new['y'].sum():.2f} instead of {old['y'].sum():.2f}"
+"""
+#: Its comparisons are in the handler's file. `late` waits for the file that the test writes.
+AUTHORED = """
+import os, sys, time
+from pathlib import Path
+
+WAITED = Path(os.environ["ROLLOUT_TEST_DIR"]) / "waited"
+
+{define} handle(data, context):
+    version = context.manifest["model"]["modelVersion"]
+    return None if data is None else [{{"score": float(version), "text": version}}] * len(data)
+
+def near(old, new):
+    return abs(old["score"] - new["score"]) < 2
+
+def far(old, new):
+    return f"the text is {{new['text']}}" if near(old, new) else ""
+
+def fails(old, new):
+    raise ValueError("no judgement " + "x" * 10_000)
+
+def leaves(old, new):
+    sys.exit(3)
+
+def silent(old, new):
+    pass
+
+def late(old, new):
+    while not WAITED.exists():
+        time.sleep(0.01)
+    return True
 """
 TENSORS_CONFIG = """
 openInference:
@@ -206,6 +242,9 @@ MODELS: dict[str, tuple[Path | str, str]] = {
     "stream": (STREAM, ""),
     "tensors": (TENSORS, TENSORS_CONFIG),
     "sums": (SUMS, SUMS_CONFIG),
+    "blocking": (AUTHORED.format(define="def"), ""),
+    "async": (AUTHORED.format(define="async def"), ""),
+    "continuous": (AUTHORED.format(define="def"), "continuousBatching: true\n"),
     "narrow": (HANDLER, ""),
     "busy": (HANDLER, "minWorkers: 4\n"),
     "cached": (HANDLER, "cache: true\n"),
@@ -400,7 +439,13 @@ def test_refusals(rolled: Rolled) -> None:
     assert "such as 30s" in said({"version": "2.0", "every": "soon"})
     assert "copies of single requests" in said({"version": "2.0", "shadow": True}, "sums")
     assert "is no datatype" in said({"version": "2.0", "compare": {"FP31": "exact"}})
+    assert "FILE:FUNCTION" in said({"version": "2.0", "compare": "../other:same"})
     assert rolled.managed.post("/models/nobody/rollout/pause").status_code == 404
+    for text in ("[1]", "{"):
+        with grpc.insecure_channel(rolled.server.management) as channel, pytest.raises(grpc.RpcError) as refused:
+            request = RolloutRequest(model_name="text", action="start", settings=text)
+            RolloutsStub(channel).Rollout(request, timeout=GUARD_S)
+        assert rolled.managed.put("/models/text/rollout", content=text).json()["message"] in refused.value.details()
     rolled.start(weights={"1.0": 3, "2.0": 1})
     assert rolled.status()["percent"] == 25
     assert rolled.managed.post("/models/text/rollout/twist").status_code == 400
@@ -504,6 +549,83 @@ def test_metrics(rolled: Rolled) -> None:
     assert re.search(r'ts_rollout_percent\{model_name="text",model_version="2.0".*\} 40', text)
     found = re.findall(r'ts_rollout_requests_total\{model_name="text",.*outcome="answered",?\} (\d+)', text)
     assert sum(map(int, found)) == 20
+
+
+def compared(rolled: Rolled, model: str, function: str, result: str) -> Any:
+    """The rollout once an author's comparison has had that result for a copy; every call is answered meanwhile."""
+    rolled.start(model, shadow=True, steps=[10], compare=f"handler.py:{function}")
+
+    def has_come() -> bool:
+        answer = rolled.http.post(f"/predictions/{model}", content=b"x")
+        assert answer.status_code == 200 and answer.json()["text"] == "1.0", answer.text
+        return bool(rolled.status(model)["copies"].get(result))
+
+    until(has_come)
+    return rolled.status(model)
+
+
+@pytest.mark.parametrize("model", ["blocking", "async", "continuous"])
+def test_the_authors_function_compares_the_answers(rolled: Rolled, model: str) -> None:
+    """A worker of the new version runs it; what it raises is kept, and is no verdict."""
+    (before,) = [worker["pid"] for worker in rolled.server.describe(model, "2.0")["workers"]]
+    assert not compared(rolled, model, "near", "same")["differences"]
+    assert compared(rolled, model, "far", "different")["differences"][0]["difference"] == "the text is 2.0"
+    for function, said in (
+        ("fails", "ValueError: no judgement xxx"),
+        ("leaves", "SystemExit: 3"),
+        ("silent", "a comparison returns True, False or a text"),
+        ("nothing", "handler.py has no function nothing"),
+    ):
+        status = compared(rolled, model, function, "comparison failed")
+        told = status["differences"][0]["difference"]
+        assert said in told and told.startswith("the comparison failed: ") and len(told) < 400
+        assert status["state"] == "running" and "different" not in status["copies"]
+        assert "0 of 0 requests whose answers differ" in status["verdict"]["reason"]
+    assert [worker["pid"] for worker in rolled.server.describe(model, "2.0")["workers"]] == [before]
+
+
+def test_an_authors_comparison_that_takes_too_long_is_given_up(rolled: Rolled) -> None:
+    waited = rolled.place / "waited"
+    try:
+        status = compared(rolled, "blocking", "late", "comparison failed")
+        assert status["state"] == "running" and status["differences"]
+    finally:
+        waited.touch()
+    until(lambda: rolled.http.post("/predictions/blocking/2.0", content=b"x").json()["text"] == "2.0")
+    compared(rolled, "blocking", "late", "same")
+    waited.unlink()
+
+
+def test_the_authors_function_gets_tensors_by_their_names(rolled: Rolled) -> None:
+    """However clients ask: JSON, binary tensors after it, and gRPC."""
+    binary = _TENSOR | {"parameters": {"binary_data_output": True}}
+
+    def infer_binary() -> None:
+        answer = rolled.http.post("/v2/models/tensors/infer", json=binary)
+        assert answer.headers["inference-header-content-length"], answer.headers
+
+    for ask in (rolled.infer, infer_binary, rolled.grpc_infer):
+        rolled.start("tensors", shadow=True, steps=[10], compare="handler:sums")
+        until(lambda ask=ask: (ask(), rolled.status("tensors")["differences"])[1])  # type: ignore[misc]
+        told = rolled.status("tensors")["differences"][0]["difference"]
+        assert told == "float32 (2,) 6.03 instead of 6.00"
+
+
+def test_the_curves_of_both_versions(rolled: Rolled) -> None:
+    rolled.is_like("2.0", fails=4, seconds=0.05)
+    held(rolled, 50, "text")
+    asked = [rolled.http.post("/predictions/text", content=b"x", headers=_ids(f"id-{n}")) for n in range(60)]
+    rolled.act("rollback")
+    status = rolled.status()
+    assert not status["actions"]
+    points = [dict(zip(status["history"]["columns"], row, strict=True)) for row in status["history"]["rows"]]
+    sums = Counter({name: sum(point[name] for point in points) for name in points[0] if name.endswith("ed")})
+    assert sums["old_answered"] == sum(one.text == "1.0" for one in asked) and not sums["old_failed"]
+    assert sums["new_failed"] == sum(one.status_code != 200 for one in asked) > 0
+    assert all(point["new_p50_ms"] is None or point["new_p50_ms"] >= 40 for point in points)
+    assert {point["percent"] for point in points} == {50}
+    described = rolled.managed.get("/models/text").json()[0]
+    assert "history" not in described["rollout"], "descriptions stay short"
 
 
 def test_the_command_and_grpc(rolled: Rolled) -> None:

@@ -111,6 +111,36 @@ def test_what_one_server_does_all_do(group: Group) -> None:
     assert one.predict("a", b"x") == b"a2"
 
 
+def test_each_server_has_its_own_rollout_and_all_share_its_promotion(group: Group) -> None:
+    one, other = group.begin("--models", "a"), group.begin()
+    for server in (one, other):
+        server.wait_started()
+    until(says(other, "a", "a"), lambda: other.log)
+    other.register("a2", initial_workers=1)
+    until(says(one, "a", "a2", "2.0"), lambda: one.log)
+
+    def rollout(server: Serving, method: str = "GET", action: str = "", **given: Any) -> httpx.Response:
+        return httpx.request(method, f"{server.http_management}/models/a/rollout{action}", json=given or None)
+
+    def divided(server: Serving) -> list[str]:
+        ids = ({"x-request-id": f"caller-{number}"} for number in range(20))
+        return [httpx.post(f"{server.http}/predictions/a", content=b"x", headers=each).text for each in ids]
+
+    rollout(one, "PUT", version="2.0", steps=[50], judge=False).raise_for_status()
+    assert rollout(other).status_code == 404 and set(divided(other)) == {"a"}
+    rollout(other, "PUT", version="2.0", steps=[50], judge=False).raise_for_status()
+    until(lambda: set(divided(one)) == set(divided(other)) == {"a", "a2"})
+    assert divided(one) == divided(other)
+    rollout(one, "POST", "/rollback").raise_for_status()
+    assert rollout(other).json()["state"] == "running" and set(divided(other)) == {"a", "a2"}
+    rollout(other, "POST", "/promote").raise_for_status()
+    until(says(one, "a", "a2"), lambda: one.log)
+    rollout(one, "PUT", version="1.0", steps=[50], judge=False).raise_for_status()
+    rollout(other, "PUT", version="1.0", steps=[50], judge=False).raise_for_status()
+    rollout(other, "POST", "/promote").raise_for_status()
+    until(lambda: rollout(one).json()["state"] == "promoted", lambda: rollout(one).text)
+
+
 def test_what_fails_is_told_and_tried_again(group: Group) -> None:
     """The place is away, and comes again; a model can't be loaded, and can be later."""
     one, other = group.begin("--models", "a"), group.begin()

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from ts.protocol import open_inference_pb2 as pb
-from ts_frontend.errors import InvalidArgument
+from ts_frontend.errors import InvalidArgument, MessageTooLarge
 from ts_frontend.rollouts.compare import Answered, difference, read_measures
 from ts_frontend.rollouts.judge import FALSE_SHARE_MAX, Judge, Limits, Tally, Word
-from ts_frontend.rollouts.rule import Rule, read_rule
+from ts_frontend.rollouts.record import COLUMNS, POINTS_MAX, Record
+from ts_frontend.rollouts.rule import SETTINGS_BYTES_MAX, Rule, read_rule, read_settings
 
 Seconds = Callable[[random.Random], float]
 MEAN_S = 0.02
@@ -48,7 +49,7 @@ def rolled_out(seed: int, failing: tuple[float, float], seconds: tuple[Seconds, 
                 new = chance.random() * 100 < percent
                 judge.observe(new, chance.random() < failing[new], seconds[new](chance), now_s)
             word = judge.verdict().word
-            assert now_s < 3600 * 4, judge.summary()
+            assert now_s < 3600 * 4, judge.verdict()
         if word is Word.GO_BACK:
             return word
     return Word.GO_ON
@@ -109,7 +110,7 @@ def test_few_requests_give_no_verdict_and_a_stall_counts_once() -> None:
     assert judge.verdict().word is Word.WAIT and "not yet enough" in judge.verdict().reason
     for _ in range(1000):
         judge.observe(True, True, 1.0, 100.0)
-    assert judge.new.errors.bad == 3 and judge.new.failed == 1002
+    assert judge.new.errors == Tally(11, 3)
 
 
 def test_differing_answers_of_copies() -> None:
@@ -127,6 +128,52 @@ def test_differing_answers_of_copies() -> None:
     assert FALSE_SHARE_MAX <= 0.01
 
 
+# --- what has become of it
+
+
+def curves(record: Record) -> list[dict[str, Any]]:
+    found = json.loads(json.dumps(record.history("1", "2")))
+    return [dict(zip(COLUMNS, row, strict=True)) for row in found["rows"]]
+
+
+def test_a_point_has_both_versions() -> None:
+    record, begun_s = Record(), 1_700_000_000.0
+    for number in range(100):
+        record.ended("1", False, 0.01 if number < 90 else 0.2, percent=10, at_s=begun_s + number / 200)
+    record.ended("2", True, 9.0, percent=10, at_s=begun_s + 0.6)
+    record.ended("2", False, 0.02, percent=20, at_s=begun_s + 1.5)
+    first, second = curves(record)
+    assert (first["time"], first["percent"], second["time"], second["percent"]) == (begun_s, 10, begun_s + 1, 20)
+    assert (first["old_answered"], first["old_failed"]) == (100, 0)
+    assert first["old_p50_ms"] == pytest.approx(10, rel=0.13) and first["old_p99_ms"] == pytest.approx(200, rel=0.13)
+    assert (first["new_answered"], first["new_failed"], first["new_p50_ms"]) == (0, 1, None)
+    assert second["new_p50_ms"] == pytest.approx(20, rel=0.13) and second["old_p99_ms"] is None
+    record.ended("2", False, 0.02, percent=20, at_s=begun_s - 60)  # the clock was set back
+    assert len(curves(record)) == 2 and curves(record)[1]["new_answered"] == 2
+
+
+@pytest.mark.parametrize("apart_s", [0.25, 40.0, 86_400.0])
+def test_the_curves_are_bounded_and_lose_no_request(apart_s: float) -> None:
+    """However long a rollout runs, and however few requests it has."""
+    record, number = Record(), 3000
+    for index in range(number):
+        record.ended("12"[index % 2], index % 10 == 0, 0.01, percent=50, at_s=1_700_000_000 + index * apart_s)
+    found = curves(record)
+    assert POINTS_MAX / 4 <= len(found) <= POINTS_MAX
+    assert sum(point[f"{version}_{end}"] for point in found for version in ("old", "new") for end in OUTCOMES) == number
+    assert [point["time"] for point in found] == sorted({point["time"] for point in found})
+
+
+OUTCOMES = ("answered", "failed")
+
+
+def test_differences_are_bounded_whatever_clients_and_models_say() -> None:
+    record = Record()
+    for _ in range(100):
+        record.differs("r" * 10_000, "w" * 10_000, (Answered(200, [b"x" * 10_000]).shown, ""))
+    assert len(json.dumps(list(record.differences))) < 20 * 1000
+
+
 # --- settings
 
 
@@ -139,6 +186,9 @@ def test_a_rule_and_its_json() -> None:
     shadow = read_rule({"version": "2.0", "shadow": True, "compare": "top1"}, "1.0")
     assert shadow.stages[0] == (0.0, True) and shadow.measures["*"].kind == "top1"
     assert read_rule(shadow.as_json(), "1.0") == shadow
+    authored = read_rule({"version": "2.0", "shadow": True, "compare": "code/judge.py:same"}, "1.0")
+    assert authored.function == "code/judge.py:same" and not shadow.function
+    assert read_rule(authored.as_json(), "1.0") == authored
     for given in ({"version": "2.0", "canaryTrafficPercent": 10}, {"weights": {"1.0": 9, "2.0": 1}}):
         assert read_rule(given, "1.0") == Rule("2.0", (10.0,), judged=False)
     assert [read_rule({"version": "2", "every": text}, "1").every_s for text in ("1.5h", 5, "250ms", "2m")] == [
@@ -157,6 +207,7 @@ def test_a_rule_and_its_json() -> None:
         {"version": "2", "steps": [0, 101]},
         {"version": "2", "steps": [5, 5]},
         {"version": "2", "steps": 5},
+        {"version": "2", "steps": []},
         {"version": "2", "steps": [True]},
         {"version": "2", "every": "-3s"},
         {"version": "2", "every": True},
@@ -168,6 +219,9 @@ def test_a_rule_and_its_json() -> None:
         {"version": ["2"]},
         {"version": "2", "compare": {"FP32": {"rtol": "x"}}},
         {"version": "2", "compare": {"*": "nearly"}},
+        {"version": "2", "compare": "/etc/judge:same"},
+        {"version": "2", "compare": "a/../../judge:same"},
+        {"version": "2", "compare": {"*": "judge:same", "FP32": "exact"}},
         {"weights": {"1": 1}},
         {"weights": {"1": -1, "2": 2}},
         {"weights": 3},
@@ -179,6 +233,26 @@ def test_a_rule_and_its_json() -> None:
 def test_bad_rules_are_refused(given: Any) -> None:
     with pytest.raises(InvalidArgument):
         read_rule(given, "1")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"[1]", "a JSON object, not list"),
+        (b"{", "no valid JSON"),
+        (b"[" * 10_000, "no valid JSON"),
+        (b"\xff", "no valid JSON"),
+        (b" " * (SETTINGS_BYTES_MAX + 1), "over"),
+    ],
+    ids=("list", "open", "deep", "bytes", "large"),
+)
+def test_settings_that_are_no_json_object_are_refused(text: bytes, said: str) -> None:
+    with pytest.raises((InvalidArgument, MessageTooLarge), match=said):
+        read_settings(text)
+
+
+def test_calls_without_settings() -> None:
+    assert read_settings(b" \n") == read_settings(b"") == {} and read_settings(b'{"version": "2"}') == {"version": "2"}
 
 
 # --- answers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.grpc.call import Call, Method, Shape
@@ -11,6 +10,7 @@ from ts_frontend.grpc.open_inference import message
 from ts_frontend.protos.rollouts_pb2 import RolloutRequest, RolloutResponse
 from ts_frontend.protos.rollouts_pb2_grpc import RolloutsStub as Names
 from ts_frontend.rollouts.manager import Rollouts
+from ts_frontend.rollouts.rule import read_settings
 
 
 class RolloutService:
@@ -28,20 +28,10 @@ class RolloutService:
         if not name:
             raise InvalidArgument("Parameter model_name is required.")
         if action == "start":
-            found = self._rollouts.start(name, _settings(request.settings))
+            found = self._rollouts.start(name, read_settings(request.settings.encode()))
         elif action in ("", "status"):
             found = self._rollouts.status(name)
         else:
             found = self._rollouts.act(name, action)
         text = json.dumps(found, indent=2, ensure_ascii=False).encode("utf-8", "replace").decode()
         return RolloutResponse(msg=text).SerializeToString()
-
-
-def _settings(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"settings is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InvalidArgument(f"settings must be a JSON object, not {type(found).__name__}")
-    return found

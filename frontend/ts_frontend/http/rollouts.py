@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ts_frontend.http.request import HttpAnswer, HttpRequest, json_answer, json_object
+from ts_frontend.http.request import HttpAnswer, HttpRequest, json_answer
 from ts_frontend.rollouts.manager import Rollouts
+from ts_frontend.rollouts.rule import read_settings
 
 
 class HttpRollouts:
@@ -16,7 +17,7 @@ class HttpRollouts:
         return json_answer(200, self._rollouts.status(request.path_params["model_name"]))
 
     async def start(self, request: HttpRequest) -> HttpAnswer:
-        given = json_object(await request.body())
+        given = read_settings(await request.body())
         return json_answer(200, self._rollouts.start(request.path_params["model_name"], given))
 
     async def act(self, request: HttpRequest) -> HttpAnswer:

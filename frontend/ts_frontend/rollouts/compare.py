@@ -75,7 +75,9 @@ def _read(value: Any) -> Measure:
             return Measure("close", rtol=float(value.get("rtol", 0.0)), atol=float(value.get("atol", 0.0)))
         if value.keys() == {"cosine"}:
             return Measure("cosine", least=float(value["cosine"]))
-    raise InvalidArgument(f"compare: {value!r:.80} is not exact, top1, cosine, {{rtol, atol}} or {{cosine: LEAST}}")
+    raise InvalidArgument(
+        f"compare: {value!r:.80} is not exact, top1, cosine, {{rtol, atol}}, {{cosine: LEAST}} or FILE:FUNCTION"
+    )
 
 
 def _is_number(value: Any) -> bool:
@@ -95,6 +97,16 @@ class Answered(NamedTuple):
     status: int
     pieces: Sequence[Buffer]
     headers: Pairs = ()
+
+    @property
+    def whole(self) -> bytes:
+        return b"".join(bytes(piece) for piece in self.pieces)
+
+    @property
+    def json_length(self) -> str:
+        """The length of the JSON before binary tensors, "" without any."""
+        length = next((value for name, value in self.headers if name.lower() == LENGTH_HEADER), "")
+        return length if length.isdecimal() else ""
 
     @property
     def shown(self) -> str:
@@ -118,7 +130,7 @@ def difference(form: str, old: Answered, new: Answered, measures: Mapping[str, M
     for one, other in zip(old.pieces, new.pieces, strict=True):
         if bytes(one) == bytes(other):
             continue
-        was, is_now = _outputs(form, one, old.headers), _outputs(form, other, new.headers)
+        was, is_now = _outputs(form, bytes(one), old.json_length), _outputs(form, bytes(other), new.json_length)
         if was.keys() != is_now.keys():
             return f"it has the outputs {', '.join(is_now)} instead of {', '.join(was)}"
         for name, output in was.items():
@@ -138,13 +150,11 @@ def _differ(old: _Output, new: _Output, measures: Mapping[str, Measure]) -> str:
     return measure.differ(old.numbers, new.numbers)
 
 
-def _outputs(form: str, piece: Buffer, headers: Pairs) -> dict[str, _Output]:
-    data = bytes(piece)
+def _outputs(form: str, data: bytes, json_length: str) -> dict[str, _Output]:
     try:
         if form.startswith("\0grpc"):
             return _of_message(data)
-        length = next((value for name, value in headers if name.lower() == LENGTH_HEADER), "")
-        return _of_json(data, int(length) if length.isdecimal() else len(data))
+        return _of_json(data, int(json_length or len(data)))
     except (DecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {"": _Output("BYTES", data, ())}
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 import uuid
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from ts.protocol.frames import Input, Pairs
+from ts.protocol.frames import COMPARISON, Input, Pairs
 from ts_frontend.caching.cache import CACHE_HEADER, HIT
 from ts_frontend.errors import Draining, NoWorker, QueueFull, SequenceOver, ServeError
 from ts_frontend.job import Job, JobState
 from ts_frontend.models.model import Model
-from ts_frontend.rollouts.compare import Answered, Measure, difference
+from ts_frontend.rollouts.compare import Answered, difference
 from ts_frontend.rollouts.judge import Judge
+from ts_frontend.rollouts.record import COMPARISON_FAILED, DIFFERENT, DROPPED, FAILED, SAME, UNCOMPARED, Record
 from ts_frontend.rollouts.rule import Rule
 from ts_frontend.scheduling.sequence_queue import SequenceQueue
 from ts_frontend.tasks import watched
@@ -25,12 +26,11 @@ from ts_frontend.tasks import watched
 VERSION_HEADER: Final = "x-model-version"
 #: Larger requests and answers aren't kept for a comparison.
 COMPARED_BYTES_MAX: Final = 1 << 20
-DIFFERENCES_KEPT_MAX: Final = 20
-#: What became of the copies: same, different, failed, dropped, and uncompared (streams, large answers).
-SAME, DIFFERENT, FAILED, DROPPED, UNCOMPARED = "same", "different", "failed", "dropped", "uncompared"
-#: Outcomes of requests, by version, in metrics.
-ANSWERED: Final = "answered"
-_RANGE: Final = float(1 << 64)
+#: The longest time of an author's comparison, the wait for its worker included.
+COMPARISON_S_MAX: Final = 1.0
+#: What the new version doesn't take at once.
+_REFUSED: Final = (NoWorker, QueueFull, Draining)
+_PLACES: Final = (1 << 64) / 100
 
 
 class _Copied(NamedTuple):
@@ -41,37 +41,40 @@ class _Copied(NamedTuple):
     request_id: str
 
 
-class Record:
-    """What has become of a rollout's calls and copies: `counts` by version and outcome, `copies` by result, and the
-    last `differences`."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()
-        self.copies: Counter[str] = Counter()
-        self.differences: deque[dict[str, str]] = deque(maxlen=DIFFERENCES_KEPT_MAX)
-
-
 class Divider:
-    """`old`: the default version; `new`: the one that gets `share` of the calls, and with `shadows` copies of the old
-    version's. `share` and `shadows` may change at any time."""
+    """`old`: the default version; `new`: the one that gets `percent` of the calls, and with `shadows` copies of the
+    old version's. `percent` and `shadows` may change at any time."""
 
     def __init__(self, old: Model, new: Model, rule: Rule, judge: Judge, record: Record) -> None:
         self.old, self.new = old, new
-        self.share, self.shadows = 0.0, False
+        self.percent, self.shadows = 0.0, False
         #: Whether both versions take the same requests; nothing is sent to the new one before that is known.
         self.fits = False
         self.judge, self._record = judge, record
-        self.measures: Mapping[str, Measure] = rule.measures
+        self._measures = rule.measures
+        self._function = rule.function
         self._sticky = rule.sticky
         self._salt = f"{new.name}\0{new.version}\0"  # other callers are the first to get the next version
         self._live: dict[int, _Copied | None] = {}
         self._copying = 0
+        self._default: Model | None = None
         self._before = {model: model.ledger.on_left for model in (old, new)}
         for model, before in self._before.items():
             model.ledger.on_left = self._watch(model, before)
 
+    def stand_before(self, default: Model) -> None:
+        """Gets the calls that name no version in place of the default version."""
+        if self._default is not default:
+            self._leave()
+            self._default, default.rollout = default, self.submit
+
+    def _leave(self) -> None:
+        if self._default is not None:
+            self._default.rollout = None
+
     def close(self) -> None:
         """Leaves both versions as they were; requests in progress go on."""
+        self._leave()
         for model, before in self._before.items():
             model.ledger.on_left = before
 
@@ -88,7 +91,7 @@ class Divider:
         if self._takes(headers, request_id, sequence_id, new_job is not None):
             try:
                 return self._accepted(self.new, self.new.submit(inputs, **more), None)
-            except (NoWorker, QueueFull, Draining):
+            except _REFUSED:
                 if sequence_id and _holds(self.new, sequence_id):
                     raise
                 self._count(self.new, True, 0.0, time.monotonic())
@@ -110,17 +113,17 @@ class Divider:
                 return True
             if _holds(self.old, sequence_id):
                 return False
-        if not self.share or not self.fits or not new.ready or (fed and not new.takes_streams):
+        if not self.percent or not self.fits or not new.ready or (fed and not new.takes_streams):
             return False
-        return self._place(headers, sequence_id or request_id) < self.share
+        return self._place(headers, sequence_id or request_id) < self.percent
 
     def _place(self, headers: Pairs, request_id: str) -> float:
-        """A caller's place from 0 to 1, always the same one."""
+        """A caller's place from 0 to 100, always the same one."""
         caller = request_id
         if self._sticky:
             caller = next((value for name, value in headers if name.lower() == self._sticky), caller)
         found = hashlib.blake2b((self._salt + caller).encode("utf-8", "replace"), digest_size=8).digest()
-        return int.from_bytes(found, "big") / _RANGE
+        return int.from_bytes(found, "big") / _PLACES
 
     def _sequence_id(self, headers: Pairs) -> str:
         queue = self.old.queue
@@ -160,7 +163,7 @@ class Divider:
             self._copy(copied, job)
 
     def _count(self, model: Model, failed: bool, seconds: float, now_s: float) -> None:
-        self._record.counts[model.version, FAILED if failed else ANSWERED] += 1
+        self._record.ended(model.version, failed, seconds, percent=self.percent, at_s=time.time())
         self.judge.observe(model is self.new, failed, seconds, now_s)
 
     # --- copies
@@ -171,55 +174,80 @@ class Divider:
         if pieces is None or job.received_bytes > COMPARED_BYTES_MAX:
             self._record.copies[UNCOMPARED] += 1
             return
-        new = self.new
-        running = max(self._copying, new.ledger.sent)
-        if len(new.queue) or running >= new.pool.ready_count or not new.ready:
+        if self._busy(self._copying):
             self._record.copies[DROPPED] += 1
             return
         self._copying += 1
         old = Answered(job.status, [bytes(piece) for piece in pieces], job.headers)
         watched(self._compare(copied, old), "The comparison of two versions' answers")
 
+    def _busy(self, copying: int) -> bool:
+        """Whether the new version has more to do than `copying` copies and their comparisons."""
+        new = self.new
+        return not new.ready or len(new.queue) > 0 or max(copying, new.ledger.sent) >= new.pool.ready_count
+
     async def _compare(self, copied: _Copied, old: Answered) -> None:
         try:
-            job = self.new.submit(
-                copied.inputs, headers=copied.headers, request_id=copied.request_id, counted=False, routed=True
-            )
-            new = Answered(200, await job.pieces())
-            new = new._replace(status=job.status, headers=job.headers)
-        except (NoWorker, QueueFull, Draining):
+            self._record.copies[await self._result(copied, old)] += 1
+        except _REFUSED:
             self._record.copies[DROPPED] += 1
-            return
-        except ServeError as error:
-            self._record.copies[FAILED] += 1
-            self._differs(copied, f"the new version failed: {error.message[:200]}", old, Answered(500, ()))
-            return
         finally:
             self._copying -= 1
+
+    async def _result(self, copied: _Copied, old: Answered) -> str:
+        """What becomes of a copy. Raises one of _REFUSED if the new version can't take it."""
+        try:
+            job = self._ask(copied.inputs, copied.headers, copied.request_id)
+            new = Answered(200, await job.pieces())
+            new = new._replace(status=job.status, headers=job.headers)
+        except _REFUSED:
+            raise
+        except ServeError as error:
+            self.judge.compared(True)
+            self._keep(copied, f"the new version failed: {error.message}", old, Answered(500, ()))
+            return FAILED
+        if job.received_bytes > COMPARED_BYTES_MAX:
+            return UNCOMPARED
         form = copied.inputs[0].content_type if copied.inputs else ""
-        why = await asyncio.to_thread(difference, form, old, new, self.measures)
-        self._record.copies[DIFFERENT if why else SAME] += 1
-        if why:
-            self._differs(copied, why, old, new)
+        if self._function and old.status == new.status and old.whole != new.whole:
+            if self._busy(self._copying - 1):
+                return DROPPED
+            why, failed = await self._by_function(form, copied.request_id, old, new)
+            if failed:
+                self._keep(copied, f"the comparison failed: {failed}", old, new)
+                return COMPARISON_FAILED
         else:
-            self.judge.compared(False)
+            why = await asyncio.to_thread(difference, form, old, new, self._measures)
+        self.judge.compared(bool(why))
+        if why:
+            self._keep(copied, why, old, new)
+        return DIFFERENT if why else SAME
 
-    def _differs(self, copied: _Copied, why: str, old: Answered, new: Answered) -> None:
-        self.judge.compared(True)
-        self._record.differences.append(
-            {
-                "time": shown_time(time.time()),
-                "requestId": copied.request_id,
-                "difference": why,
-                "old": old.shown,
-                "new": new.shown,
-            }
-        )
+    async def _by_function(self, form: str, request_id: str, old: Answered, new: Answered) -> tuple[str, str]:
+        """Why the answers differ by the author's comparison, and why that has failed, each "" if it isn't so. A worker
+        of the new version runs it. Raises as `_result`."""
+        answers = {"old": old, "new": new}
+        lengths = ((name, one.json_length) for name, one in answers.items())
+        try:
+            job = self._ask(
+                [Input(name, COMPARISON, one.whole) for name, one in answers.items()],
+                (("function", self._function), ("form", form), *lengths),
+                request_id,
+                deadline_s=time.monotonic() + COMPARISON_S_MAX,
+                alone=True,
+            )
+            told = json.loads(b"".join(await job.pieces()))
+        except _REFUSED:
+            raise
+        except ServeError as error:
+            return "", error.message
+        return told.get("differs", ""), told.get("failed", "")
 
+    def _ask(self, inputs: Sequence[Input], headers: Pairs, request_id: str, **more: Any) -> Job:
+        return self.new.submit(inputs, headers=headers, request_id=request_id, counted=False, routed=True, **more)
 
-def shown_time(at_s: float) -> str:
-    """Local time, of seconds since the epoch."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at_s))
+    def _keep(self, copied: _Copied, why: str, old: Answered, new: Answered) -> None:
+        self._record.differs(copied.request_id, why, (old.shown, new.shown))
 
 
 def open_sequences(model: Model) -> int:

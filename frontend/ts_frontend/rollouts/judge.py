@@ -106,21 +106,36 @@ class Limits(NamedTuple):
 
 
 class Criterion(NamedTuple):
-    """`rise_max`: the rise of the share that is too much; `what`: the requests that are counted."""
+    """`what`: the requests that are counted; `rise_max`: the rise of their share that is too much."""
 
     what: str
     rise_max: float
     new: Tally
-    old: Tally | None
-    doubt: float
+    old: Tally | None = None
+
+    def __str__(self) -> str:
+        beside = "" if self.old is None else f", {self.old.bad} of {self.old.count} of the old version"
+        return f"{self.new.bad} of {self.new.count} requests {self.what}{beside}"
+
+    def verdict(self, doubt: float) -> Verdict:
+        """`doubt`: the probability of going back by chance, which is that of both versions' bounds together. That of
+        going on by chance is for each criterion: a bad version must pass all of them."""
+        versions = 1 if self.old is None else 2
+        low, _ = self.new.bounds(doubt / versions)
+        high_of_old = 0.0 if self.old is None else self.old.bounds(doubt / versions)[1]
+        if low > high_of_old + TOLERATED * self.rise_max:
+            return Verdict(Word.GO_BACK, str(self))
+        _, high = self.new.bounds(FALSE_SHARE_MAX / versions)
+        low_of_old = 0.0 if self.old is None else self.old.bounds(FALSE_SHARE_MAX / versions)[0]
+        if high < low_of_old + self.rise_max:
+            return Verdict(Word.GO_ON, str(self))
+        return Verdict(Word.WAIT, f"{self}: not yet enough to tell")
 
 
 @dataclass(slots=True)
 class _Version:
     """The observations of one version at a step. `ended_s`: the time of the last one that counted."""
 
-    requests: int = 0
-    failed: int = 0
     errors: Tally = field(default_factory=Tally)
     above: dict[str, Tally] = field(default_factory=lambda: {name: Tally() for name in QUANTILES})
     ended_s: float = -math.inf
@@ -145,8 +160,6 @@ class Judge:
     def observe(self, new: bool, failed: bool, seconds: float, now_s: float) -> None:
         """A request of the `new` version or the old one has ended at `now_s`, `seconds` after it was accepted."""
         version = self.new if new else self.old
-        version.requests += 1
-        version.failed += failed
         if now_s - version.ended_s < APART_S:
             return
         version.ended_s = now_s
@@ -173,37 +186,28 @@ class Judge:
 
     def criteria(self, shadow: bool) -> Iterator[Criterion]:
         """What is judged. `shadow`: the new version has copies only, whose answers are compared."""
-        limits = self.limits
+        limits, new, old = self.limits, self.new, self.old
         if shadow:
-            yield Criterion("whose answers differ", limits.differences, self.differences, None, self._doubt)
+            if limits.differences:
+                yield Criterion("whose answers differ", limits.differences, self.differences)
             return
         if limits.errors:
-            yield Criterion("that failed", limits.errors, self.new.errors, self.old.errors, self._doubt)
+            yield Criterion("that failed", limits.errors, new.errors, old.errors)
         for name in QUANTILES:
             ratio = getattr(limits, name)
             if ratio:
                 more = f" times {ratio:g}" if ratio != 1 else ""
                 rise = MEDIAN_RISE_MAX if name == "p50" else 0.02
-                what = f"above the old version's {name}{more}"
-                yield Criterion(what, rise, self.new.above[name], self.old.above[name], self._doubt)
+                yield Criterion(f"above the old version's {name}{more}", rise, new.above[name], old.above[name])
 
     def verdict(self, shadow: bool = False) -> Verdict:
-        waits = ""
-        for one in self.criteria(shadow):
-            if not one.rise_max:
-                continue
-            word, reason = _judged(one)
-            if word is Word.GO_BACK:
-                return Verdict(word, reason)
-            if word is Word.WAIT:
-                waits = waits or reason
-        return Verdict(Word.WAIT, waits) if waits else Verdict(Word.GO_ON, self.summary(shadow))
-
-    def summary(self, shadow: bool = False) -> str:
-        said = [
-            f"{one.new.bad} of {one.new.count} requests {one.what}{_beside(one.old)}" for one in self.criteria(shadow)
-        ]
-        return "; ".join(said)
+        """The first criterion's that says to go back, else the first one's that says to wait."""
+        found = [one.verdict(self._doubt) for one in self.criteria(shadow)]
+        for word in (Word.GO_BACK, Word.WAIT):
+            for one in found:
+                if one.word is word:
+                    return one
+        return Verdict(Word.GO_ON, "; ".join(one.reason for one in found) or "nothing is judged")
 
     def state(self) -> dict[str, Any]:
         """What a restart needs: the compared answers. The requests of a step are counted anew."""
@@ -211,23 +215,3 @@ class Judge:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.differences = Tally(int(state.get("compared", 0)), int(state.get("different", 0)))
-
-
-def _judged(one: Criterion) -> Verdict:
-    """The certainty of going back is that of both bounds together. That of going on is for each criterion: a bad
-    version must pass all of them."""
-    versions = 1 if one.old is None else 2
-    low, _ = one.new.bounds(one.doubt / versions)
-    high_of_old = 0.0 if one.old is None else one.old.bounds(one.doubt / versions)[1]
-    said = f"{one.new.bad} of {one.new.count} requests {one.what}{_beside(one.old)}"
-    if low > high_of_old + TOLERATED * one.rise_max:
-        return Verdict(Word.GO_BACK, said)
-    _, high = one.new.bounds(FALSE_SHARE_MAX / versions)
-    low_of_old = 0.0 if one.old is None else one.old.bounds(FALSE_SHARE_MAX / versions)[0]
-    if high < low_of_old + one.rise_max:
-        return Verdict(Word.GO_ON, said)
-    return Verdict(Word.WAIT, f"{said}: not yet enough to tell")
-
-
-def _beside(old: Tally | None) -> str:
-    return "" if old is None else f", {old.bad} of {old.count} of the old version"

@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
 from ts_frontend.errors import InvalidArgument, RolloutNotFound, ServeError
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
-from ts_frontend.rollouts.dividing import ANSWERED, FAILED, Divider, Record, open_sequences, shown_time
+from ts_frontend.rollouts.dividing import Divider, open_sequences
 from ts_frontend.rollouts.judge import Judge, Verdict, Word
+from ts_frontend.rollouts.record import ANSWERED, FAILED, Record, shown_time
 from ts_frontend.rollouts.rule import Rule, read_rule
 from ts_frontend.telemetry.metrics.families import Counter as Count
 from ts_frontend.telemetry.metrics.families import Definition, Family, Gauge, MetricKind
@@ -37,6 +38,13 @@ class State(Enum):
 
 
 ACTIVE = (State.RUNNING, State.PAUSED)
+#: What calls can do, and in which states.
+ACTIONS = {
+    "promote": ACTIVE,
+    "rollback": (*ACTIVE, State.PROMOTED),
+    "pause": (State.RUNNING,),
+    "resume": (State.PAUSED,),
+}
 
 
 class Rollout:
@@ -46,22 +54,17 @@ class Rollout:
     def __init__(self, name: str, old: str, rule: Rule, tried: tuple[str, ...] = ()) -> None:
         self.name, self.old, self.rule, self.tried = name, old, rule, tried
         self.state = State.RUNNING
-        self.stage = 0
-        self.since_s = time.time()
-        self.events: list[dict[str, str]] = []
+        self.events: deque[dict[str, str]] = deque(maxlen=EVENTS_KEPT_MAX)
         self.decisions: Counter[str] = Counter()
-        self.judge = self._new_judge()
+        self.begin_anew()
         self.verdict = Verdict(Word.WAIT, "it has just begun")
         self.divider: Divider | None = None
         self.record = Record()
         self.seen = False  # its model was served
 
-    def _new_judge(self) -> Judge:
-        return Judge(self.rule.limits, len(self.rule.steps))
-
     @property
     def percent(self) -> float:
-        return self.rule.stages[self.stage][0] if self.rule.stages else 0.0
+        return self.rule.stages[self.stage][0]
 
     @property
     def share(self) -> float:
@@ -70,7 +73,8 @@ class Rollout:
 
     @property
     def shadow(self) -> bool:
-        return bool(self.rule.stages) and self.rule.stages[self.stage][1]
+        """Whether the new version gets copies now."""
+        return self.rule.stages[self.stage][1] and self.state in ACTIVE
 
     def begin(self, stage: int) -> None:
         self.stage = stage
@@ -78,37 +82,41 @@ class Rollout:
         self.judge.begin_step()
 
     def begin_anew(self) -> None:
-        self.judge = self._new_judge()
+        self.judge = Judge(self.rule.limits, len(self.rule.steps))
         self.begin(0)
+
+    def end_dividing(self) -> None:
+        if self.divider is not None:
+            self.divider.close()
+            self.divider = None
 
     def note(self, event: str, reason: str) -> None:
         self.decisions[event] += 1
-        self.events = [*self.events, {"time": shown_time(time.time()), "event": event, "reason": reason}][
-            -EVENTS_KEPT_MAX:
-        ]
+        self.events.append({"time": shown_time(time.time()), "event": event, "reason": reason})
         level = logging.WARNING if event == State.BACK.value else logging.INFO
         log.log(level, "Rollout of model %s %s: %s: %s", self.name, self.rule.version, event, reason)
 
     def described(self) -> dict[str, Any]:
+        counts = self.record.counts
         found: dict[str, Any] = {
             "state": self.state.value,
             "old": self.old,
             "new": self.rule.version,
             "percent": self.share,
-            "shadow": self.shadow and self.state in ACTIVE,
+            "shadow": self.shadow,
+            "step": self.stage + 1,
+            "actions": [action for action, states in ACTIONS.items() if self.state in states],
             "since": shown_time(self.since_s),
             "verdict": {"decision": self.verdict.word.value, "reason": self.verdict.reason},
             "rule": self.rule.as_json(),
-            "events": self.events,
-        }
-        counts = self.record.counts
-        found["requests"] = {
-            version: {outcome: counts[version, outcome] for outcome in (ANSWERED, FAILED)}
-            for version in (self.old, self.rule.version)
+            "events": list(self.events),
+            "requests": {
+                version: {outcome: counts[version, outcome] for outcome in (ANSWERED, FAILED)}
+                for version in (self.old, self.rule.version)
+            },
         }
         if self.rule.shadow:
             found["copies"] = dict(self.record.copies)
-            found["differences"] = list(self.record.differences)
         return found
 
     def as_json(self) -> dict[str, Any]:
@@ -119,7 +127,7 @@ class Rollout:
             "state": self.state.value,
             "stage": self.stage,
             "since": self.since_s,
-            "events": self.events,
+            "events": list(self.events),
             "tried": list(self.tried),
             **self.judge.state(),
         }
@@ -130,9 +138,9 @@ class Rollout:
         old = str(found["old"])
         rollout = cls(name, old, read_rule(found["rule"], old), tuple(map(str, found["tried"])))
         rollout.state = State(found["state"])
-        rollout.stage = min(max(0, int(found["stage"])), max(0, len(rollout.rule.stages) - 1))
+        rollout.stage = min(max(0, int(found["stage"])), len(rollout.rule.stages) - 1)
         rollout.since_s = float(found["since"])
-        rollout.events = [dict(event) for event in found["events"]][-EVENTS_KEPT_MAX:]
+        rollout.events.extend(dict(event) for event in found["events"])
         rollout.judge.restore(found)
         return rollout
 
@@ -143,7 +151,6 @@ class Rollouts:
     def __init__(self, manager: ModelManager, host: str = "") -> None:
         self._manager, self._registry, self._host = manager, manager.registry, host
         self._all: dict[str, Rollout] = {}
-        self._dividing: dict[str, Model] = {}
         self._judged_s = 0.0
         #: Versions whose own settings are no rollout.
         self._refused: set[str] = set()
@@ -160,35 +167,41 @@ class Rollouts:
             raise InvalidArgument(f"Version {rule.version} of model {name} is its default version already")
         if rule.shadow and default.stateful:
             raise InvalidArgument(f"Model {name} has sequences: its new version can't get copies of single requests")
+        if rule.function and new.graph is not None:
+            raise InvalidArgument(f"Model {new} is a graph of models: it has no worker that runs {rule.function}")
         before = self._all.get(name)
         rollout = Rollout(name, default.version, rule, () if before is None else before.tried)
-        self._end_dividing(name)
+        if before is not None:
+            before.end_dividing()
         self._all[name] = rollout
         rollout.note("begun", f"{rollout.percent:g} % of the calls without a version; {reason}")
         self._changed()
         return rollout.described()
 
     def status(self, name: str) -> dict[str, Any]:
-        """Raises ModelNotFound, RolloutNotFound."""
-        self._registry.find(name)
-        return self._find(name).described()
-
-    def act(self, name: str, action: str) -> dict[str, Any]:
-        """Promotes, rolls back, pauses or resumes. Raises InvalidArgument, ModelNotFound, RolloutNotFound."""
+        """Also its curves and, with copies, the last differences. Raises ModelNotFound, RolloutNotFound."""
         self._registry.find(name)
         rollout = self._find(name)
-        actions: dict[str, tuple[tuple[State, ...], Callable[[Rollout, str], None]]] = {
-            "promote": (ACTIVE, self._promote),
-            "rollback": ((*ACTIVE, State.PROMOTED), self._go_back),
-            "pause": ((State.RUNNING,), self._pause),
-            "resume": ((State.PAUSED,), self._resume),
-        }
-        if action not in actions:
-            raise InvalidArgument(f"A rollout can't {action[:80]}: there are {', '.join(actions)}")
-        states, do = actions[action]
-        if rollout.state not in states:
+        record, found = rollout.record, rollout.described()
+        if rollout.rule.shadow:
+            found["differences"] = list(record.differences)
+        return found | {"history": record.history(rollout.old, rollout.rule.version)}
+
+    def act(self, name: str, action: str) -> dict[str, Any]:
+        """Does one of ACTIONS. Raises InvalidArgument, ModelNotFound, RolloutNotFound."""
+        self._registry.find(name)
+        rollout, reason = self._find(name), "a call asked for it"
+        if action not in ACTIONS:
+            raise InvalidArgument(f"A rollout can't {action[:80]}: there are {', '.join(ACTIONS)}")
+        if rollout.state not in ACTIONS[action]:
             raise InvalidArgument(f"The rollout of model {name} is {rollout.state.value}: it can't {action}")
-        do(rollout, "a call asked for it")
+        if action == "promote":
+            self._promote(rollout, reason)
+        elif action == "rollback":
+            self._go_back(rollout, reason)
+        else:
+            rollout.state = State.PAUSED if action == "pause" else State.RUNNING
+            rollout.note(f"{action}d", reason)
         self._changed()
         return rollout.described()
 
@@ -202,7 +215,7 @@ class Rollouts:
         found = self._all.get(model.name)
         if found is None or model.version not in (found.old, found.rule.version):
             return None
-        return {name: value for name, value in found.described().items() if name != "differences"}
+        return found.described()
 
     def _changed(self) -> None:
         self._manager.changed()
@@ -219,14 +232,6 @@ class Rollouts:
         if rollout.state is State.PROMOTED:
             self._registry.set_default(rollout.name, rollout.old)
         self._finish(rollout, State.BACK, reason)
-
-    def _pause(self, rollout: Rollout, reason: str) -> None:
-        rollout.state = State.PAUSED
-        rollout.note("paused", reason)
-
-    def _resume(self, rollout: Rollout, reason: str) -> None:
-        rollout.state = State.RUNNING
-        rollout.note("resumed", reason)
 
     def _finish(self, rollout: Rollout, state: State, reason: str) -> None:
         rollout.state = state
@@ -251,7 +256,7 @@ class Rollouts:
         """Looks at the rollouts forever, if there are any."""
         while True:
             self.look()
-            busy = bool(self._dividing) or any(one.state in ACTIVE for one in self._all.values())
+            busy = any(one.state in ACTIVE or one.divider is not None for one in self._all.values())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._registry.changes.wait(), LOOK_S if busy else None)
 
@@ -263,7 +268,7 @@ class Rollouts:
         for name, rollout in list(self._all.items()):
             default = self._registry.get(name)
             if default is None:
-                self._end_dividing(name)
+                rollout.end_dividing()
                 if rollout.seen:
                     del self._all[name]
                 continue
@@ -307,46 +312,21 @@ class Rollouts:
 
     def _divide(self, rollout: Rollout, default: Model) -> None:
         """Has calls without a version divided as the rollout says."""
-        name = rollout.name
-        old, new = self._registry.get(name, rollout.old), self._registry.get(name, rollout.rule.version)
-        if old is None or new is None or not self._divides(rollout, old, new):
-            self._end_dividing(name)
+        old, new = (self._registry.get(rollout.name, version) for version in (rollout.old, rollout.rule.version))
+        if old is None or new is None or not _divides(rollout, old, new):
+            rollout.end_dividing()
             return
         divider = rollout.divider
         if divider is None or (divider.old, divider.new) != (old, new) or divider.judge is not rollout.judge:
-            self._end_dividing(name)
+            rollout.end_dividing()
             divider = rollout.divider = Divider(old, new, rollout.rule, rollout.judge, rollout.record)
         divider.fits = new.ready and not _misfit(old, new)
-        active = rollout.state in ACTIVE
-        divider.share = rollout.share / 100
-        divider.shadows = active and rollout.shadow
-        if self._dividing.get(name) is not default:
-            self._end_dividing(name, close=False)
-            self._dividing[name] = default
-            default.rollout = divider.submit
-
-    def _divides(self, rollout: Rollout, old: Model, new: Model) -> bool:
-        """Whether calls are divided: also after its end, as long as sequences are open at the version that gets no
-        more."""
-        if rollout.state in ACTIVE:
-            return True
-        if rollout.divider is None or rollout.name not in self._dividing:
-            return False
-        left = {State.PROMOTED: old, State.BACK: new}.get(rollout.state)
-        return left is not None and open_sequences(left) > 0
-
-    def _end_dividing(self, name: str, *, close: bool = True) -> None:
-        model = self._dividing.pop(name, None)
-        if model is not None:
-            model.rollout = None
-        rollout = self._all.get(name)
-        if close and model is not None and rollout is not None and rollout.divider is not None:
-            rollout.divider.close()
-            rollout.divider = None
+        divider.percent = rollout.share
+        divider.shadows = rollout.shadow
+        divider.stand_before(default)
 
     def _judge(self, rollout: Rollout, divider: Divider) -> None:
         new, version = divider.new, f"version {rollout.rule.version}"
-        ran_s = time.time() - rollout.since_s
         if any(slot.gave_up for slot in new.pool.slots):
             self._go_back(rollout, f"workers of {version} failed and were given up")
         elif new.ready and (why := _misfit(divider.old, new)):
@@ -355,18 +335,17 @@ class Rollouts:
             rollout.verdict = Verdict(Word.WAIT, f"{version} isn't ready: the old version gets all calls")
         elif rollout.percent >= 100:
             self._promote(rollout, f"{version} is ready, and its first step is 100 %")
-        elif not rollout.rule.judged:
-            rollout.verdict = Verdict(Word.WAIT, "it isn't judged")
-            if rollout.state is State.RUNNING and ran_s >= rollout.rule.every_s:
-                self._go_on(rollout, "its time has passed")
         else:
-            rollout.verdict = rollout.judge.verdict(rollout.shadow)
-            if rollout.verdict.word is Word.GO_BACK:
-                self._go_back(rollout, rollout.verdict.reason)
-            elif (
-                rollout.verdict.word is Word.GO_ON and rollout.state is State.RUNNING and ran_s >= rollout.rule.every_s
-            ):
-                self._go_on(rollout, rollout.verdict.reason)
+            due = rollout.state is State.RUNNING and time.time() - rollout.since_s >= rollout.rule.every_s
+            if rollout.rule.judged:
+                verdict = rollout.judge.verdict(rollout.shadow)
+            else:
+                verdict = Verdict(Word.GO_ON if due else Word.WAIT, "its time has passed" if due else "it isn't judged")
+            rollout.verdict = verdict
+            if verdict.word is Word.GO_BACK:
+                self._go_back(rollout, verdict.reason)
+            elif verdict.word is Word.GO_ON and due:
+                self._go_on(rollout, verdict.reason)
 
     # --- restarts, metrics
 
@@ -391,23 +370,16 @@ class Rollouts:
         """Returns [] before the first rollout."""
         if not self._all:
             return []
-        kinds = MetricKind.GAUGE, MetricKind.COUNTER
-        share = _family(kinds[0], "ts_rollout_percent", "Share of the calls without a version that a version gets")
+        share = _family("percent", "Share of the calls without a version that a version gets", kind=MetricKind.GAUGE)
         requests = _family(
-            kinds[1],
-            "ts_rollout_requests_total",
-            "Ended requests that named no version, of versions in a rollout",
-            "outcome",
+            "requests_total", "Ended requests that named no version, of versions in a rollout", "outcome"
         )
-        copies = _family(
-            kinds[1], "ts_rollout_copies_total", "Copies of requests to a new version, by result", "result"
-        )
-        decisions = _family(kinds[1], "ts_rollout_decisions_total", "Decisions of rollouts", "decision")
+        copies = _family("copies_total", "Copies of requests to a new version, by result", "result")
+        decisions = _family("decisions_total", "Decisions of rollouts", "decision")
         for name, rollout in self._all.items():
             new = name, rollout.rule.version, self._host
-            percent = rollout.share
-            share.samples[new] = Gauge(percent)
-            share.samples[name, rollout.old, self._host] = Gauge(100 - percent)
+            share.samples[new] = Gauge(rollout.share)
+            share.samples[name, rollout.old, self._host] = Gauge(100 - rollout.share)
             for decision, count in rollout.decisions.items():
                 decisions.samples[(*new, decision)] = Count(count)
             for (version, outcome), count in rollout.record.counts.items():
@@ -417,8 +389,16 @@ class Rollouts:
         return [share, requests, copies, decisions]
 
 
-def _family(kind: MetricKind, name: str, sentence: str, *more: str) -> Family:
-    return Family(Definition(name, kind, "Count", (*MODEL_LABELS, *more)), sentence)
+def _family(name: str, sentence: str, *more: str, kind: MetricKind = MetricKind.COUNTER) -> Family:
+    return Family(Definition(f"ts_rollout_{name}", kind, "Count", (*MODEL_LABELS, *more)), sentence)
+
+
+def _divides(rollout: Rollout, old: Model, new: Model) -> bool:
+    """Whether calls are divided: also after its end, as long as sequences are open at the version that gets no more."""
+    if rollout.state in ACTIVE or rollout.divider is None:
+        return rollout.state in ACTIVE
+    left = {State.PROMOTED: old, State.BACK: new}.get(rollout.state)
+    return left is not None and open_sequences(left) > 0
 
 
 def _misfit(old: Model, new: Model) -> str:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ts_frontend.errors import InvalidArgument
+from ts_frontend.errors import InvalidArgument, MessageTooLarge
 from ts_frontend.rollouts.compare import Measure, read_measures
 from ts_frontend.rollouts.judge import Limits
 
 STEPS_MAX = 100
+SETTINGS_BYTES_MAX = 64 * 1024
 STEPS = (1.0, 10.0, 50.0, 100.0)
 EVERY_S = 300.0
 _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(|ms|s|m|h|d)")
+_FUNCTION = re.compile(r"(?:[\w-]+/)*[\w-]+(?:\.py)?:[^\W\d]\w*")
 _HEADER = re.compile(r"[0-9A-Za-z_.-]{1,128}")
 
 
@@ -41,7 +44,13 @@ class Rule:
 
     @property
     def measures(self) -> Mapping[str, Measure]:
-        return read_measures(self.compare)
+        return {} if self.function else read_measures(self.compare)
+
+    @property
+    def function(self) -> str:
+        """The author's comparison, `[folder/]file[.py]:function` in the new version's archive; "" without one."""
+        named = self.compare.get("*")
+        return named if isinstance(named, str) and len(self.compare) == 1 and _FUNCTION.fullmatch(named) else ""
 
     def as_json(self) -> dict[str, Any]:
         """The members from which `read_rule` makes the same rule."""
@@ -57,14 +66,25 @@ class Rule:
         }
 
 
+def read_settings(text: bytes) -> dict[str, Any]:
+    """The settings in a call's JSON, {} in an empty one. Raises MessageTooLarge; InvalidArgument for anything else."""
+    if len(text) > SETTINGS_BYTES_MAX:
+        raise MessageTooLarge(f"A rollout's settings of {len(text)} bytes are over {SETTINGS_BYTES_MAX} bytes")
+    try:
+        found = json.loads(text.strip() or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"A rollout's settings are no valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"A rollout's settings are a JSON object, not {type(found).__name__}")
+    return found
+
+
 def read_rule(given: Mapping[str, Any], default: str) -> Rule:
     """The rule in a JSON object or a section of YAML. `default`: the model's default version. Raises InvalidArgument.
 
     `weights` ({"1.0": 90, "2.0": 10}) and `canaryTrafficPercent`, KServe's name, are a single step that isn't judged
     unless `judge` says so."""
-    unknown = given.keys() - {*("version", "steps", "every", "sticky", "shadow", "judge", "compare"), *_OTHER_FORMS}
-    unknown -= set(Limits._fields)
-    if unknown:
+    if unknown := given.keys() - _SETTINGS:
         raise InvalidArgument(f"A rollout has no setting {min(map(str, unknown))!r}")
     forms = [name for name in (*_OTHER_FORMS, "steps") if given.get(name) is not None]
     if len(forms) > 1:
@@ -90,18 +110,19 @@ def read_rule(given: Mapping[str, Any], default: str) -> Rule:
         Limits(**{name: _limit(name, given[name]) for name in Limits._fields if given.get(name) is not None}),
         compare if isinstance(compare, Mapping) else {"*": compare},
     )
-    read_measures(rule.compare)
+    _ = rule.measures  # raises
     return rule
 
 
 _OTHER_FORMS = ("weights", "canaryTrafficPercent")
+_SETTINGS = {"version", "steps", "every", "sticky", "shadow", "judge", "compare", *_OTHER_FORMS, *Limits._fields}
 
 
 def _steps(value: Any) -> tuple[float, ...]:
     """Percentages, as a list or as text: "1,10,50,100"."""
     parts = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-    if not isinstance(parts, (list, tuple)) or len(parts) > STEPS_MAX:
-        raise InvalidArgument(f"steps must be at most {STEPS_MAX} percentages, such as 1,10,50,100, not {value!r:.80}")
+    if not isinstance(parts, (list, tuple)) or not 0 < len(parts) <= STEPS_MAX:
+        raise InvalidArgument(f"steps must be 1 to {STEPS_MAX} percentages, such as 1,10,50,100, not {value!r:.80}")
     steps = tuple(_percent("steps", part) for part in parts)
     if any(later <= earlier for earlier, later in zip(steps, steps[1:], strict=False)):
         raise InvalidArgument(f"steps must rise: {value!r:.80}")

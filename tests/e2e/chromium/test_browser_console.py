@@ -62,6 +62,12 @@ def handle(data, context):
         return []
     return [{"total": row["a"] + row["a"]} for row in data]
 """
+#: Its answer has the version, and a text that would be HTML if the page took it as such.
+NAMED = """
+def handle(data, context):
+    version = context.manifest["model"]["modelVersion"]
+    return None if data is None else [f"{version} <img src=x onerror='document.title=1'>"] * len(data)
+"""
 TENSORS = """
 openInference:
   inputs: [{name: a, datatype: INT64, shape: [1, -1]}]
@@ -205,6 +211,58 @@ def test_scaling_defaults_and_the_end_of_a_model(browser: Browser, server: Any) 
     until(lambda: not any("greeting" in row and "1.0" in row for row in rows(browser)), lambda: rows(browser))
 
 
+def test_a_rollout_is_followed_and_changed(browser: Browser, server: Any, model_writer: Callable[..., str]) -> None:
+    """Curves of both versions, differing answers as texts, and each action by its dialog."""
+    for version in ("1.0", "2.0"):
+        model_writer(server.store, "named", NAMED, version=version, directory=f"named-{version}")
+        server.register(f"named-{version}")
+    rollout = f"{server.http_management}/models/named/rollout"
+    browser.open(f"{server.http_management}/#/named/1.0/rollout")
+    browser.wait_for("named has no rollout")
+
+    given = {"version": "2.0", "shadow": True, "steps": [30, 60]}
+    assert httpx.put(rollout, json=given, timeout=GUARD_S).status_code == 200
+    until(lambda: server.predict("named", "x") and httpx.get(rollout).json()["differences"], "copies are compared")
+    browser.wait_for("2.0 in place of 1.0")
+    browser.wait_for("2.0 <img src=x onerror='document.title=1'>")
+    browser.wait_for("1 of 3 (copies, 30 %, 60 %)")
+    assert browser.run("return document.querySelectorAll('.rollout img').length") == 0
+
+    assert httpx.put(rollout, json={"version": "2.0", "steps": [50]}, timeout=GUARD_S).status_code == 200
+    until(lambda: _both_asked(server, rollout), "both versions answer")
+    browser.wait_for("50 % to 1.0, 50 % to 2.0")
+    until(lambda: "–" not in _labels(browser)["Latency, p99"] and "–" not in _labels(browser)["Failed requests"])
+    browser.click("Pause rollout")
+    browser.click("Pause rollout")  # in the dialog
+    browser.wait_for("The rollout of named 2.0 is paused")
+    browser.click("Resume rollout")
+    browser.click("Cancel")
+    assert httpx.get(rollout).json()["state"] == "paused"
+    browser.click("Promote")
+    browser.click("Promote")
+    browser.wait_for("promoted")
+    assert server.describe("named")["modelVersion"] == "2.0"
+    browser.click("Roll back")
+    browser.click("Roll back")
+    browser.wait_for("The rollout of named 2.0 is rolled back")
+    assert server.describe("named")["modelVersion"] == "1.0"
+    until(
+        lambda: browser.run("return document.querySelectorAll('.rollout button').length") == 0, "nothing is left to do"
+    )
+    assert "Latency, p99" in _labels(browser)  # its curves stay
+
+
+def _both_asked(server: Any, rollout: str) -> bool:
+    server.predict("named", "x")
+    return all(one["answered"] for one in httpx.get(rollout).json()["requests"].values())
+
+
+def _labels(browser: Browser) -> dict[str, str]:
+    """What each curve of the rollout tells screen readers, by its title."""
+    found = browser.run("return [...document.querySelectorAll('.rollout [role=img]')].map((one) => one.ariaLabel)")
+    return dict(label.partition(": ")[::2] for label in found)
+
+
 def test_files_and_tensors(browser: Browser, server: Any, tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(b"\x89PNG" + bytes(100))
     browser.open(f"{server.http_management}/")
@@ -298,13 +356,14 @@ def test_every_size_and_both_colours(browser: Browser, server: Any, size: str) -
         "",
         "/#/story/1.0/live",
         "/#/story/1.0/workers",
+        "/#/named/1.0/rollout",
         "/#/story/1.0/play",
         "/#/story/1.0/settings",
         "/docs",
     ):
         browser.open("about:blank")
         browser.open(f"{server.http_management}{place}")
-        browser.wait_for("Find a call" if place == "/docs" else "story")
+        browser.wait_for({"/docs": "Find a call", "/#/named/1.0/rollout": "Decisions"}.get(place, "story"))
         assert no_overflow(browser), (place, size)
         assert browser.run(UNNAMED) == [], place
         for colours in ("light", "dark"):

@@ -83,6 +83,10 @@ class Input(NamedTuple):
     data: Buffer
 
 
+#: The content type of answers that a worker compares in place of running its handler (ts/runtime/comparing.py).
+COMPARISON: Final = "\0compare"
+
+
 class Item(NamedTuple):
     """One request of a batch. `deadline_s`: monotonic seconds, `math.inf` for none."""
 

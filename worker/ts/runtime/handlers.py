@@ -200,8 +200,8 @@ def _import(handler: str, model_dir: str) -> ModuleType:
     if not name:
         raise HandlerNotUsable("the archive names no handler: give one to the archiver or when registering")
     own = Path(model_dir, f"{name}.py")
-    if own.is_file() and ("." in name or (name in sys.modules and not _is_at(sys.modules[name], own))):
-        return _import_file(f"ts_handler_{name.replace('.', '_')}", own)  # `handler.v2` would be a module of a package
+    if own.is_file() and ("." in name or (name in sys.modules and not is_at(sys.modules[name], own))):
+        return import_file(f"ts_handler_{name.replace('.', '_')}", own)  # `handler.v2` would be a module of a package
     if importlib.util.find_spec(name) is not None:
         return importlib.import_module(name)
     builtin = f"ts.torch_handler.{handler.replace('/', '.').removesuffix('.py')}"
@@ -228,12 +228,12 @@ def _exists(module_name: str) -> bool:
         return False
 
 
-def _is_at(module: ModuleType, path: Path) -> bool:
+def is_at(module: ModuleType, path: Path) -> bool:
     file = getattr(module, "__file__", None)
     return file is not None and os.path.realpath(file) == os.path.realpath(path)
 
 
-def _import_file(name: str, path: Path) -> ModuleType:
+def import_file(name: str, path: Path) -> ModuleType:
     """Imports a file whose own name is taken by a module that is already in use."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None

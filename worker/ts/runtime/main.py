@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ts.context import Context
 from ts.protocol.codes import SHOWS_STACKS
 from ts.protocol.frames import LoadFailed, Ready
 from ts.protocol.memory import give_back_freed, keep_freed
@@ -29,9 +30,9 @@ from ts.runtime.blocking import BlockingRunner
 from ts.runtime.calls import Calls
 from ts.runtime.continuous import ContinuousRunner
 from ts.runtime.handlers import Loaded, describe_failure, load
-from ts.runtime.jobs import Ledger, SilentLedger
+from ts.runtime.jobs import Batch, Ledger, SilentLedger
 from ts.runtime.process import log_to_stdout, mark_lines, modules_in, outlive_stops, set_threads, turn_to
-from ts.runtime.running import Opened, Opening
+from ts.runtime.running import Opened, Opening, Running
 from ts.runtime.stopwatch import Stopwatch
 from ts.runtime.tracebacks import place_of, say
 from ts.runtime.worker import Link, leave
@@ -118,12 +119,19 @@ def answer(
 
 
 def _with_tensors(link: Link, loaded: Loaded, progress: Progress) -> Opened:
+    from ts.runtime.comparing import Comparing, is_comparison
     from ts.runtime.tensor_running import TensorRunning
     from ts.tensors.forms import ModelSpec
 
     model = ModelSpec(**{"name": "", "version": "", "inputs": {}, "outputs": {}, **(loaded.tensors or {})})
     takes_rows = loaded.takes == "rows"
-    return lambda batch, context: TensorRunning(batch, context, link, model, takes_rows, progress.spend)
+
+    def opened(batch: Batch, context: Context) -> Running:
+        if is_comparison(batch):
+            return Comparing(batch, context, link)
+        return TensorRunning(batch, context, link, model, takes_rows, progress.spend)
+
+    return opened
 
 
 def _response_bytes_max(settings: dict[str, Any]) -> int:

@@ -5,9 +5,10 @@ import { ago, byId, bytes, clock, h, keyed, say } from "./dom.js";
 import { registerModel, scale, setDefault, unregister, workerLog } from "./dialogs.js";
 import { Playground } from "./play.js";
 import { Plots } from "./plots.js";
+import { Rollout } from "./rollout.js";
 import { store } from "./store.js";
 
-const TABS = [["live", "Live"], ["workers", "Workers"], ["play", "Playground"], ["settings", "Settings"]];
+const TABS = [["live", "Live"], ["workers", "Workers"], ["rollout", "Rollout"], ["play", "Playground"], ["settings", "Settings"]];
 
 /** The page of a model; `update(model)` shows its state, `sample()` its numbers. */
 export class Detail {
@@ -15,6 +16,7 @@ export class Detail {
     this.model = model;
     this.tab = tab;
     this.plots = new Plots();
+    this.rollout = new Rollout(model.name);
     this.play = new Playground(model);
     this.badges = h("span", { class: "row" });
     this.death = h("div", {});
@@ -30,6 +32,7 @@ export class Detail {
         h("thead", {}, h("tr", {}, ...["Worker", "State", "Device", "Memory"].map((text) => h("th", { scope: "col" }, text)),
           ...["Process", "Started", "Failures in a row"].map((text) => h("th", { scope: "col", class: "wide" }, text)),
           h("th", { scope: "col" }, h("span", { class: "unseen" }, "Log")))), this.workers)),
+      rollout: this.rollout.element,
       play: h("div", {}, this.play.element),
       settings: h("div", { class: "panel" }, this.settings),
     };
@@ -61,11 +64,14 @@ export class Detail {
   }
 
   sample() {
-    if (this.tab === "live" && this.element.isConnected) this.plots.show(this.model.key);
+    if (!this.element.isConnected) return;
+    if (this.tab === "live") this.plots.show(this.model.key);
+    if (this.tab === "rollout") this.rollout.sample();
   }
 
   renew() {
     this.plots.renew();
+    this.rollout.renew();
     this.sample();
   }
 

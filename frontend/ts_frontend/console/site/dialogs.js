@@ -1,7 +1,7 @@
 // What changes the server, each in a dialog that says what will happen and shows the server's answer.
 
 import { byId, h, toast } from "./dom.js";
-import { Refused, ask, modelPath, setKey } from "./net.js";
+import { Refused, ask, modelPath, rolloutPath, setKey } from "./net.js";
 import { store } from "./store.js";
 
 let serial = 0;
@@ -106,6 +106,23 @@ export function unregister(model) {
     location.hash = "";
     return told;
   }, { danger: true });
+}
+
+/** What a rollout's actions do: the button, and the dialog's sentence. */
+export const ROLLOUT_ACTIONS = {
+  promote: ["Promote", (one) => `Version ${one.new} becomes the default at once, and gets all calls that name no version. It can still be rolled back.`],
+  rollback: ["Roll back", (one) => `Version ${one.old} gets all calls that name no version, at once. Sequences that have begun at version ${one.new} end there.`],
+  pause: ["Pause rollout", (one) => `It stays at ${one.percent} % of the calls until it is resumed. It still goes back if version ${one.new} is worse.`],
+  resume: ["Resume rollout", () => "It goes on to the next step when the verdict allows that."],
+};
+
+export function changeRollout(name, rollout, action, then) {
+  const [label, says] = ROLLOUT_ACTIONS[action];
+  open(`${label}: ${name} ${rollout.new}?`, [h("p", {}, says(rollout))], label, async () => {
+    const found = await ask("POST", rolloutPath(name, `/${action}`));
+    then();
+    return `The rollout of ${name} ${found.new} is ${found.state}.`;
+  }, { danger: action === "rollback" });
 }
 
 const LOG_MS = 1000;

@@ -58,6 +58,8 @@ export async function ask(method, path, body) {
 export const modelPath = (model, more = "") =>
   `/models/${encodeURIComponent(model.name)}/${encodeURIComponent(model.version)}${more}`;
 
+export const rolloutPath = (name, more = "") => `/models/${encodeURIComponent(name)}/rollout${more}`;
+
 /** Takes a text/event-stream apart as its pieces come: `take(text)` gives the events that are complete. */
 export class Events {
   constructor() {

@@ -1,7 +1,7 @@
-// The plots of a model, drawn by uPlot: three minutes, a line for each number, told apart by dashes as well as colours.
+// Plots drawn by uPlot, a line for each number, told apart by dashes as well as colours; and those of a model's last minutes.
 
 import { bytes, count, h, millis, svg } from "./dom.js";
-import { latest, series, store, times } from "./store.js";
+import { series, store, times } from "./store.js";
 
 const uPlot = window.uPlot;
 const DASHES = [[], [7, 3], [2, 3]];
@@ -28,7 +28,14 @@ function colour(name) {
   return found;
 }
 
-function options(width, lines, format) {
+/** Hours are shown where there are some; `all`: seconds since the epoch. */
+function clocks(all) {
+  const long = all.at(-1) - all[0] > 3000;
+  const parts = { minute: "2-digit", ...(long ? { hour: "2-digit" } : { second: "2-digit" }) };
+  return all.map((t) => new Date(t * 1000).toLocaleTimeString([], parts));
+}
+
+function options(width, lines, format, sparse) {
   const colours = [colour("--accent"), colour("--warn"), colour("--bad")];
   const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
   return {
@@ -38,20 +45,20 @@ function options(width, lines, format) {
     cursor: { y: false, points: { size: 6 } },
     scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high || 0, 1) * 1.12] } },
     axes: [
-      { ...axis, space: 70, size: 26, values: (_, all) => all.map((t) => new Date(t * 1000).toLocaleTimeString([], { minute: "2-digit", second: "2-digit" })) },
+      { ...axis, space: 70, size: 26, values: (_, all) => clocks(all) },
       { ...axis, space: 22, size: 58, values: (_, all) => all.map((value) => (value ? format(value) : "0")) },
     ],
     series: [{}, ...lines.map((_, index) => ({
-      stroke: colours[index], dash: DASHES[index], width: 1.8, spanGaps: false, points: { show: false },
-      fill: index === 0 && lines.length < 3 ? colour("--accent-soft") : undefined,
+      stroke: colours[index], dash: DASHES[index], width: 1.8, spanGaps: sparse, points: sparse ? {} : { show: false },
+      fill: index === 0 && lines.length < 3 && !sparse ? colour("--accent-soft") : undefined,
     }))],
   };
 }
 
-/** One figure; `show(key)` draws a model's numbers. */
-class Plot {
-  constructor([title, unit, format, lines]) {
-    Object.assign(this, { title, format, lines });
+/** One figure, as of PLOTS; `sparse`: its lines go on where nothing was measured. */
+export class Plot {
+  constructor([title, unit, format, lines], sparse = false) {
+    Object.assign(this, { title, format, lines, sparse });
     this.values = lines.map(() => h("b", {}, "–"));
     this.canvas = h("div", { class: "canvas", role: "img", "aria-label": title });
     this.keys = h("div", { class: "keys" });
@@ -71,17 +78,19 @@ class Plot {
     }));
   }
 
-  show(key) {
-    const data = [times(), ...this.lines.map(([column]) => series(key, column))];
+  /** Draws the values of each line at the times (seconds since the epoch), and tells the last one. */
+  show(at, values) {
     const width = this.canvas.clientWidth;
     if (!width) return;
-    if (!this.drawn) this.drawn = new uPlot(options(width, this.lines, this.format), data, this.canvas);
+    const data = [at, ...values];
+    if (!this.drawn) this.drawn = new uPlot(options(width, this.lines, this.format, this.sparse), data, this.canvas);
     else {
       if (this.drawn.width !== width) this.drawn.setSize({ width, height: 150 });
       this.drawn.setData(data);
     }
-    const said = this.lines.map(([column, label], index) => {
-      const text = this.format(latest(key, column));
+    const said = this.lines.map(([, label], index) => {
+      const known = this.sparse ? values[index].filter((value) => value !== null) : values[index];
+      const text = this.format(known.at(-1));
       this.values[index].textContent = text;
       return `${label} ${text}`;
     });
@@ -97,8 +106,6 @@ class Sizes {
       h("figcaption", {}, h("span", { class: "title" }, "Batch sizes ", h("small", {}, "handler calls a second"))), this.bars);
   }
 
-  renew() {}
-
   show(key) {
     const sizes = Object.entries(store.samples.at(-1)?.batches[key] || {});
     const top = Math.max(...sizes.map(([, rate]) => rate), 1e-9);
@@ -112,10 +119,11 @@ class Sizes {
 
 export class Plots {
   constructor() {
-    const all = PLOTS.map((one) => new Plot(one));
-    all.splice(5, 0, new Sizes());
-    this.all = all;
-    this.element = h("div", { class: "plots" }, ...all.map((plot) => plot.figure));
+    this.all = PLOTS.map((one) => new Plot(one));
+    this.sizes = new Sizes();
+    const figures = this.all.map((plot) => plot.figure);
+    figures.splice(5, 0, this.sizes.figure);
+    this.element = h("div", { class: "plots" }, ...figures);
     this.renew();
   }
 
@@ -124,6 +132,7 @@ export class Plots {
   }
 
   show(key) {
-    for (const plot of this.all) plot.show(key);
+    for (const plot of this.all) plot.show(times(), plot.lines.map(([column]) => series(key, column)));
+    this.sizes.show(key);
   }
 }
