@@ -42,6 +42,16 @@ openInference:
   inputs: [{name: x, datatype: FP32, shape: [-1]}]
   outputs: [{name: sum, datatype: FP32, shape: [1]}]
 """
+#: Takes tensors, and requests of V1.
+ROWS = """
+import numpy as np
+
+def answer(row):
+    return {"sum": np.array(row["x"], "f4").sum(keepdims=True)} if "x" in row else "done"
+
+def handle(data, context):
+    return None if data is None else [answer(row) for row in data]
+"""
 #: Answers with as many tokens as were asked for, and says how many these were.
 COUNTED = """
 from ts.tensors.types import InferenceResponse, Tensor
@@ -95,6 +105,7 @@ models:
   sums: {defaults: {requests_per_second: 0.01, burst: 1}}
   ticket: {defaults: {requests_per_second: 0.01, burst: 1}}
   states: {defaults: {requests_per_second: 0.01, burst: 1}}
+  rows: {defaults: {items_per_second: 8}}
 """
 
 
@@ -104,6 +115,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, server_of: Callable[..., An
     (place / "limits.yaml").write_text(ONCE)
     models = {"upper": (UPPER, ""), "sums": (SUMS, SUMS_CONFIG), "counted": (COUNTED, ""), "works": (WORKS, "")}
     models |= {
+        "rows": (ROWS, SUMS_CONFIG),
         "words": (WORDS, ""),
         "ticket": (UPPER, "useJobTicket: true\n"),
         "states": (UPPER, "sequenceBatching: true\n"),
@@ -207,6 +219,39 @@ def test_grpc_tells_when_to_come_again_in_its_status(server: Any, call: Callable
     assert detail.type_url.endswith("google.rpc.RetryInfo")
     delay = Duration.FromString(detail.value[2:])  # the field's number and length are before it
     assert 0 < delay.ToTimedelta().total_seconds() <= 100
+
+
+def rows(count: int) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name="rows")
+    request.inputs.add(name="x", datatype="FP32", shape=[count]).contents.fp32_contents.extend([1] * count)
+    return request
+
+
+def test_items_are_limited_over_http_and_grpc(server: Any, http: httpx.Client) -> None:
+    """4000 items are owed for minutes; requests of a single item would be within the limit."""
+    tensor = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [4000], "data": [1] * 4000}]}
+    asked = {
+        "http": lambda: http.post("/v2/models/rows/infer", json=tensor, headers={"x-client": "http"}),
+        "v1": lambda: http.post("/v1/models/rows:predict", json={"instances": [1] * 4000}, headers={"x-client": "v1"}),
+    }
+    for client, ask in asked.items():
+        first = ask()
+        assert first.status_code == 200, first.text
+        assert first.headers["x-ratelimit-limit-items"] == "8" and first.headers["x-ratelimit-remaining-items"] == "0"
+        refused = ask()
+        assert refused.status_code == 429
+        said = f"Client header:{client} is over its limit of 8 items a second (items_per_second) for model rows"
+        assert said in refused.text, refused.text
+    with grpc.insecure_channel(server.inference) as channel:
+        infer = GRPCInferenceServiceStub(channel).ModelInfer
+        metadata = [("x-client", "items")]
+        infer(rows(1), metadata=metadata, timeout=GUARD_S)
+        infer(rows(4000), metadata=metadata, timeout=GUARD_S)
+        with pytest.raises(grpc.RpcError) as error:
+            infer(rows(1), metadata=metadata, timeout=GUARD_S)
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "(items_per_second) for model rows" in error.value.details()
+    assert metric(server, "ts_client_refused_requests_total", client="other", limit="items") >= 3
 
 
 def test_each_request_of_a_stream_counts(server: Any) -> None:

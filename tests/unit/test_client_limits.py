@@ -105,9 +105,11 @@ class Served:
 
     # --- as its clients
 
-    def ask(self, name: str, ms: float = 1.0, *, tokens: float = 0.0, size: int = 0, **more: Any) -> Job:
+    def ask(
+        self, name: str, ms: float = 1.0, *, tokens: float = 0.0, items: int = 1, size: int = 0, **more: Any
+    ) -> Job:
         own = Asker(Client(name, name if name in self.limits.rules.server.clients else OTHER))
-        own.tokens = tokens
+        own.tokens, own.items = tokens, items
         token = asker.set(own)
         try:
             content = f"{ms} ".encode().ljust(size)
@@ -381,26 +383,27 @@ async def test_each_limit_refuses_with_its_name_and_the_time_to_come_again(
 ) -> None:
     rules = {
         "bytes_per_second": {"bytes_per_second": 100},
+        "items_per_second": {"items_per_second": 10},
         "tokens_per_minute": {"tokens_per_minute": 600},
         "requests_per_second": {"requests_per_second": 2, "burst": 1},
         "concurrent": {"concurrent": 1},
     }
     for name, rule in rules.items():
         served = Served(limits_of(models={"m": {"defaults": rule}}))
-        served.ask("a", size=80, tokens=500)
-        error = refused(lambda: served.ask("a", size=80, tokens=500))  # noqa: B023
+        served.ask("a", size=80, tokens=500, items=8)
+        error = refused(lambda: served.ask("a", size=80, tokens=500, items=8))  # noqa: B023
         assert f"({name}) for model m" in error.message and "Client a " in error.message
         assert error.retry_after_s is not None
         if name != "concurrent":
             clock.now_s += error.retry_after_s * 0.99
-            assert refused(lambda: served.ask("a", size=80, tokens=500)).retry_after_s == pytest.approx(  # noqa: B023
+            assert refused(lambda: served.ask("a", size=80, tokens=500, items=8)).retry_after_s == pytest.approx(  # noqa: B023
                 error.retry_after_s * 0.01
             )
             clock.now_s += error.retry_after_s * 0.02
         else:
             await served.step()
-        served.ask("a", size=80, tokens=500)
-        served.ask("b", size=80, tokens=500)
+        served.ask("a", size=80, tokens=500, items=8)
+        served.ask("b", size=80, tokens=500, items=8)
 
 
 async def test_worker_time_is_taken_as_measured(limits_of: Callable[..., Limits], clock: Clock) -> None:
@@ -412,6 +415,16 @@ async def test_worker_time_is_taken_as_measured(limits_of: Callable[..., Limits]
     assert error.retry_after_s == pytest.approx(4, abs=0.02), "0.3 s are owed, and all of the burst is expected"
     clock.now_s += 4
     served.ask("a", 1)
+
+
+async def test_a_request_with_many_items_owes_them(limits_of: Callable[..., Limits], clock: Clock) -> None:
+    limits = limits_of(defaults={"items_per_second": 10})
+    assert limits.clients.asker(signs()).counts_items
+    served = Served(limits)
+    served.ask("a", items=64)
+    assert refused(lambda: served.ask("a")).retry_after_s == pytest.approx(5.5), "54 are owed, and one is needed"
+    clock.now_s += 5.5
+    served.ask("a")
 
 
 async def test_a_full_queue_gives_back_what_was_reserved(limits_of: Callable[..., Limits], clock: Clock) -> None:
@@ -469,6 +482,7 @@ async def test_a_changed_file_counts_for_clients_that_are_there(
         served.ask("a")
     (tmp_path / "limits.yaml").write_text("defaults: {requests_per_second: 1, burst: 2}")
     await limits.look()
+    assert not limits.clients.asker(signs()).counts_items
     served.ask("a")  # it is as full as before: by half
     refused(lambda: served.ask("a"))
     (tmp_path / "limits.yaml").unlink()

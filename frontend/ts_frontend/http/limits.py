@@ -26,7 +26,7 @@ class HttpLimits:
     async def serve(self, request: HttpRequest, serve: Serve, dialect: ErrorDialect) -> HttpAnswer:
         """As `serve`, with the headers of the limits that apply. Raises its errors but LimitExceeded, which it
         answers."""
-        own = Asker(self._limits.clients.of(_signs(request)))
+        own = self._limits.clients.asker(_signs(request))
         token = asker.set(own)
         try:
             answer = await serve(request)

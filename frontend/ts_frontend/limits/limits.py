@@ -23,6 +23,7 @@ from ts_frontend.job import Job, Ledger
 from ts_frontend.limits.accounts import (
     BYTES,
     CONCURRENT,
+    ITEMS,
     REQUESTS,
     TOKENS,
     WORKER,
@@ -49,6 +50,7 @@ REQUEST_BYTES: Final = 1024
 OWN: Final = Client("(server)", OTHER)
 _SAID: Final = {
     REQUESTS: ("requests_per_second", "requests a second"),
+    ITEMS: ("items_per_second", "items a second"),
     BYTES: ("bytes_per_second", "bytes a second"),
     WORKER: ("worker_ms_per_second", "ms of worker time a second"),
     TOKENS: ("tokens_per_minute", "tokens a minute"),
@@ -119,7 +121,8 @@ class Limits:
             log.error("The limits stay as they were: %s: %s", self._path, error)
             return
         log.info("The limits were read again: %s", self._path)
-        self.rules = self.clients.rules = rules
+        self.rules = rules
+        self.clients.follow(rules)
         self.change()
 
     def change(self) -> None:
@@ -211,6 +214,7 @@ class ModelLimits:
         now_s = self._limits.clock()
         amounts = {
             REQUESTS: 1.0,
+            ITEMS: float(request.items),
             BYTES: float(sum([len(part.data) for part in inputs])),
             WORKER: ticket.share.estimate_s * 1000 if inputs else 0.0,
             TOKENS: request.tokens,
@@ -346,8 +350,8 @@ class _Measured:
 
 
 def told(request: Asker, now_s: float) -> Iterator[tuple[str, str]]:
-    """The headers of an answer that tell its client what is left of its requests and tokens."""
-    for kind in (REQUESTS, TOKENS):
+    """The headers of an answer that tell its client what is left of its requests, items and tokens."""
+    for kind in (REQUESTS, ITEMS, TOKENS):
         buckets = [account.buckets[kind] for account in request.accounts if kind in account.buckets]
         if buckets:
             least = min(buckets, key=lambda bucket: (bucket.left(now_s), bucket.burst))
