@@ -282,7 +282,7 @@ def test_the_loop_goes_on_while_a_large_document_is_read(where: str) -> None:
 # --- items
 
 
-def tensors(*shapes: list[int], size: int = 0) -> pb.ModelInferRequest:
+def of_shapes(*shapes: list[int], size: int = 0) -> pb.ModelInferRequest:
     inputs = [pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=shape) for shape in shapes]
     return pb.ModelInferRequest(model_name="m", inputs=inputs, raw_input_contents=[bytes(size)])
 
@@ -293,7 +293,7 @@ def tensors(*shapes: list[int], size: int = 0) -> pb.ModelInferRequest:
     [([[64, 3]], 64), ([[1], [300, 2], [7]], 300), ([[]], 1), ([], 1), ([[-5]], 1), ([[0, 3]], 1), ([[1 << 62]], MOST)],
 )
 def test_items_are_the_first_dimension(shapes: list[list[int]], items: int, size: int) -> None:
-    assert items_of_message(tensors(*shapes, size=size).SerializeToString()) == items
+    assert items_of_message(of_shapes(*shapes, size=size).SerializeToString()) == items
     inputs = [{"name": "x", "data": [']"', [size] * size], "shape": shape} for shape in shapes]
     text = json.dumps({"parameters": {"shape": [9]}, "inputs": inputs}).replace('"shape"', '"sh\\u0061pe"')
     assert items_of_json(text.encode()) == items
