@@ -15,6 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Chunk, Input
 from ts_frontend.errors import LimitExceeded, QueueFull
 from ts_frontend.job import FedJob, Job, Ledger
@@ -23,6 +24,7 @@ from ts_frontend.limits.clients import Asker, Client, Clients, Signs, asker
 from ts_frontend.limits.fair import FairLane, Share, Ticket, Workload
 from ts_frontend.limits.limits import UNMEASURED_MAX, Limits, ModelLimits, duration, told
 from ts_frontend.limits.rules import OTHER, BadLimits, Rule, parsed_rules
+from ts_frontend.limits.tokens import TOKENS_USUAL, most_tokens, used_by
 from ts_frontend.scheduling.batcher import Policy, Priorities
 from ts_frontend.scheduling.queues import IDLE, PRIORITY, JobQueue, PriorityJobFactory
 from ts_frontend.transport.connection import name_in
@@ -452,6 +454,58 @@ async def test_tokens_are_settled_once(limits_of: Callable[..., Limits], clock: 
     own.on_tokens(250)
     assert dict(told(own, clock()))["x-ratelimit-remaining-tokens"] == "750"
     assert own.on_tokens is None
+
+
+def test_tokens_that_requests_and_answers_name() -> None:
+    """As typed parameters, also in Triton's streams, and as JSON; what names none is estimated by its size."""
+    message = pb.ModelInferRequest(model_name="m", raw_input_contents=[b'{"max_tokens": 9}'])
+    assert most_tokens([Input("", "\0grpc", message.SerializeToString())]) == pytest.approx(9 + message.ByteSize() / 4)
+    message.parameters["max_new_tokens"].int64_param = 70
+    assert most_tokens([Input("", "\0grpc;stream", message.SerializeToString())]) >= 70
+    assert most_tokens([Input("body", "", b'{"max_completion_tokens" : 50}'), Input("a", "", b"b")]) >= 50
+    assert most_tokens([Input("body", "", b"text" * 10)]) == TOKENS_USUAL + 10
+    answer = pb.ModelInferResponse(raw_output_contents=[b"x" * 400])
+    assert used("\0grpc", answer.SerializeToString()) == pytest.approx(100, abs=2)
+    answer.parameters["prompt_tokens"].int64_param = 3
+    answer.parameters["completion_tokens"].int64_param = 4
+    streamed = pb.ModelStreamInferResponse(infer_response=answer).SerializeToString()
+    assert used("\0grpc", answer.SerializeToString()) == used("\0grpc;stream;triton", b"\x12\0", streamed) == 7
+    assert used("\0json", b'{"parameters": {"prompt_tokens": 3, "completion_tokens": 4}, "outputs": []}') == 7
+    assert used("", b'{"choices": [], "usage": {"prompt_tokens": 3, "total_tokens": 7}}') == 7
+    assert used("", b"four" * 50) == 50 and used("", b"four" * 5000) == 200 and used("") == 0
+    for broken in (b"\xff" * 9, b"\x22\x02\xff\xff", b"\x12\x03\x22\x01"):
+        assert used("\0grpc;triton", broken) <= 3
+
+
+def used(form: str, *pieces: bytes) -> float:
+    """The tokens that these pieces of an answer say, of 200 that were reserved."""
+    ledger = Ledger()
+    job = Job(ledger, [Input("", form, b"")], request_id="r", stream=True)
+    queue = JobQueue(Policy())
+    job.enqueue(queue)
+    job.send(None, 1.0)
+    for piece in pieces:
+        job.deliver(Chunk(job.id, piece, False, 200, "", ()))
+    job.deliver(Chunk(job.id, b"", True, 200, "", ()))
+    return used_by(job, 200)
+
+
+async def test_tokens_of_language_models_are_settled_by_their_answers(
+    limits_of: Callable[..., Limits], clock: Clock
+) -> None:
+    served = Served(limits_of(defaults={"tokens_per_minute": 1000}), Policy(jobs_max=1))
+    served.model.tells_tokens = lambda: True
+    served.ask("a")
+    await served.step()
+    account = served.limits.accounts.of(Client("a", OTHER))
+    assert account.buckets["tokens"].left(clock()) == 1000, "its answer was empty"
+    served.running = [served.ask("b")]
+    for _ in range(10):
+        with pytest.raises(QueueFull):
+            served.ask("a")
+    served.model._take_back()
+    assert account.buckets["tokens"].left(clock()) == 1000, "a full queue gives them back"
+    assert served.limits.accounts.of(Client("b", OTHER)).buckets["tokens"].left(clock()) < 1000 - TOKENS_USUAL
 
 
 @pytest.mark.parametrize(

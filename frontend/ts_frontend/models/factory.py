@@ -159,7 +159,7 @@ class ModelFactory:
         if limits is not None:
             limits.follow(ledger)
             make_job, make_fed = limits.jobs(make_job), limits.jobs(make_fed)
-        return Model(
+        model = Model(
             name,
             version,
             url,
@@ -181,6 +181,9 @@ class ModelFactory:
             graph=graph,
             steps=steps,
         )
+        if limits is not None:
+            limits.tells_tokens = lambda: model.openai is not None and model.openai.speaks
+        return model
 
     def _graph(
         self,
