@@ -269,7 +269,6 @@ def test_items_are_limited_over_http_and_grpc(server: Any, http: httpx.Client) -
     with grpc.insecure_channel(server.inference) as channel:
         infer = GRPCInferenceServiceStub(channel).ModelInfer
         metadata = [("x-client", "items")]
-        infer(rows(1), metadata=metadata, timeout=GUARD_S)
         infer(rows(4000), metadata=metadata, timeout=GUARD_S)
         with pytest.raises(grpc.RpcError) as error:
             infer(rows(1), metadata=metadata, timeout=GUARD_S)

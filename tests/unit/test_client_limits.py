@@ -27,6 +27,8 @@ from ts_frontend.limits.rules import OTHER, BadLimits, Rule, parsed_rules
 from ts_frontend.limits.tokens import TOKENS_USUAL, most_tokens, used_by
 from ts_frontend.scheduling.batcher import Policy, Priorities
 from ts_frontend.scheduling.queues import IDLE, PRIORITY, JobQueue, PriorityJobFactory
+from ts_frontend.scheduling.sequence_queue import SequenceHeaders, SequenceJobFactory, SequenceQueue
+from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.transport.connection import name_in
 
 
@@ -64,14 +66,24 @@ class Served:
     """A model with the real queue, whose worker runs a batch for as long as its requests say (ms)."""
 
     def __init__(
-        self, limits: Limits, policy: Policy | None = None, *, fair: bool = True, priorities: Priorities | None = None
+        self,
+        limits: Limits,
+        policy: Policy | None = None,
+        *,
+        fair: bool = True,
+        priorities: Priorities | None = None,
+        sequences: SequenceLimits | None = None,
     ) -> None:
         self.limits, self.clock, self.ledger = limits, limits.clock, Ledger()
         self.model = limits.of("m")
         self.model.follow(self.ledger)
         policy = policy or Policy(jobs_max=10_000)
-        self.queue = self.model.queue(policy, priorities) if fair else JobQueue(policy)
+        self.queue: Any = self.model.queue(policy, priorities) if fair else JobQueue(policy)
         self.make = self.model.jobs(Job if priorities is None else PriorityJobFactory(priorities))
+        if sequences is not None:
+            batcher = self.model.sequences(sequences) if fair else None
+            self.queue = SequenceQueue(sequences, SequenceHeaders(), "", batcher)
+            self.make = self.model.jobs(SequenceJobFactory(self.queue))
         self.running: list[Job] = []
         self.names: dict[int, str] = {}
         self.arrived_s: dict[int, float] = {}
@@ -227,6 +239,29 @@ async def test_levels_come_before_turns(limits_of: Callable[..., Limits]) -> Non
     for _ in range(5):
         await served.step()
     assert served.order[:3] == ["a", "a", "a"] and sorted(served.order[3:]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("fair", [True, False])
+@pytest.mark.parametrize("worker_max", [0, 3])
+async def test_sequences_take_turns_by_client(limits_of: Callable[..., Limits], worker_max: int, fair: bool) -> None:
+    """Those that the worker holds already, and those that wait for a place on it."""
+    sequences = SequenceLimits(sequences_max=100, jobs_max=9, idle_s=100, worker_max=worker_max)
+    served = Served(limits_of(), fair=fair, sequences=sequences)
+
+    def ask(client: str, name: str, ends: str) -> None:
+        headers = [("ts_request_sequence_id", name), ("ts_request_sequence_end", ends)]
+        served.ask(client, headers=headers)
+
+    for turn in ("", "", "true"):
+        for number in range(20):
+            ask("greedy", f"greedy{number}", turn)
+        ask("small", "small", turn)
+    for _ in range(63):
+        await served.step()
+    assert served.order.count("greedy") == 60 and served.order.count("small") == 3
+    last = 62 - served.order[::-1].index("small")
+    assert last <= 6 if fair else last > 50, "what a queue without turns does"
+    assert not served.model.tickets and not served.queue.waiting()
 
 
 async def test_a_stream_that_is_fed_has_a_turn_too(limits_of: Callable[..., Limits]) -> None:

@@ -33,10 +33,11 @@ from ts_frontend.limits.accounts import (
     Kept,
 )
 from ts_frontend.limits.clients import Asker, Client, Clients, asker
-from ts_frontend.limits.fair import FairQueue, Share, Ticket, Workload
+from ts_frontend.limits.fair import FairQueue, FairSequences, Share, Ticket, Workload
 from ts_frontend.limits.rules import NO_SCOPE, OTHER, BadLimits, Rule, read_rules
 from ts_frontend.limits.tokens import most_tokens, used_by
 from ts_frontend.scheduling.batcher import Policy, Priorities
+from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.workers.in_flight import BatchRecorder
 
 log = logging.getLogger(__name__)
@@ -185,6 +186,9 @@ class ModelLimits:
 
     def queue(self, policy: Policy, priorities: Priorities | None) -> FairQueue:
         return FairQueue(policy, priorities or Priorities(), self.tickets)
+
+    def sequences(self, limits: SequenceLimits) -> FairSequences:
+        return FairSequences(limits, self.tickets)
 
     # --- requests
 

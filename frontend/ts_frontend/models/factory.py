@@ -254,7 +254,9 @@ class ModelFactory:
     ) -> WorkQueue:
         refusal = NO_WORKER.format(name=name)
         if settings.stateful:
-            return SequenceQueue(self._limits(settings), sequence_headers(self._config), refusal)
+            sequences = self._limits(settings)
+            fair = None if limits is None else limits.sequences(sequences)
+            return SequenceQueue(sequences, sequence_headers(self._config), refusal, fair)
         policy = self._policy(settings)
         if limits is not None and (priorities is not None or not settings.use_job_ticket):
             return limits.queue(policy, priorities)
