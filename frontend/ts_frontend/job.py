@@ -325,6 +325,11 @@ class Job:
         """All pieces of its answer so far; None once its reader has taken some."""
         return self._chunks if sum(map(len, self._chunks)) == self.received_bytes else None
 
+    @property
+    def at_hand(self) -> Sequence[Buffer]:
+        """The pieces of its answer that its reader hasn't taken yet."""
+        return self._chunks
+
     def tell_cold(self, seconds: float) -> None:
         """Tells the client that its request waited so long for its model's load on demand."""
         self.told = (*self.told, (COLD_HEADER, str(math.ceil(seconds * 1000))))

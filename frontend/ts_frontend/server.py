@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ts.version import is_compiled
 from ts_frontend.authorization.authorization import Authorization, open_authorization
 from ts_frontend.caching.cache import Caches
-from ts_frontend.caching.redis_calls import is_installed
 from ts_frontend.caching.remote import RemoteAnswers
 from ts_frontend.config import checks as config_checks
 from ts_frontend.config.display import snapshot_settings
@@ -65,6 +64,7 @@ from ts_frontend.models.sharing.sharing import SharedSnapshot
 from ts_frontend.models.startup import SnapshotRecorder, load_at_startup, restored
 from ts_frontend.models.store.store import ModelStore
 from ts_frontend.open_inference.calls import ModelCalls
+from ts_frontend.redis_calls import is_installed
 from ts_frontend.rollouts.manager import Rollouts
 from ts_frontend.scheduling.sequence_queue import sequence_headers
 from ts_frontend.tasks import kept, owned, watched

@@ -42,6 +42,16 @@ openInference:
   inputs: [{name: x, datatype: FP32, shape: [-1]}]
   outputs: [{name: sum, datatype: FP32, shape: [1]}]
 """
+#: Takes tensors, and requests of V1.
+ROWS = """
+import numpy as np
+
+def answer(row):
+    return {"sum": np.array(row["x"], "f4").sum(keepdims=True)} if "x" in row else "done"
+
+def handle(data, context):
+    return None if data is None else [answer(row) for row in data]
+"""
 #: Answers with as many tokens as were asked for, and says how many these were.
 COUNTED = """
 from ts.tensors.types import InferenceResponse, Tensor
@@ -63,6 +73,28 @@ def handle(data, context):
     for number, word in enumerate(words, 1):
         said = {"prompt_tokens": len(words), "completion_tokens": number}
         yield [InferenceResponse([Tensor.of("text", word + " ")], parameters=said)]
+"""
+#: A language model, whose engine has one answer of two tokens.
+TALK = """
+import json
+from ts.language.handler import Head, LanguageModelHandler
+
+class Talk(LanguageModelHandler):
+    def initialize(self, context):
+        pass
+
+    async def ask(self, path, body):
+        asked = json.loads(body)
+        taken = len(asked["prompt"].split())
+        usage = {"prompt_tokens": taken, "completion_tokens": 2, "total_tokens": taken + 2}
+        if not asked.get("stream"):
+            yield Head(200, "application/json")
+            yield json.dumps({"choices": [{"text": "Hello world"}], "usage": usage}).encode()
+            return
+        yield Head(200, "text/event-stream")
+        for text in ("Hello", " world"):
+            yield b"data: %s\\n\\n" % json.dumps({"choices": [{"text": text}]}).encode()
+        yield b"data: %s\\n\\ndata: [DONE]\\n\\n" % json.dumps({"choices": [], "usage": usage}).encode()
 """
 #: Computes for as many ms as the request says, and writes down whose request it was. "hold" waits for the file `go`.
 WORKS = """
@@ -95,6 +127,8 @@ models:
   sums: {defaults: {requests_per_second: 0.01, burst: 1}}
   ticket: {defaults: {requests_per_second: 0.01, burst: 1}}
   states: {defaults: {requests_per_second: 0.01, burst: 1}}
+  rows: {defaults: {items_per_second: 8}}
+  talk: {defaults: {tokens_per_minute: 100}}
 """
 
 
@@ -104,7 +138,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, server_of: Callable[..., An
     (place / "limits.yaml").write_text(ONCE)
     models = {"upper": (UPPER, ""), "sums": (SUMS, SUMS_CONFIG), "counted": (COUNTED, ""), "works": (WORKS, "")}
     models |= {
+        "rows": (ROWS, SUMS_CONFIG),
         "words": (WORDS, ""),
+        "talk": (TALK, ""),
         "ticket": (UPPER, "useJobTicket: true\n"),
         "states": (UPPER, "sequenceBatching: true\n"),
     }
@@ -209,6 +245,38 @@ def test_grpc_tells_when_to_come_again_in_its_status(server: Any, call: Callable
     assert 0 < delay.ToTimedelta().total_seconds() <= 100
 
 
+def rows(count: int) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name="rows")
+    request.inputs.add(name="x", datatype="FP32", shape=[count]).contents.fp32_contents.extend([1] * count)
+    return request
+
+
+def test_items_are_limited_over_http_and_grpc(server: Any, http: httpx.Client) -> None:
+    """4000 items are owed for minutes; requests of a single item would be within the limit."""
+    tensor = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [4000], "data": [1] * 4000}]}
+    asked = {
+        "http": lambda: http.post("/v2/models/rows/infer", json=tensor, headers={"x-client": "http"}),
+        "v1": lambda: http.post("/v1/models/rows:predict", json={"instances": [1] * 4000}, headers={"x-client": "v1"}),
+    }
+    for client, ask in asked.items():
+        first = ask()
+        assert first.status_code == 200, first.text
+        assert first.headers["x-ratelimit-limit-items"] == "8" and first.headers["x-ratelimit-remaining-items"] == "0"
+        refused = ask()
+        assert refused.status_code == 429
+        said = f"Client header:{client} is over its limit of 8 items a second (items_per_second) for model rows"
+        assert said in refused.text, refused.text
+    with grpc.insecure_channel(server.inference) as channel:
+        infer = GRPCInferenceServiceStub(channel).ModelInfer
+        metadata = [("x-client", "items")]
+        infer(rows(4000), metadata=metadata, timeout=GUARD_S)
+        with pytest.raises(grpc.RpcError) as error:
+            infer(rows(1), metadata=metadata, timeout=GUARD_S)
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "(items_per_second) for model rows" in error.value.details()
+    assert metric(server, "ts_client_refused_requests_total", client="other", limit="items") >= 3
+
+
 def test_each_request_of_a_stream_counts(server: Any) -> None:
     request = pb.ModelInferRequest(model_name="sums")
     request.inputs.add(name="x", datatype="FP32", shape=[1]).contents.fp32_contents.append(1)
@@ -286,6 +354,55 @@ def test_tokens_of_a_stream_are_settled_at_its_end(http: httpx.Client, usage: bo
         left.append(int(answer.headers["x-ratelimit-remaining-tokens"]))
     used = [before - after for before, after in zip(left, left[1:], strict=False)]
     assert all(0 < count < 20 for count in used), left
+
+
+def infer_talk(channel: grpc.Channel, most: int, metadata: list[tuple[str, str]]) -> None:
+    answer = GRPCInferenceServiceStub(channel).ModelInfer(talk_request(most), metadata=metadata, timeout=GUARD_S)
+    assert answer.raw_output_contents[0].endswith(b"Hello world")
+
+
+def stream_talk(channel: grpc.Channel, most: int, metadata: list[tuple[str, str]]) -> None:
+    stub = GRPCInferenceServiceStub(channel)
+    answers = list(stub.ModelStreamInfer(iter([talk_request(most)]), metadata=metadata, timeout=GUARD_S))
+    if answers[0].error_message:
+        raise ValueError(answers[0].error_message)
+    assert len(answers) == 3
+
+
+def talk_request(most: int) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name="talk", raw_input_contents=[b"\x03\0\0\0a b"])
+    request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+    request.parameters["max_tokens"].int64_param = most
+    return request
+
+
+def talk_body(most: int, *, stream: bool) -> PredictionsRequest:
+    body = {"prompt": "a b", "max_tokens": most, "stream": stream}
+    return PredictionsRequest(model_name="talk", input={"body": json.dumps(body).encode()})
+
+
+def predict_talk(channel: grpc.Channel, most: int, metadata: list[tuple[str, str]]) -> None:
+    stub = InferenceAPIsServiceStub(channel)
+    answer = stub.Predictions(talk_body(most, stream=False), metadata=metadata, timeout=GUARD_S)
+    assert b"Hello world" in answer.prediction
+
+
+def stream_predict_talk(channel: grpc.Channel, most: int, metadata: list[tuple[str, str]]) -> None:
+    stub = InferenceAPIsServiceStub(channel)
+    answers = list(stub.StreamPredictions(talk_body(most, stream=True), metadata=metadata, timeout=GUARD_S))
+    assert b"".join(one.prediction for one in answers).endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("ask", [infer_talk, stream_talk, predict_talk, stream_predict_talk])
+def test_tokens_count_over_grpc(server: Any, ask: Callable[..., None]) -> None:
+    """About 80 of 100 are reserved each time, and 4 were used."""
+    server.wait_for_log("of talk_1.0 is ready")
+    metadata = [("x-client", ask.__name__), ("oip-stream-dialect", "triton")]
+    with grpc.insecure_channel(server.inference) as channel:
+        for _ in range(3):
+            ask(channel, 55, metadata)
+        with pytest.raises((grpc.RpcError, ValueError), match="tokens_per_minute"):
+            ask(channel, 500, metadata)
 
 
 def test_a_client_has_so_many_requests_at_once(server: Any, http: httpx.Client) -> None:

@@ -356,12 +356,12 @@ def tensors_grpc(data: bytes) -> None:
 @target(InvalidArgument, words=_TENSOR_WORDS)
 def tensors_of_steps(data: bytes) -> None:
     """The request to an ensemble's step has the tensors of the ensemble's request, if the parser accepts it."""
-    form = "json" if data[:1] == b"{" else "grpc"
+    form = "grpc" if data[:1] != b"{" else "v1" if b"instances" in data else "json"
     try:
         graph_tensors.read_answer(data)
     except InvalidArgument:
         pass
-    request = graph_tensors.read_request([Input("", f"\0{form}", data)], ())
+    request = graph_tensors.read_request([Input("", f"\0{form}", data)], (), {"X": ("FP32", True)})
     for tensor in request.tensors.values():
         graph_tensors.declared(tensor.head)
     (asked,) = graph_tensors.step_inputs("m", request, request.tensors.items(), request.asked.items())

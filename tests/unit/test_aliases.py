@@ -12,7 +12,7 @@ from ts_frontend.cli import main as cli
 from ts_frontend.config.addresses import Address
 from ts_frontend.config.display import snapshot_settings
 from ts_frontend.config.foreign.aliases import ALIASES, PROFILES
-from ts_frontend.config.kinds import ConfigError, ExtraPort
+from ts_frontend.config.kinds import ConfigError, ExtraPort, LimitedResource
 from ts_frontend.config.load import load_config, worker_environment
 from ts_frontend.config.table import SETTINGS, ServerConfig
 
@@ -226,6 +226,13 @@ ROWS = [
     ("--cache-config redis,host=r --cache-config redis,user=u", "response_cache_redis", "redis://u:@r:6379/0"),
     ("--cache-config redis,host=r", "response_cache_size", 0),
     ("--cache-config redis,host=r --cache-config local,size=9", "response_cache_size", 9),
+    ("--rate-limit execution_count", "rate_limit", "execution_count"),
+    ("--rate-limit-resource=R1:10", "rate_limit_resources", (LimitedResource("R1", 10),)),
+    (
+        "--rate-limit-resource R1:10 --rate-limit-resource=R2:5:1",
+        "rate_limit_resources",
+        (LimitedResource("R1", 10), LimitedResource("R2", 5, 1)),
+    ),
     ("--response-cache-byte-size 9", "response_cache_size", 9),
     ("--set response_cache_size=64MiB", "response_cache_size", 64 << 20),
     ("--set response_cache_size=0", "response_cache_size", 0),
@@ -383,12 +390,12 @@ def test_a_whole_address_is_moved_only_by_as_strong_a_source() -> None:
 
 def test_what_has_no_effect_says_so() -> None:
     """In one form, and once, wherever it was given."""
-    words = ["--rate-limit=off", "--strict-model-config", "--predictor-host=h", "--set", "ipex_enable=true"]
+    words = ["--host-policy=x", "--strict-model-config", "--predictor-host=h", "--set", "ipex_enable=true"]
     words += ("--set", "keystore_type=PKCS12", "--set", "trace_config=triton,file=/tmp/x")
     notes = [note.text for note in started(*words).notes]
     tunes = "has no effect: it tunes a part that this server doesn't have"
     assert [one for one in notes if " has no effect: " in one] == notes and len(notes) == 6, notes
-    assert {f"rate_limit (--rate-limit) {tunes}", f"predictor_host (--predictor-host) {tunes}"} < set(notes)
+    assert {f"host_policy (--host-policy) {tunes}", f"predictor_host (--predictor-host) {tunes}"} < set(notes)
     assert any(one.startswith("strict_model_config (--strict-model-config) has no effect: ") for one in notes)
     assert any(one.startswith("triton,file=/tmp/x of trace_config (--set trace_config) has") for one in notes)
 

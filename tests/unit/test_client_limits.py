@@ -15,6 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Chunk, Input
 from ts_frontend.errors import LimitExceeded, QueueFull
 from ts_frontend.job import FedJob, Job, Ledger
@@ -23,8 +24,11 @@ from ts_frontend.limits.clients import Asker, Client, Clients, Signs, asker
 from ts_frontend.limits.fair import FairLane, Share, Ticket, Workload
 from ts_frontend.limits.limits import UNMEASURED_MAX, Limits, ModelLimits, duration, told
 from ts_frontend.limits.rules import OTHER, BadLimits, Rule, parsed_rules
+from ts_frontend.limits.tokens import TOKENS_USUAL, most_tokens, used_by
 from ts_frontend.scheduling.batcher import Policy, Priorities
 from ts_frontend.scheduling.queues import IDLE, PRIORITY, JobQueue, PriorityJobFactory
+from ts_frontend.scheduling.sequence_queue import SequenceHeaders, SequenceJobFactory, SequenceQueue
+from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.transport.connection import name_in
 
 
@@ -62,14 +66,24 @@ class Served:
     """A model with the real queue, whose worker runs a batch for as long as its requests say (ms)."""
 
     def __init__(
-        self, limits: Limits, policy: Policy | None = None, *, fair: bool = True, priorities: Priorities | None = None
+        self,
+        limits: Limits,
+        policy: Policy | None = None,
+        *,
+        fair: bool = True,
+        priorities: Priorities | None = None,
+        sequences: SequenceLimits | None = None,
     ) -> None:
         self.limits, self.clock, self.ledger = limits, limits.clock, Ledger()
         self.model = limits.of("m")
         self.model.follow(self.ledger)
         policy = policy or Policy(jobs_max=10_000)
-        self.queue = self.model.queue(policy, priorities) if fair else JobQueue(policy)
+        self.queue: Any = self.model.queue(policy, priorities) if fair else JobQueue(policy)
         self.make = self.model.jobs(Job if priorities is None else PriorityJobFactory(priorities))
+        if sequences is not None:
+            batcher = self.model.sequences(sequences) if fair else None
+            self.queue = SequenceQueue(sequences, SequenceHeaders(), "", batcher)
+            self.make = self.model.jobs(SequenceJobFactory(self.queue))
         self.running: list[Job] = []
         self.names: dict[int, str] = {}
         self.arrived_s: dict[int, float] = {}
@@ -105,9 +119,11 @@ class Served:
 
     # --- as its clients
 
-    def ask(self, name: str, ms: float = 1.0, *, tokens: float = 0.0, size: int = 0, **more: Any) -> Job:
+    def ask(
+        self, name: str, ms: float = 1.0, *, tokens: float = 0.0, items: int = 1, size: int = 0, **more: Any
+    ) -> Job:
         own = Asker(Client(name, name if name in self.limits.rules.server.clients else OTHER))
-        own.tokens = tokens
+        own.tokens, own.items = tokens, items
         token = asker.set(own)
         try:
             content = f"{ms} ".encode().ljust(size)
@@ -223,6 +239,29 @@ async def test_levels_come_before_turns(limits_of: Callable[..., Limits]) -> Non
     for _ in range(5):
         await served.step()
     assert served.order[:3] == ["a", "a", "a"] and sorted(served.order[3:]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("fair", [True, False])
+@pytest.mark.parametrize("worker_max", [0, 3])
+async def test_sequences_take_turns_by_client(limits_of: Callable[..., Limits], worker_max: int, fair: bool) -> None:
+    """Those that the worker holds already, and those that wait for a place on it."""
+    sequences = SequenceLimits(sequences_max=100, jobs_max=9, idle_s=100, worker_max=worker_max)
+    served = Served(limits_of(), fair=fair, sequences=sequences)
+
+    def ask(client: str, name: str, ends: str) -> None:
+        headers = [("ts_request_sequence_id", name), ("ts_request_sequence_end", ends)]
+        served.ask(client, headers=headers)
+
+    for turn in ("", "", "true"):
+        for number in range(20):
+            ask("greedy", f"greedy{number}", turn)
+        ask("small", "small", turn)
+    for _ in range(63):
+        await served.step()
+    assert served.order.count("greedy") == 60 and served.order.count("small") == 3
+    last = 62 - served.order[::-1].index("small")
+    assert last <= 6 if fair else last > 50, "what a queue without turns does"
+    assert not served.model.tickets and not served.queue.waiting()
 
 
 async def test_a_stream_that_is_fed_has_a_turn_too(limits_of: Callable[..., Limits]) -> None:
@@ -381,26 +420,27 @@ async def test_each_limit_refuses_with_its_name_and_the_time_to_come_again(
 ) -> None:
     rules = {
         "bytes_per_second": {"bytes_per_second": 100},
+        "items_per_second": {"items_per_second": 10},
         "tokens_per_minute": {"tokens_per_minute": 600},
         "requests_per_second": {"requests_per_second": 2, "burst": 1},
         "concurrent": {"concurrent": 1},
     }
     for name, rule in rules.items():
         served = Served(limits_of(models={"m": {"defaults": rule}}))
-        served.ask("a", size=80, tokens=500)
-        error = refused(lambda: served.ask("a", size=80, tokens=500))  # noqa: B023
+        served.ask("a", size=80, tokens=500, items=8)
+        error = refused(lambda: served.ask("a", size=80, tokens=500, items=8))  # noqa: B023
         assert f"({name}) for model m" in error.message and "Client a " in error.message
         assert error.retry_after_s is not None
         if name != "concurrent":
             clock.now_s += error.retry_after_s * 0.99
-            assert refused(lambda: served.ask("a", size=80, tokens=500)).retry_after_s == pytest.approx(  # noqa: B023
+            assert refused(lambda: served.ask("a", size=80, tokens=500, items=8)).retry_after_s == pytest.approx(  # noqa: B023
                 error.retry_after_s * 0.01
             )
             clock.now_s += error.retry_after_s * 0.02
         else:
             await served.step()
-        served.ask("a", size=80, tokens=500)
-        served.ask("b", size=80, tokens=500)
+        served.ask("a", size=80, tokens=500, items=8)
+        served.ask("b", size=80, tokens=500, items=8)
 
 
 async def test_worker_time_is_taken_as_measured(limits_of: Callable[..., Limits], clock: Clock) -> None:
@@ -412,6 +452,16 @@ async def test_worker_time_is_taken_as_measured(limits_of: Callable[..., Limits]
     assert error.retry_after_s == pytest.approx(4, abs=0.02), "0.3 s are owed, and all of the burst is expected"
     clock.now_s += 4
     served.ask("a", 1)
+
+
+async def test_a_request_with_many_items_owes_them(limits_of: Callable[..., Limits], clock: Clock) -> None:
+    limits = limits_of(defaults={"items_per_second": 10})
+    assert limits.clients.asker(signs()).counts_items
+    served = Served(limits)
+    served.ask("a", items=64)
+    assert refused(lambda: served.ask("a")).retry_after_s == pytest.approx(5.5), "54 are owed, and one is needed"
+    clock.now_s += 5.5
+    served.ask("a")
 
 
 async def test_a_full_queue_gives_back_what_was_reserved(limits_of: Callable[..., Limits], clock: Clock) -> None:
@@ -439,6 +489,58 @@ async def test_tokens_are_settled_once(limits_of: Callable[..., Limits], clock: 
     own.on_tokens(250)
     assert dict(told(own, clock()))["x-ratelimit-remaining-tokens"] == "750"
     assert own.on_tokens is None
+
+
+def test_tokens_that_requests_and_answers_name() -> None:
+    """As typed parameters, also in Triton's streams, and as JSON; what names none is estimated by its size."""
+    message = pb.ModelInferRequest(model_name="m", raw_input_contents=[b'{"max_tokens": 9}'])
+    assert most_tokens([Input("", "\0grpc", message.SerializeToString())]) == pytest.approx(9 + message.ByteSize() / 4)
+    message.parameters["max_new_tokens"].int64_param = 70
+    assert most_tokens([Input("", "\0grpc;stream", message.SerializeToString())]) >= 70
+    assert most_tokens([Input("body", "", b'{"max_completion_tokens" : 50}'), Input("a", "", b"b")]) >= 50
+    assert most_tokens([Input("body", "", b"text" * 10)]) == TOKENS_USUAL + 10
+    answer = pb.ModelInferResponse(raw_output_contents=[b"x" * 400])
+    assert used("\0grpc", answer.SerializeToString()) == pytest.approx(100, abs=2)
+    answer.parameters["prompt_tokens"].int64_param = 3
+    answer.parameters["completion_tokens"].int64_param = 4
+    streamed = pb.ModelStreamInferResponse(infer_response=answer).SerializeToString()
+    assert used("\0grpc", answer.SerializeToString()) == used("\0grpc;stream;triton", b"\x12\0", streamed) == 7
+    assert used("\0json", b'{"parameters": {"prompt_tokens": 3, "completion_tokens": 4}, "outputs": []}') == 7
+    assert used("", b'{"choices": [], "usage": {"prompt_tokens": 3, "total_tokens": 7}}') == 7
+    assert used("", b"four" * 50) == 50 and used("", b"four" * 5000) == 200 and used("") == 0
+    for broken in (b"\xff" * 9, b"\x22\x02\xff\xff", b"\x12\x03\x22\x01"):
+        assert used("\0grpc;triton", broken) <= 3
+
+
+def used(form: str, *pieces: bytes) -> float:
+    """The tokens that these pieces of an answer say, of 200 that were reserved."""
+    ledger = Ledger()
+    job = Job(ledger, [Input("", form, b"")], request_id="r", stream=True)
+    queue = JobQueue(Policy())
+    job.enqueue(queue)
+    job.send(None, 1.0)
+    for piece in pieces:
+        job.deliver(Chunk(job.id, piece, False, 200, "", ()))
+    job.deliver(Chunk(job.id, b"", True, 200, "", ()))
+    return used_by(job, 200)
+
+
+async def test_tokens_of_language_models_are_settled_by_their_answers(
+    limits_of: Callable[..., Limits], clock: Clock
+) -> None:
+    served = Served(limits_of(defaults={"tokens_per_minute": 1000}), Policy(jobs_max=1))
+    served.model.tells_tokens = lambda: True
+    served.ask("a")
+    await served.step()
+    account = served.limits.accounts.of(Client("a", OTHER))
+    assert account.buckets["tokens"].left(clock()) == 1000, "its answer was empty"
+    served.running = [served.ask("b")]
+    for _ in range(10):
+        with pytest.raises(QueueFull):
+            served.ask("a")
+    served.model._take_back()
+    assert account.buckets["tokens"].left(clock()) == 1000, "a full queue gives them back"
+    assert served.limits.accounts.of(Client("b", OTHER)).buckets["tokens"].left(clock()) < 1000 - TOKENS_USUAL
 
 
 @pytest.mark.parametrize(
@@ -469,6 +571,7 @@ async def test_a_changed_file_counts_for_clients_that_are_there(
         served.ask("a")
     (tmp_path / "limits.yaml").write_text("defaults: {requests_per_second: 1, burst: 2}")
     await limits.look()
+    assert not limits.clients.asker(signs()).counts_items
     served.ask("a")  # it is as full as before: by half
     refused(lambda: served.ask("a"))
     (tmp_path / "limits.yaml").unlink()

@@ -183,7 +183,7 @@ def test_fields_without_effect_are_named_when_a_model_is_loaded(
     said = [record.getMessage() for record in caplog.records]
     tags = "metric_tags (config.pbtxt of model m) has no effect: metrics have the labels that docs/metrics.md lists"
     assert tags in said
-    names = ("metric_tags", "instance_group.rate_limiter", "input.allow_ragged_batch", "optimization")
+    names = ("metric_tags", "input.allow_ragged_batch", "optimization")
     assert sorted(one.split()[0] for one in said) == sorted([*names, "dynamic_batching.preferred_batch_size"])
     caplog.clear()
     quiet = model(tmp_path, "response_cache { enable: true } max_batch_size: 2 dynamic_batching {}", ("1",), "quiet")
@@ -201,7 +201,7 @@ USED = {
     *("dynamic_batching.max_queue_delay_microseconds", "dynamic_batching.default_priority_level"),
     *("dynamic_batching.default_queue_policy", "dynamic_batching.priority_queue_policy"),
     *("sequence_batching.max_sequence_idle_microseconds", "sequence_batching.control_input"),
-    *("sequence_batching.state", "sequence_batching.iterative_sequence"),
+    *("instance_group.rate_limiter", "sequence_batching.state", "sequence_batching.iterative_sequence"),
     *("sequence_batching.oldest.max_candidate_sequences", "response_cache"),
 }
 

@@ -19,7 +19,8 @@ from ts_frontend.grpc.call import Call
 from ts_frontend.grpc.open_inference import StreamDialect, dialect_of
 from ts_frontend.open_inference import heads as tensor_heads
 from ts_frontend.open_inference import requests as tensor_requests
-from ts_frontend.open_inference.heads import head_of_message, mention
+from ts_frontend.open_inference.heads import FIELDS_MAX as MOST
+from ts_frontend.open_inference.heads import head_of_message, items_of_json, items_of_message, mention
 
 NAMES = ("timeout", "priority", "sequence_id", "sequence_start")
 TENSORS = ("inputs", "outputs", "raw_input_contents")
@@ -276,3 +277,43 @@ def test_the_loop_goes_on_while_a_large_document_is_read(where: str) -> None:
         return beats
 
     assert asyncio.run(beats_while_read()) >= 5
+
+
+# --- items
+
+
+def of_shapes(*shapes: list[int], size: int = 0) -> pb.ModelInferRequest:
+    inputs = [pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=shape) for shape in shapes]
+    return pb.ModelInferRequest(model_name="m", inputs=inputs, raw_input_contents=[bytes(size)])
+
+
+@pytest.mark.parametrize("size", [0, 200_000])
+@pytest.mark.parametrize(
+    "shapes, items",
+    [([[64, 3]], 64), ([[1], [300, 2], [7]], 300), ([[]], 1), ([], 1), ([[-5]], 1), ([[0, 3]], 1), ([[1 << 62]], MOST)],
+)
+def test_items_are_the_first_dimension(shapes: list[list[int]], items: int, size: int) -> None:
+    assert items_of_message(of_shapes(*shapes, size=size).SerializeToString()) == items
+    inputs = [{"name": "x", "data": [']"', [size] * size], "shape": shape} for shape in shapes]
+    text = json.dumps({"parameters": {"shape": [9]}, "inputs": inputs}).replace('"shape"', '"sh\\u0061pe"')
+    assert items_of_json(text.encode()) == items
+
+
+def test_items_of_a_shape_whose_numbers_are_not_packed() -> None:
+    tensor = b"\x1a\x00" + b"\x18\xac\x02" + b"\x18\x03"  # an empty part of the shape, 300, 3
+    assert items_of_message(b"\x2a" + bytes([len(tensor)]) + tensor) == 300
+
+
+@pytest.mark.parametrize("count, items", [(0, 1), (3, 3), (MOST - 1, MOST - 1), (3 * MOST, MOST)])
+def test_items_are_the_instances(count: int, items: int) -> None:
+    for instance in (1, [[1, 2], "],"], {"instances": [1, 2]}):
+        assert items_of_json(json.dumps({"instances": [instance] * count}).encode()) == items
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"[1]", b"{", b'{"instances": 3}', b'{"inputs": "text"}', b'{"inputs": [{"shape": 3}]}', b'{"instances": [1'],
+)
+def test_broken_requests_have_one_item(text: bytes) -> None:
+    assert items_of_json(text) == 1
+    assert items_of_message(text + b"\x2a\x05\x1a") == 1

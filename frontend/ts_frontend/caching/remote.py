@@ -10,7 +10,7 @@ import json
 from typing import Final
 
 from ts_frontend.caching.answers import Answer
-from ts_frontend.caching.redis_calls import RedisCalls
+from ts_frontend.redis_calls import RedisCalls
 
 #: The largest answer, and how long one is kept without a `ttl`: answers of models that are gone must go, too.
 ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024

@@ -189,6 +189,7 @@ def _add_places(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--enable-docs-url", **_SWITCH, help="a page about the HTTP APIs at /docs")
     group.add_argument("--access-log-format", metavar="FORMAT", help="access log lines, in asgi-logger's notation")
     group.add_argument("--limits-file", metavar="FILE", help="limits of clients, and their shares: limits.yaml")
+    group.add_argument("--rate-limit", metavar="MODE", help="execution_count: heed the rate_limiter of config.pbtxt")
     group.add_argument("--model-dir", metavar="DIR", help="folder of the only model, as KServe mounts it")
     for switch, text in (
         ("--strict-readiness", "false: stay ready while a model has lost its workers"),

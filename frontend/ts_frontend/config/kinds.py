@@ -215,6 +215,32 @@ def _extra_port(word: str) -> ExtraPort:
     return ExtraPort(int(PORT.parse(port)), dialect)
 
 
+#: The device of a resource that each device has.
+EVERY_DEVICE = -1
+
+
+class LimitedResource(NamedTuple):
+    """How many of a resource of Triton's rate limiter there are on a device."""
+
+    name: str
+    number: int
+    device: int = EVERY_DEVICE
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.number}" + ("" if self.device == EVERY_DEVICE else f":{self.device}")
+
+
+def _resources(text: str) -> tuple[LimitedResource, ...]:
+    return tuple(map(_resource, _words(text)))
+
+
+def _resource(word: str) -> LimitedResource:
+    name, *numbers = word.split(":")
+    if not name or len(numbers) not in (1, 2) or not all(one.isdecimal() and len(one) < 10 for one in numbers):
+        raise ValueError(f"{word}: write NAME:COUNT or NAME:COUNT:DEVICE, with whole numbers")
+    return LimitedResource(name, *map(int, numbers))
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramLine:
     """A program's file and its arguments."""
@@ -272,6 +298,7 @@ PORT = whole(0, 65535)
 #: -1 for `auto`.
 MEMORY = SettingKind("whole number \\| `auto`", lambda text: -1 if text.lower() == "auto" else whole().parse(text))
 PORTS = SettingKind("comma list of whole numbers", lambda text: tuple(int(PORT.parse(word)) for word in _words(text)))
+RESOURCES = SettingKind("comma list of `NAME:COUNT[:DEVICE]`", _resources)
 EXTRA_PORTS = SettingKind("comma list of `PORT[:DIALECT]`", _extra_ports)
 
 

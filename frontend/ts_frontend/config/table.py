@@ -37,12 +37,14 @@ from ts_frontend.config.kinds import (
     PORT,
     PORTS,
     PROGRAMS,
+    RESOURCES,
     SIZE,
     SWITCH,
     TEXT,
     WORDS,
     ConfigError,
     ExtraPort,
+    LimitedResource,
     ModelEntries,
     ProgramLines,
     SettingKind,
@@ -541,6 +543,17 @@ class ServerConfig:
         "each server. It needs `torchrelay[redis]`",
         secret=True,
         restored=False,
+    )
+    rate_limit: str = _own(
+        choice("off", "execution_count"),
+        "off",
+        "execution_count: a worker runs a batch when the resources in its config.pbtxt are free "
+        "([triton.md](triton.md#rate-limiter))",
+    )
+    rate_limit_resources: tuple[LimitedResource, ...] = _own(
+        RESOURCES,
+        (),
+        "how many of these resources a device, or each, has; of others there are as many as one worker needs at most",
     )
     exit_on_error: bool = _own(
         SWITCH,

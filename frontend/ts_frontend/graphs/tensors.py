@@ -7,9 +7,11 @@ the common form first (`ts_frontend.caching.tensors`).
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -27,7 +29,9 @@ _NAME, _CONTENTS = 1, 5
 #: Fields of a ModelStreamInferResponse.
 _ERROR, _RESPONSE = 1, 2
 #: The forms of requests, with their options (`ts.tensors.forms`).
-_GRPC, _JSON, _STREAM, _TRITON, _REGIONS = "grpc", "json", "stream", "triton", "regions="
+_GRPC, _JSON, _V1, _STREAM, _TRITON, _REGIONS = "grpc", "json", "v1", "stream", "triton", "regions="
+#: The members with the rows of a request of V1.
+_ROWS: Final = ("instances", "inputs")
 #: The largest JSON of a request that is read here.
 JSON_BYTES_MAX: Final = 16 * 1024 * 1024
 #: Larger requests in JSON are read, and larger answers written in it, in a thread.
@@ -51,7 +55,8 @@ class Tensor(NamedTuple):
 class Request(NamedTuple):
     """A request. `asked`: the wanted outputs, with the rest of their messages; `parameters`: their fields of the
     message; `final`: the one that asks for an empty last answer; `wish`: how the client wants its answer; `triton`: in
-    the messages of Triton's streams; `regions`: the form's option with the places of shared memory."""
+    the messages of Triton's streams; `regions`: the form's option with the places of shared memory; `v1`: of KServe's
+    V1."""
 
     tensors: Mapping[str, Tensor]
     asked: Mapping[str, bytes]
@@ -61,6 +66,7 @@ class Request(NamedTuple):
     stream: bool
     triton: bool
     regions: str
+    v1: bool = False
 
 
 class Answer(NamedTuple):
@@ -77,14 +83,17 @@ def is_long(inputs: Sequence[Input]) -> bool:
     return not inputs[0].content_type.startswith(f"\0{_GRPC}") or _has_contents(inputs[0].data)
 
 
-def read_request(inputs: Sequence[Input], headers: Pairs) -> Request:
-    """Reads a request of the Open Inference Protocol. Raises InvalidArgument, and Unimplemented for other requests."""
+def read_request(inputs: Sequence[Input], headers: Pairs, declared: Mapping[str, tuple[str, bool]]) -> Request:
+    """Reads a request of the Open Inference Protocol or of V1. `declared`: the datatypes of the ensemble's inputs by
+    name, and whether each is required. Raises InvalidArgument, and Unimplemented for other requests."""
     form, *options = inputs[0].content_type[1:].split(";") if inputs else [""]
-    if form not in (_GRPC, _JSON) or not inputs[0].content_type.startswith("\0"):
-        raise Unimplemented("An ensemble takes tensors: ask it by infer calls of the Open Inference Protocol")
+    if form not in (_GRPC, _JSON, _V1) or not inputs[0].content_type.startswith("\0"):
+        raise Unimplemented("An ensemble takes tensors: ask it by infer calls of the Open Inference Protocol, or by V1")
     data, wish = inputs[0].data, Wish()
     try:
-        if form == _JSON:
+        if form == _V1:
+            data, wish = common.of_json(_of_v1(data, declared), "", "", "", json_bytes_max=JSON_BYTES_MAX)
+        elif form == _JSON:
             length = dict(headers).get(common.LENGTH_HEADER, "")
             data, wish = common.of_json(data, length, "", "", json_bytes_max=JSON_BYTES_MAX, shared=True)
         elif _has_contents(data):
@@ -95,7 +104,70 @@ def read_request(inputs: Sequence[Input], headers: Pairs) -> Request:
             "and as many elements as that shape takes"
         ) from None
     regions = next((f";{one}" for one in options if one.startswith(_REGIONS)), "")
-    return _request(data, wish, stream=_STREAM in options, triton=_TRITON in options, regions=regions)
+    found = _request(data, wish, stream=_STREAM in options, triton=_TRITON in options, regions=regions)
+    return found._replace(v1=True) if form == _V1 else found
+
+
+def _of_v1(data: Buffer, declared: Mapping[str, tuple[str, bool]]) -> bytes:
+    """A request of V1 as one of V2. Instances that are objects are rows of tensors with their keys' names; others are
+    the ensemble's only required input. Raises InvalidArgument."""
+    try:
+        body = json.loads(bytes(data)) if len(data) <= JSON_BYTES_MAX else None
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"the body is not valid JSON: {error}") from None
+    rows = next((body[name] for name in _ROWS if isinstance(body, dict) and isinstance(body.get(name), list)), None)
+    if rows is None:
+        raise InvalidArgument(f'Expected "instances" or "inputs" to be a list, in at most {JSON_BYTES_MAX} bytes')
+    if rows and all(isinstance(row, dict) and row.keys() == rows[0].keys() for row in rows):
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+    else:
+        required = [name for name, (_, is_required) in declared.items() if is_required]
+        columns = {required[0] if len(required) == 1 else _ROWS[0]: rows}
+    for name in columns:
+        if name not in declared:
+            raise InvalidArgument(f"unexpected input {name!r}; the ensemble takes: {', '.join(declared)}")
+    return json.dumps(
+        {
+            "inputs": [
+                {"name": name, "datatype": declared[name][0], "shape": _shape_of(values), "data": values}
+                for name, values in columns.items()
+            ]
+        }
+    ).encode()
+
+
+def _shape_of(values: Any) -> list[int]:
+    """Of lists in lists, as the first of each level has it."""
+    shape = []
+    while isinstance(values, list):
+        shape.append(len(values))
+        values = values[0] if values else None
+    return shape
+
+
+def _predictions(answer: bytes) -> bytes:
+    """The body of V1's answer: one output's rows; of several an object for each row, or of lists where their numbers of
+    rows differ."""
+    found = read_answer(answer)
+    values = {name: _rows_of(tensor) for name, tensor in found.tensors.items()}
+    if len(values) == 1:
+        (predictions,) = values.values()
+    elif len({len(one) for one in values.values()}) == 1:
+        predictions = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    else:
+        predictions = values
+    return json.dumps({"predictions": predictions}, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _rows_of(tensor: Tensor) -> Any:
+    datatype, shape = declared(tensor.head)
+    found = common.values_of(datatype, bytes(tensor.raw or b""))
+    if datatype == "BYTES":
+        return [value.decode("utf-8", "replace") for value in found]
+    found = [None if type(value) is float and not math.isfinite(value) else value for value in found]
+    for size in reversed(shape[1:]):
+        found = [found[at : at + size] for at in range(0, len(found), max(1, size))]
+    return found
 
 
 def _has_contents(data: Buffer) -> bool:
@@ -281,6 +353,8 @@ def in_form(answer: bytes, request: Request) -> tuple[bytes, Pairs]:
     if request.triton:
         whole = answer + _FINAL_FIELD
         return prefix(_RESPONSE, len(whole)) + whole, ()
+    if request.v1:
+        return _predictions(answer), ()
     if request.wish.is_plain:
         return answer, ()
     return common.written(answer, request.wish)
@@ -311,4 +385,6 @@ def joined_streamed(before: bytes, answer: bytes | None, request: Request) -> tu
         return before if answer is None else before + prefix(_RESPONSE, len(answer)) + answer, ()
     if answer is None or request.wish.is_plain:
         return answer or b"", ()
+    if request.v1:
+        return _predictions(answer), ()
     return common.written(answer, request.wish._replace(binary=frozenset(), all_binary=False))

@@ -23,7 +23,7 @@ def _begin(call: Call, limits: Limits) -> Asker:
     signs = Signs(
         lambda name: metadata.get(name, ""), "" if ends is None else ends.certificate, "" if ends is None else ends.host
     )
-    own = Asker(limits.clients.of(signs))
+    own = limits.clients.asker(signs)
     asker.set(own)
     return own
 

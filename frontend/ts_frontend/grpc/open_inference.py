@@ -17,12 +17,13 @@ from ts.protocol.frames import Buffer, Input
 from ts_frontend.errors import HandlerFailed, InvalidArgument, MessageTooLarge, ServeError
 from ts_frontend.grpc.call import Call, Method, RequestIds, Shape, identified, response_metadata
 from ts_frontend.job import FedJob, Job
+from ts_frontend.limits.clients import counting_items
 from ts_frontend.models.health import Health
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.signature import TensorSpec
 from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
-from ts_frontend.open_inference.heads import head_of_message
+from ts_frontend.open_inference.heads import head_of_message, items_of_message
 from ts_frontend.open_inference.requests import joined_messages
 from ts_frontend.open_inference.shared_memory import Regions
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
@@ -142,6 +143,9 @@ class OpenInferenceService:
         if not request.model_name:
             raise InvalidArgument("model_name is empty: name the model to ask")
         model = tensor_models.find(self._models, request.model_name, request.model_version)
+        own = counting_items()
+        if own is not None:
+            own.items = items_of_message(data) if model.takes_batches else 1
         headers, request_id = identified(call, self._ids)
         deadline_s = call.deadline_s
         if request.parameters:

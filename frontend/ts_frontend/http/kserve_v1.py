@@ -13,7 +13,7 @@ from ts_frontend.http.torchserve import HttpInference, json_of_model
 from ts_frontend.models.health import Health
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
-from ts_frontend.open_inference.requests import refused
+from ts_frontend.open_inference.requests import count_items, refused
 from ts_frontend.scheduling.stream import chunks
 
 #: The adapter of programs, the only one with explanations.
@@ -53,8 +53,10 @@ class HttpKServe:
 
     async def _ask(self, model: Model, form: str, request: HttpRequest) -> HttpAnswer:
         try:
+            body = await request.body()
+            await count_items(model, body)
             job = model.submit(
-                [Input("", f"\0{form}", await request.body())],
+                [Input("", f"\0{form}", body)],
                 headers=request.for_handler(),
                 request_id=request.request_id,
                 stream=False,

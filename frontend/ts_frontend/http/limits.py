@@ -3,18 +3,14 @@ answers."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Final
 
 from ts_frontend.errors import LimitExceeded
 from ts_frontend.http.errors import ErrorDialect, refusal
 from ts_frontend.http.request import Body, Header, HttpAnswer, HttpRequest, Serve
 from ts_frontend.limits.clients import Asker, Signs, asker
 from ts_frontend.limits.limits import Limits, told
-
-#: OpenAI's and Anthropic's members of `usage`.
-_COUNTS: Final = re.compile(rb'"(total_tokens|input_tokens|output_tokens)"\s*:\s*(\d{1,15})\b')
+from ts_frontend.limits.tokens import used_tokens
 
 
 class HttpLimits:
@@ -26,7 +22,7 @@ class HttpLimits:
     async def serve(self, request: HttpRequest, serve: Serve, dialect: ErrorDialect) -> HttpAnswer:
         """As `serve`, with the headers of the limits that apply. Raises its errors but LimitExceeded, which it
         answers."""
-        own = Asker(self._limits.clients.of(_signs(request)))
+        own = self._limits.clients.asker(_signs(request))
         token = asker.set(own)
         try:
             answer = await serve(request)
@@ -82,11 +78,3 @@ async def _pieces(pieces: AsyncIterator[Sequence[Body]], own: Asker) -> AsyncIte
     finally:
         _settle(own, said or count)
         await pieces.aclose()  # type: ignore[attr-defined]
-
-
-def used_tokens(data: bytes) -> int | None:
-    """The tokens that an answer, or an event of one, says that it used; None if it doesn't say so."""
-    if b'"usage"' not in data:
-        return None
-    found = {name: int(count) for name, count in _COUNTS.findall(data, data.rindex(b'"usage"'))}
-    return found.get(b"total_tokens", sum(found.values())) if found else None

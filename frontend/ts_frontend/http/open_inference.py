@@ -194,6 +194,7 @@ class HttpOpenInference:
         head = tensor_requests.head_of_json(body, request.header(tensor_requests.LENGTH_HEADER))
         small = len(head) <= WHOLE_BYTES_MAX
         given = tensor_requests.of_json(head) if small else await tensor_requests.of_large_json(head)
+        await tensor_requests.count_items(self._model(request), head)
         model = self._model(request)  # the model may have been replaced meanwhile
         headers, deadline_s = request.for_handler(), math.inf
         if given:

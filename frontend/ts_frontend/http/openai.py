@@ -29,6 +29,7 @@ from ts_frontend.http.request import (
 from ts_frontend.http.torchserve import PREDICT, answer_of, handler_headers
 from ts_frontend.job import Job
 from ts_frontend.limits.clients import expect_tokens
+from ts_frontend.limits.tokens import TOKEN_BYTES, TOKENS_USUAL
 from ts_frontend.models.health import Health
 from ts_frontend.models.model import Model, OpenAIHandler
 from ts_frontend.models.registry import Registry
@@ -114,10 +115,6 @@ class HttpOpenAI:
         except BaseException:
             calls.cancel()
             raise
-
-
-#: Bytes of a prompt for each of its tokens, about; and the tokens of an answer whose request names no limit.
-TOKEN_BYTES, TOKENS_USUAL = 4, 256
 
 
 def _most_tokens(fields: Fields, size_bytes: int) -> float:

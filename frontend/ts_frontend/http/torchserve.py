@@ -89,8 +89,11 @@ class HttpInference:
         return await self._of_kserve(request, EXPLAIN)
 
     async def _of_kserve(self, request: HttpRequest, explain: tuple[str, str]) -> HttpAnswer:
+        name = request.path_params["model_name"]
         try:
-            return await self._predict(request, request.path_params["model_name"], None, [explain])
+            body = await request.body()
+            await tensor_requests.count_items(self._models.find(name), body)
+            return await answer_of(self._submit(request, name, None, [explain], (), body))
         except ServeError as error:
             return refusal(error, ErrorDialect.TORCHSERVE, told=request.told)
 
@@ -107,6 +110,7 @@ class HttpInference:
             body = await request.body()
             small = len(body) <= WHOLE_BYTES_MAX
             given = tensor_requests.of_json(body) if small else await tensor_requests.of_large_json(body)
+            await tensor_requests.count_items(self._models.find(name), body)
             more, deadline_s = tensor_requests.scheduled(
                 self._models.find(name), given, [explain], math.inf, self._keys
             )

@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar
 from ts_frontend.limits.clients import Client
 from ts_frontend.limits.rules import OTHER, Rule
 
-REQUESTS, BYTES, WORKER, TOKENS = "requests", "bytes", "worker", "tokens"
+REQUESTS, ITEMS, BYTES, WORKER, TOKENS = "requests", "items", "bytes", "worker", "tokens"
 CONCURRENT: Final = "concurrent"
 Item = TypeVar("Item")
 #: The accounts that are looked at for one that may go.
@@ -65,6 +65,8 @@ def _sizes(rule: Rule) -> Iterator[tuple[str, float, float]]:
     if rule.requests_per_second is not None:
         rate = rule.requests_per_second
         yield REQUESTS, rate, max(1.0, rate) if rule.burst is None else rule.burst
+    if rule.items_per_second is not None:
+        yield ITEMS, rule.items_per_second, max(1.0, rule.items_per_second)
     if rule.bytes_per_second is not None:
         yield BYTES, rule.bytes_per_second, rule.bytes_per_second
     if rule.worker_ms_per_second is not None:

@@ -39,13 +39,15 @@ class Signs(NamedTuple):
 
 
 class Asker:
-    """A request and its client. `accounts`: those that its limits were counted in; `tokens`: the most tokens that it
-    will use, 0 if unknown; `on_tokens`: gets the tokens that it has used."""
+    """A request and its client. `counts_items`: whether a limit needs its `items`; `accounts`: those that its limits
+    were counted in; `tokens`: the most tokens that it will use, 0 if unknown; `on_tokens`: gets the tokens that it has
+    used."""
 
-    __slots__ = ("accounts", "client", "on_tokens", "tokens")
+    __slots__ = ("accounts", "client", "counts_items", "items", "on_tokens", "tokens")
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
+    def __init__(self, client: Client, *, counts_items: bool = False) -> None:
+        self.client, self.counts_items = client, counts_items
+        self.items = 1
         self.accounts: dict[Account, None] = {}
         self.tokens = 0.0
         self.on_tokens: Callable[[float], None] | None = None
@@ -62,13 +64,26 @@ def expect_tokens(most: Callable[[], float]) -> None:
         own.tokens = most()
 
 
+def counting_items() -> Asker | None:
+    """The request that the running task serves, if a limit needs its items."""
+    own = asker.get()
+    return own if own is not None and own.counts_items else None
+
+
 class Clients:
     """Finds clients by the rules. `is_key`: whether the value of `Authorization` has one of the server's keys."""
 
     def __init__(self, rules: Rules, is_key: Callable[[bytes], bool] | None = None) -> None:
-        self.rules = rules
+        self.follow(rules)
         self._is_key = is_key
         self._salt = secrets.token_bytes(16)
+
+    def follow(self, rules: Rules) -> None:
+        """Goes by these rules from now on."""
+        self.rules, self._counts_items = rules, rules.counts_items
+
+    def asker(self, signs: Signs) -> Asker:
+        return Asker(self.of(signs), counts_items=self._counts_items)
 
     def of(self, signs: Signs) -> Client:
         for kind in self.rules.identify:

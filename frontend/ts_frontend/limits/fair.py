@@ -15,6 +15,8 @@ from typing import Final
 from ts_frontend.job import Job
 from ts_frontend.scheduling.batcher import Lane, Policy, Priorities, PriorityBatcher
 from ts_frontend.scheduling.queues import PriorityQueue
+from ts_frontend.scheduling.sequence_queue import SequenceJob
+from ts_frontend.scheduling.sequences import Sequence, SequenceBatcher, SequenceLimits
 
 #: The cost of a request of a model that has measured none, and the least one.
 FIRST_S: Final = 0.001
@@ -39,13 +41,14 @@ class Workload:
 
 class Share:
     """A client's share of a model's workers. `credit_s`: the worker time that its requests may take now; negative after
-    requests that took longer than estimated. `waiting`: its requests wait in the queue."""
+    requests that took longer than estimated. `taken_s`: the time that they have taken, by its weight. `waiting`: its
+    requests wait in the queue."""
 
-    __slots__ = ("_own_s", "credit_s", "load", "waiting", "weight")
+    __slots__ = ("_own_s", "credit_s", "load", "taken_s", "waiting", "weight")
 
     def __init__(self, load: Workload, weight: float = 1.0) -> None:
         self.load, self.weight = load, weight
-        self.credit_s, self._own_s = 0.0, 0.0
+        self.credit_s, self.taken_s, self._own_s = 0.0, 0.0, 0.0
         self.waiting = 0
 
     @property
@@ -57,6 +60,7 @@ class Share:
         """A request took `worked_s` on a worker, and had cost `paid_s`."""
         worked_s = max(worked_s, LEAST_S)
         self.credit_s += paid_s - worked_s
+        self.taken_s += (worked_s - paid_s) / self.weight
         if not self.waiting:
             self.credit_s = min(self.credit_s, 0.0)
         self._own_s += NEWEST * (worked_s - self._own_s) if self._own_s else worked_s
@@ -161,3 +165,30 @@ class FairQueue(PriorityQueue):
 
     def __init__(self, policy: Policy, priorities: Priorities, tickets: Mapping[int, Ticket]) -> None:
         super().__init__(policy, priorities, FairBatcher(policy, priorities, tickets))
+
+
+class FairSequences(SequenceBatcher[SequenceJob]):
+    """Sequences whose clients take turns: next is one whose client has taken the least worker time so far. A client
+    that had nothing to run has no turns to make up for. Taking a job costs O(sequences that are ready)."""
+
+    def __init__(self, limits: SequenceLimits, tickets: Mapping[int, Ticket]) -> None:
+        super().__init__(limits)
+        self._tickets = tickets
+        #: What the client of the last job had taken before it.
+        self._clock_s = 0.0
+
+    def _first(self, lane: OrderedDict[str, int]) -> str:
+        return min(lane, key=self._rank)
+
+    def _rank(self, name: str) -> float:
+        job_id = next(iter(self._sequences[name].waiting))
+        return max(self._tickets[job_id].share.taken_s, self._clock_s)
+
+    def _send(self, sequence: Sequence[SequenceJob]) -> SequenceJob:
+        job = super()._send(sequence)
+        ticket = self._tickets[job.id]
+        share, cost_s = ticket.share, ticket.share.estimate_s
+        self._clock_s = max(share.taken_s, self._clock_s)
+        share.taken_s = self._clock_s + cost_s / share.weight
+        ticket.paid_s += cost_s
+        return job

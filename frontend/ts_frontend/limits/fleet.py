@@ -7,8 +7,8 @@ import logging
 import secrets
 from typing import Final
 
-from ts_frontend.caching.redis_calls import RedisCalls
 from ts_frontend.limits.limits import Limits
+from ts_frontend.redis_calls import RedisCalls
 
 log = logging.getLogger(__name__)
 

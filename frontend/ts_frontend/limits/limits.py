@@ -23,6 +23,7 @@ from ts_frontend.job import Job, Ledger
 from ts_frontend.limits.accounts import (
     BYTES,
     CONCURRENT,
+    ITEMS,
     REQUESTS,
     TOKENS,
     WORKER,
@@ -32,9 +33,11 @@ from ts_frontend.limits.accounts import (
     Kept,
 )
 from ts_frontend.limits.clients import Asker, Client, Clients, asker
-from ts_frontend.limits.fair import FairQueue, Share, Ticket, Workload
+from ts_frontend.limits.fair import FairQueue, FairSequences, Share, Ticket, Workload
 from ts_frontend.limits.rules import NO_SCOPE, OTHER, BadLimits, Rule, read_rules
+from ts_frontend.limits.tokens import most_tokens, used_by
 from ts_frontend.scheduling.batcher import Policy, Priorities
+from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.workers.in_flight import BatchRecorder
 
 log = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ REQUEST_BYTES: Final = 1024
 OWN: Final = Client("(server)", OTHER)
 _SAID: Final = {
     REQUESTS: ("requests_per_second", "requests a second"),
+    ITEMS: ("items_per_second", "items a second"),
     BYTES: ("bytes_per_second", "bytes a second"),
     WORKER: ("worker_ms_per_second", "ms of worker time a second"),
     TOKENS: ("tokens_per_minute", "tokens a minute"),
@@ -119,7 +123,8 @@ class Limits:
             log.error("The limits stay as they were: %s: %s", self._path, error)
             return
         log.info("The limits were read again: %s", self._path)
-        self.rules = self.clients.rules = rules
+        self.rules = rules
+        self.clients.follow(rules)
         self.change()
 
     def change(self) -> None:
@@ -138,13 +143,16 @@ def _state(path: Path) -> tuple[int, ...]:
 
 
 class Charge:
-    """What a request has taken from its client's accounts. `reserved_ms`: worker time by estimate, until it is
-    known."""
+    """What a request has taken from its client's accounts. `reserved_ms` and `tokens`: worker time and tokens by
+    estimate, until they are known."""
 
-    __slots__ = ("accounts", "client", "reserved_ms", "ticket")
+    __slots__ = ("accounts", "client", "reserved_ms", "ticket", "tokens")
 
-    def __init__(self, client: Client, accounts: Sequence[Account], ticket: Ticket, reserved_ms: float) -> None:
+    def __init__(
+        self, client: Client, accounts: Sequence[Account], ticket: Ticket, reserved_ms: float, tokens: float = 0.0
+    ) -> None:
         self.client, self.accounts, self.ticket, self.reserved_ms = client, accounts, ticket, reserved_ms
+        self.tokens = tokens
 
     def settle(self, worked_s: float, now_s: float) -> None:
         """It has taken so long on a worker."""
@@ -154,12 +162,19 @@ class Charge:
             account.take(WORKER, worked_ms - self.reserved_ms, now_s)
         self.reserved_ms = 0.0
 
+    def settle_tokens(self, used: float, now_s: float) -> None:
+        for account in self.accounts:
+            account.take(TOKENS, used - self.tokens, now_s)
+        self.tokens = 0.0
+
 
 class ModelLimits:
     """The limits of one model version's clients: its jobs are made by `jobs`, and measured by `measuring`."""
 
     def __init__(self, limits: Limits, model: str, accounts: Accounts) -> None:
         self._limits, self._model, self._accounts = limits, model, accounts
+        #: Whether the answers of its handler tell their tokens, over every API.
+        self.tells_tokens: Callable[[], bool] = lambda: False
         self._load = Workload()
         self._shares: Kept[Share] = Kept(lambda share: not share.waiting, limits.rules.clients_max)
         self._crowd = Share(self._load)
@@ -171,6 +186,9 @@ class ModelLimits:
 
     def queue(self, policy: Policy, priorities: Priorities | None) -> FairQueue:
         return FairQueue(policy, priorities or Priorities(), self.tickets)
+
+    def sequences(self, limits: SequenceLimits) -> FairSequences:
+        return FairSequences(limits, self.tickets)
 
     # --- requests
 
@@ -184,7 +202,7 @@ class ModelLimits:
             try:
                 job = make(ledger, inputs, **more)
             except BaseException:
-                charge.settle(0.0, self._limits.clock())
+                self._give_back(charge)
                 raise
             self._new = job.id, charge
             self._charges[job.id] = charge
@@ -198,7 +216,13 @@ class ModelLimits:
         if self._new is not None:
             (job_id, charge), self._new = self._new, None
             del self._charges[job_id], self.tickets[job_id]
-            charge.settle(0.0, self._limits.clock())
+            self._give_back(charge)
+
+    def _give_back(self, charge: Charge) -> None:
+        """Gives back what a request has taken that was never queued."""
+        now_s = self._limits.clock()
+        charge.settle(0.0, now_s)
+        charge.settle_tokens(0.0, now_s)
 
     def _charge(self, request: Asker | None, inputs: Sequence[Input], *, counted: bool) -> Charge:
         client = OWN if request is None else request.client
@@ -209,11 +233,14 @@ class ModelLimits:
         if not counted:
             return Charge(client, accounts, ticket, 0.0)
         now_s = self._limits.clock()
+        by_job = not request.tokens and any(TOKENS in one.buckets for one in accounts) and self.tells_tokens()
+        tokens = most_tokens(inputs) if by_job else request.tokens
         amounts = {
             REQUESTS: 1.0,
+            ITEMS: float(request.items),
             BYTES: float(sum([len(part.data) for part in inputs])),
             WORKER: ticket.share.estimate_s * 1000 if inputs else 0.0,
-            TOKENS: request.tokens,
+            TOKENS: tokens,
         }
         request.accounts |= dict.fromkeys(accounts)
         for account in accounts:
@@ -224,7 +251,7 @@ class ModelLimits:
             for kind, bucket in account.buckets.items():
                 bucket.take(amounts[kind], now_s)
         self._await_tokens(request, accounts)
-        return Charge(client, accounts, ticket, amounts[WORKER])
+        return Charge(client, accounts, ticket, amounts[WORKER], tokens if by_job else 0.0)
 
     def _share(self, client: Client) -> Share:
         share = self._shares.of(client.name, lambda: Share(self._load)) or self._crowd
@@ -302,6 +329,8 @@ class ModelLimits:
         if charge is None:
             return
         del self.tickets[job.id]
+        if charge.tokens:
+            charge.settle_tokens(used_by(job, charge.tokens), self._limits.clock())
         for account in charge.accounts:
             account.running -= 1
         if job.sent_at_s:
@@ -346,8 +375,8 @@ class _Measured:
 
 
 def told(request: Asker, now_s: float) -> Iterator[tuple[str, str]]:
-    """The headers of an answer that tell its client what is left of its requests and tokens."""
-    for kind in (REQUESTS, TOKENS):
+    """The headers of an answer that tell its client what is left of its requests, items and tokens."""
+    for kind in (REQUESTS, ITEMS, TOKENS):
         buckets = [account.buckets[kind] for account in request.accounts if kind in account.buckets]
         if buckets:
             least = min(buckets, key=lambda bucket: (bucket.left(now_s), bucket.burst))

@@ -39,6 +39,7 @@ class Rule:
     requests_per_second: float | None = None
     burst: float | None = None
     concurrent: int | None = None
+    items_per_second: float | None = None
     bytes_per_second: float | None = None
     worker_ms_per_second: float | None = None
     tokens_per_minute: float | None = None
@@ -58,7 +59,7 @@ class Rule:
         return replace(self, concurrent=at_once, burst=None if self.burst is None else self.burst / servers, **rates)
 
 
-_RATES = ("requests_per_second", "bytes_per_second", "worker_ms_per_second", "tokens_per_minute")
+_RATES = ("requests_per_second", "items_per_second", "bytes_per_second", "worker_ms_per_second", "tokens_per_minute")
 NO_RULE = Rule()
 
 
@@ -86,6 +87,13 @@ class Rules:
     server: Scope = NO_SCOPE
     models: Mapping[str, Scope] = field(default_factory=dict)
     clients_max: int = CLIENTS_MAX
+
+    @property
+    def counts_items(self) -> bool:
+        """Whether a limit needs the items of requests."""
+        scopes = (self.server, *self.models.values())
+        rules = (rule for scope in scopes for rule in (scope.defaults, *scope.clients.values()))
+        return any(rule.items_per_second is not None for rule in rules)
 
     def weight(self, model: str, name: str) -> float:
         """A client's weight in a model's queue: the narrowest that is given."""

@@ -38,6 +38,7 @@ from ts_frontend.models.store.http import Stop
 from ts_frontend.models.store.pins import Pin, Stamp, digest
 from ts_frontend.scheduling.batcher import Priorities
 from ts_frontend.tasks import owned
+from ts_frontend.workers.rate_limiter import Needs
 
 _log = logging.getLogger(__name__)
 #: The configuration's name, and the suffixes of files of weights, where no manifest names them.
@@ -138,7 +139,8 @@ class Archive:
     `adapter`: the module that runs a handler written for another server (`ts.compat.NAME`), with `adapter_settings`.
     `signature`: the tensors that the model's files declare outside `config`. `completed`: returns the archive with the
     configuration that the loaded handler has completed. `priorities`: the priority levels and queue timeouts of
-    requests. `graph`: the steps of a model without a handler. `handler_settings`: stronger than the section
+    requests. `needs`: what a worker takes of the rate limiter's resources, of each group of workers that differs.
+    `graph`: the steps of a model without a handler. `handler_settings`: stronger than the section
     `handler` of the configuration. `remembered`: False for an archive that each start finds by itself, so that no
     snapshot lists it."""
 
@@ -158,6 +160,7 @@ class Archive:
     adapter_settings: dict[str, Any] = field(default_factory=dict)
     signature: Signature | None = None
     priorities: Priorities | None = None
+    needs: tuple[Needs, ...] = ()
     graph: Ensemble | InferenceGraph | None = None
     completed: Callable[[Archive, dict[str, Any]], Archive] | None = None
     handler_settings: dict[str, Any] = field(default_factory=dict)

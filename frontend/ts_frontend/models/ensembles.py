@@ -199,6 +199,7 @@ class EnsembleRequests:
         self._name, self._version = name, version
         self._ensemble = ensemble
         self._inputs = {spec.name: spec for spec in signature.inputs}
+        self._declared = {spec.name: (spec.datatype, not spec.optional) for spec in signature.inputs}
         self._find = find
         self._record = record
         self._graphs: dict[frozenset[str], Graph] = {}
@@ -207,7 +208,7 @@ class EnsembleRequests:
     async def answer(self, running: Running) -> None:
         """Answers one request. Raises ServeError."""
         job = running.job
-        reading = partial(messages.read_request, job.inputs, job.request_headers)
+        reading = partial(messages.read_request, job.inputs, job.request_headers, self._declared)
         request = await asyncio.to_thread(reading) if messages.is_long(job.inputs) else reading()
         self._check(request.tensors)
         part = self._part(request)

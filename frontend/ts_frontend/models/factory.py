@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ts_frontend.caching.cache import DECOUPLED, LANGUAGE, Caches, ModelCache
 from ts_frontend.caching.questions import Asker
 from ts_frontend.config.files import read_text
+from ts_frontend.config.kinds import no_effect
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive
 from ts_frontend.graphs.ensemble import Ensemble
@@ -44,6 +45,7 @@ from ts_frontend.workers.devices import usable_ids
 from ts_frontend.workers.limits import WorkerLimits
 from ts_frontend.workers.pool import NO_LIMITS, Pool
 from ts_frontend.workers.process import ProcessSpec, Sharing, TorchrunGroup, WorkerPlan
+from ts_frontend.workers.rate_limiter import CPU_DEVICE, Place, RateLimiter
 from ts_frontend.workers.scaling import PoolScaler
 from ts_frontend.workers.supervisor import Supervisor
 
@@ -85,6 +87,7 @@ class ModelFactory:
         self._caches = caches
         self._client_limits = limits
         self._find = find
+        self._rate_limiter = RateLimiter(config.rate_limit_resources) if config.rate_limit != "off" else None
 
     def model(
         self,
@@ -156,7 +159,7 @@ class ModelFactory:
         if limits is not None:
             limits.follow(ledger)
             make_job, make_fed = limits.jobs(make_job), limits.jobs(make_fed)
-        return Model(
+        model = Model(
             name,
             version,
             url,
@@ -178,6 +181,9 @@ class ModelFactory:
             graph=graph,
             steps=steps,
         )
+        if limits is not None:
+            limits.tells_tokens = lambda: model.openai is not None and model.openai.speaks
+        return model
 
     def _graph(
         self,
@@ -248,7 +254,9 @@ class ModelFactory:
     ) -> WorkQueue:
         refusal = NO_WORKER.format(name=name)
         if settings.stateful:
-            return SequenceQueue(self._limits(settings), sequence_headers(self._config), refusal)
+            sequences = self._limits(settings)
+            fair = None if limits is None else limits.sequences(sequences)
+            return SequenceQueue(sequences, sequence_headers(self._config), refusal, fair)
         policy = self._policy(settings)
         if limits is not None and (priorities is not None or not settings.use_job_ticket):
             return limits.queue(policy, priorities)
@@ -324,7 +332,28 @@ class ModelFactory:
             sharing=self._sharing(f"{name}_{version}", archive, settings),
             files=None if archive.packed is None else archive.packed.needed,
             ends_alone=signature.platform == LANGUAGE_MODEL,
+            place=self._place(name, version, archive, settings),
         )
+
+    def _place(
+        self, name: str, version: str, archive: Archive, settings: ModelSettings
+    ) -> Callable[[int | None, Callable[[], None]], Place] | None:
+        """What gives a worker its place in the rate limiter; None if it has none. Raises InvalidArchive."""
+        if not archive.needs:
+            return None
+        if self._rate_limiter is None:
+            log.warning("%s", no_effect("rate_limiter", f"model {name} {version}", "rate_limit is off"))
+            return None
+        if len(archive.needs) > 1:
+            raise InvalidArchive(
+                f"Model {name}: its instance groups differ in rate_limiter; with rate_limit=execution_count all "
+                "workers of a model need the same resources"
+            )
+        (needs,) = archive.needs
+        devices = self._supervisor.placement.usable(settings.device_type, settings.device_ids) or [CPU_DEVICE]
+        if why := self._rate_limiter.missing(needs, devices):
+            raise InvalidArchive(f"Model {name} could never run: {why} (rate_limit_resources)")
+        return partial(self._rate_limiter.place, needs)
 
     def _sharing(self, name: str, archive: Archive, settings: ModelSettings) -> Sharing:
         if not settings.share_weights and self._config.dev_model is None:

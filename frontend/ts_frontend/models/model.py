@@ -418,6 +418,12 @@ class Model:
         return own if own is not None else made_config(self.name, self.signature, self.settings, self.minimum)
 
     @property
+    def takes_batches(self) -> bool:
+        """Whether the first dimension of its tensors is that of a batch; config.pbtxt says so by `max_batch_size`."""
+        config = self.archive.adapter_settings.get("config")
+        return config is None or bool(config.get("max_batch_size"))
+
+    @property
     def has_priorities(self) -> bool:
         return self.archive.priorities is not None
 

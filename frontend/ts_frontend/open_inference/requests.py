@@ -13,8 +13,9 @@ from typing import Any
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Buffer, Pairs
 from ts_frontend.errors import InvalidArgument, Unimplemented
+from ts_frontend.limits.clients import counting_items
 from ts_frontend.models.model import Model
-from ts_frontend.open_inference.heads import parameters_of_json
+from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, items_of_json, parameters_of_json
 from ts_frontend.scheduling import queues as ranked_queue
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 
@@ -58,6 +59,14 @@ def of_json(head: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError, KeyError, TypeError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+async def count_items(model: Model, head: bytes) -> None:
+    """Tells the limits of clients how many items a request in JSON has, if there is one that needs it."""
+    own = counting_items()
+    if own is None or not model.takes_batches:
+        return
+    own.items = items_of_json(head) if len(head) <= WHOLE_BYTES_MAX else await asyncio.to_thread(items_of_json, head)
 
 
 def scheduled(

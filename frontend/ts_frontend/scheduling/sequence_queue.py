@@ -105,8 +105,14 @@ def _with(headers: Pairs, name: str, value: str) -> Pairs:
 class SequenceQueue(WorkQueue):
     """Jobs in, batches of one job per sequence out. `refusal`: the beginning of the message for a refused request."""
 
-    def __init__(self, limits: SequenceLimits, keys: SequenceHeaders, refusal: str) -> None:
-        self._batcher: SequenceBatcher[SequenceJob] = SequenceBatcher(limits)
+    def __init__(
+        self,
+        limits: SequenceLimits,
+        keys: SequenceHeaders,
+        refusal: str,
+        batcher: SequenceBatcher[SequenceJob] | None = None,
+    ) -> None:
+        self._batcher: SequenceBatcher[SequenceJob] = SequenceBatcher(limits) if batcher is None else batcher
         super().__init__(self._batcher)
         self.keys = keys
         self._refusal = refusal

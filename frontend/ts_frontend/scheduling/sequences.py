@@ -252,18 +252,26 @@ class SequenceBatcher(Generic[SequencedT]):
         return batch
 
     def _next(self, worker: Hashable, unbound_too: bool) -> Sequence[SequencedT] | None:
-        """Returns the sequence that has been ready for the longest time, among those that this worker may take from."""
+        """Returns the sequence that has been ready for the longest time, among those of the lowest rank that this
+        worker may take from."""
         heads = []
         for owner in (worker, None) if unbound_too and self._has_place(worker) else (worker,):
             lane = self._ready.get(owner)
             if lane:
-                name = next(iter(lane))
-                heads.append((lane[name], name, lane))
+                name = self._first(lane)
+                heads.append((self._rank(name), lane[name], name, lane))
         if not heads:
             return None
-        _, name, lane = min(heads, key=lambda head: head[0])
+        _, _, name, lane = min(heads, key=lambda head: head[:2])
         del lane[name]
         return self._sequences[name]
+
+    def _first(self, lane: OrderedDict[str, int]) -> str:
+        """The next sequence of those that are ready for one worker, or for any."""
+        return next(iter(lane))
+
+    def _rank(self, name: str) -> float:
+        return 0.0
 
     def _send(self, sequence: Sequence[SequencedT]) -> SequencedT:
         _, job = sequence.waiting.popitem(last=False)

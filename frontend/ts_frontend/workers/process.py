@@ -29,6 +29,7 @@ from ts_frontend.workers.devices import Device
 from ts_frontend.workers.in_flight import BatchRecorder, OnResponse, Spent
 from ts_frontend.workers.limits import WorkerLimits
 from ts_frontend.workers.ranks import Rendezvous
+from ts_frontend.workers.rate_limiter import Place
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +205,8 @@ class WorkerPlan:
     tensors; `repeats`: its handler may be called again for a request; `in_process`: its worker is a thread of the
     server, and isn't counted as a worker; `sharing`: how the workers get the model's weights; `files`: provides the
     model's files before a worker starts; `ends_alone`: of a request that takes too long, only the request ends, if the
-    handler then lets go of it.
+    handler then lets go of it; `place`: gives a worker its place in the rate limiter, by its device's number and what
+    makes it look for work.
     """
 
     spec: ProcessSpec
@@ -226,6 +228,7 @@ class WorkerPlan:
     sharing: Sharing = Sharing()
     files: Callable[[], Awaitable[None]] | None = None
     ends_alone: bool = False
+    place: Callable[[int | None, Callable[[], None]], Place] | None = None
 
 
 def _shared_file() -> IO[bytes]:

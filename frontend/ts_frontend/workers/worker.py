@@ -48,6 +48,7 @@ from ts_frontend.workers.process import (
     WorkerProcess,
 )
 from ts_frontend.workers.ranks import RankConnections
+from ts_frontend.workers.rate_limiter import Place
 
 log: Final = logging.getLogger(__name__)
 
@@ -118,6 +119,8 @@ class Worker:
         self._death_note = ""
         self._out_of_memory = False
         self._settling: asyncio.Task[None] | None = None
+        #: While it is ready, if its batches take resources.
+        self._place: Place | None = None
 
     # --- life
 
@@ -303,6 +306,8 @@ class Worker:
 
     def _forget_all(self) -> None:
         self._running.clear()
+        if self._place is not None:
+            self._place.end(self._place.running)
         self._became_idle()
 
     # --- as a worker of its queue
@@ -311,7 +316,10 @@ class Worker:
         """As of `QueueWorker`."""
         if self.state is not WorkerState.READY or self._hung_at_s is not None:
             return FULL
-        return self._running.room(ahead_s)
+        room = self._running.room(ahead_s)
+        if self._place is not None and room != FULL and not self._place.may_run():
+            return FULL
+        return room
 
     def holds(self, job: Job) -> bool:
         """Returns True while the process computes the job, even if no caller waits for it."""
@@ -330,6 +338,9 @@ class Worker:
         except ValueError as error:
             running.withdraw(batch)
             self._refuse(jobs, error)
+        else:
+            if self._place is not None:
+                self._place.begin()
 
     def dispatch_alone(self, job: Job, now_s: float) -> None:
         self.dispatch([job], now_s)
@@ -432,6 +443,8 @@ class Worker:
         running = self._running
         if not running.finish(job_id, batch):
             return False
+        if self._place is not None:
+            self._place.end()
         waited_s, worked_s = running.measure(batch, now_s)
         jobs, recorder = batch.jobs, self._recorder
         self.answered += len(jobs)
@@ -463,6 +476,9 @@ class Worker:
             self.info = message.info
             if not self._lockstep:
                 self._running.set_concurrency(str(message.info.get("handler_kind")), self.concurrency)
+            if self._plan.place is not None:
+                self._place = self._plan.place(self.device.gpu_id, self._work.wake)
+                self._running.hold_nothing_ahead()
             self._enter(WorkerState.READY)
             self.ready_at_s = time.monotonic()
             self._count_responses(message.info)
@@ -579,6 +595,8 @@ class Worker:
             for job in failed:
                 job.fail(WorkerDied(f"Worker died. {note}.", 507 if out_of_memory else 500, hung=self.hung))
         finally:
+            if self._place is not None:
+                self._place.leave()
             if not self._loaded.done():
                 killed = how.code is None or how.code < 0 or process.rendezvous is not None
                 message = f"Worker process ended while loading: {note}"

@@ -327,6 +327,45 @@ def test_values_come_through_the_documented_graph(stub: GRPCInferenceServiceStub
     assert parts.queue.ns + parts.compute_input.ns + parts.compute_infer.ns <= parts.success.ns
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"instances": [[1, 2.5], [3, 4]]},
+        {"inputs": [[1, 2, 3]], "parameters": {"a": 1}},
+        {"instances": [{"X": [1, 2]}, {"X": [3, 4]}]},
+        {"instances": [[1, 2], [3]]},
+        {"instances": [1, 2]},
+        {"instances": [["text"]]},
+        {"instances": [{"other": [1]}]},
+        {"instances": []},
+        {"instances": 3},
+        {"predictions": []},
+        [1],
+        "no JSON",
+    ],
+)
+def test_v1_is_answered_as_by_a_model(served: Any, body: Any) -> None:
+    content = body if isinstance(body, str) else json.dumps(body)
+    answers = [httpx.post(f"{served.http}/v1/models/{name}:predict", content=content) for name in ("pass", "chain")]
+    model, ensemble = answers
+    assert ensemble.status_code == model.status_code, [one.text for one in answers]
+    assert ensemble.headers["content-type"] == model.headers["content-type"]
+    if model.status_code == 200:
+        assert ensemble.json() == model.json()
+
+
+def test_v1_has_rows_of_several_outputs_and_one_answer(served: Any) -> None:
+    def ask(name: str, *instances: Any) -> httpx.Response:
+        body = {"instances": instances}
+        return httpx.post(f"{served.http}/v1/models/{name}:predict", json=body, timeout=GUARD_S)
+
+    found = ask("classify", {"IMAGE": ["1 5 2"], "SCALE": [2.0]}).json()
+    assert found == {"predictions": [{"ANSWER": "1 of 16", "sum": [8.0]}]}
+    assert ask("classify", ["3 4"]).json()["predictions"][0]["sum"] == [7.0], "its only required input"
+    one, two = ask("stream", [1]), ask("stream", [2])
+    assert one.json() == {"predictions": [[0.0]]} and two.status_code == ask("repeat", [2]).status_code == 501
+
+
 def test_an_output_that_isnt_wanted_has_no_step_run_for_it(stub: GRPCInferenceServiceStub) -> None:
     before = statistics(stub, "postprocess").inference_stats.success.count
     stub.ModelInfer(request_of("classify", ("sum",), IMAGE=b"3 4"), timeout=GUARD_S)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -90,10 +92,17 @@ dynamic_batching {
   default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 60000000 allow_timeout_override: true }
 }
 """
+
+
+def limited(name: str, count: int) -> str:
+    needs = f'rate_limiter {{ resources [ {{ name: "{name}" count: {count} }} ] }}'
+    return 'backend: "python" max_batch_size: 4' + TENSORS + f"instance_group {{ count: 1 {needs} }}"
+
+
 MODELS = {
     "completed": (GATED.replace("COMPLETE", COMPLETES), None),
     "half_said": (GATED.replace("COMPLETE", COMPLETES), 'backend: "python" input [ { name: "X" optional: true } ]'),
-    "unbatched": (GATED.replace("COMPLETE", ""), 'backend: "python" max_batch_size: 4' + TENSORS),
+    "unbatched": (GATED.replace("COMPLETE", ""), limited("R", 1)),
     "streams": (STREAMS, None),
     "ranked": (GATED.replace("COMPLETE", ""), 'backend: "python" max_batch_size: 1' + TENSORS + RANKS),
     "refusing": (GATED.replace("COMPLETE", ""), 'backend: "python" max_batch_size: 1' + TENSORS + REFUSES),
@@ -134,26 +143,27 @@ class Gate:
 
     def __init__(self, served: Any, model: str, stub: GRPCInferenceServiceStub, pool: ThreadPoolExecutor) -> None:
         self._served, self.model, self._stub, self._pool = served, model, stub, pool
-        self.first = self._send(0)
+        self.first = self.send(0)
         until((served.directory / f"{model}.waits").exists)
 
-    def _send(self, value: int, **parameters: int) -> Future[list[int]]:
+    def send(self, value: int, model: str = "", /, **parameters: int) -> Future[list[int]]:
         def call() -> list[int]:
-            answer = self._stub.ModelInfer(request(self.model, value, **parameters), timeout=GUARD_S)
+            answer = self._stub.ModelInfer(request(model or self.model, value, **parameters), timeout=GUARD_S)
             found: list[int] = np.frombuffer(answer.raw_output_contents[0], "<i4").tolist()
             return found
 
         return self._pool.submit(call)
 
-    def ask(self, **parameters: int) -> Future[list[int]]:
-        before = waiting(self._served, self.model)
-        found = self._send(1, **parameters)
-        until(lambda: waiting(self._served, self.model) > before)
+    def ask(self, model: str = "", /, **parameters: int) -> Future[list[int]]:
+        model = model or self.model
+        before = waiting(self._served, model)
+        found = self.send(1, model, **parameters)
+        until(lambda: waiting(self._served, model) > before)
         return found
 
     def refused(self, **parameters: int) -> grpc.RpcError:
         with pytest.raises(grpc.RpcError) as error:
-            self._send(1, **parameters).result(GUARD_S)
+            self.send(1, **parameters).result(GUARD_S)
         return error.value
 
     def open(self) -> None:
@@ -273,3 +283,34 @@ def test_responses_of_decoupled_models_are_counted_by_their_number(served: Any) 
     }
     assert {index: one for index, one in more.items() if any(one)} == {"0": (2, 0, 1), "1": (1, 1, 0), "2": (0, 1, 0)}
     assert statistics.response_stats["0"].success.ns > 0 and not other.response_stats
+
+
+# --- resources
+
+
+def test_models_run_while_their_resources_are_free(tmp_path: Path, serving: Callable[..., Any]) -> None:
+    repository = tmp_path / "repository"
+    configs = {"one": limited("R", 2), "two": limited("R", 1), "other": limited("S", 1), "large": limited("S", 9)}
+    for name, config in configs.items():
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "1" / "model.py").write_text(GATED.replace("COMPLETE", ""))
+        (repository / name / "config.pbtxt").write_text(config)
+    words = ["--ncs", "--model-repository", str(repository), "--rate-limit", "execution_count"]
+    with serving(tmp_path, None, {}, [*words, "--rate-limit-resource", "S:1"]) as server:
+        server.wait_for_log("Model large could never run: it needs 9 of the resource S, and there are 1 on device 0")
+        with gate_of(server, "one") as gate:
+            waits = gate.ask("two")
+            assert gate.send(1, "other").result(GUARD_S) == [1, 1]
+            assert not waits.done() and waiting(server, "two") == 1, "its worker is idle, and R is taken"
+            gate.open()
+            assert waits.result(GUARD_S) == [1, 1]
+        with gate_of(server, "two") as gate:
+            waits = gate.ask("one")
+            (worker,) = httpx.get(f"{server.http_management}/models/two").json()[0]["workers"]
+            os.kill(worker["pid"], signal.SIGKILL)
+            assert waits.result(GUARD_S) == [1, 2], "a dead worker's resources are free"
+            assert gate.first.exception(GUARD_S)
+
+
+def test_resources_count_only_with_a_rate_limit(served: Any) -> None:
+    served.wait_for_log("rate_limiter (model unbatched 1) has no effect: rate_limit is off")

@@ -551,6 +551,8 @@ _ROWS = (
     Alias("response_cache_byte_size", "Triton", sets("response_cache_size"), "`response_cache_size`"),
     Alias("log_file", "Triton", _refused("isn't there; LOG_LOCATION names the directory of the log files"), "refused"),
     Alias("metrics_interval_ms", "Triton", seconds("metric_time_interval"), "`metric_time_interval`, whole seconds"),
+    Alias("rate_limit_resource", "Triton", lambda text: Said({"rate_limit_resources": text.replace(";", ",")}),
+          "`rate_limit_resources`; can be repeated", repeated=True),
     # tuning of Triton's own parts
     *(
         Alias(name, "Triton", nothing(_TUNES), "no effect")
@@ -573,7 +575,6 @@ _ROWS = (
             "model_load_retry_count",
             "model_namespacing",
             "pinned_memory_pool_byte_size",
-            "rate_limit",
             "repoagent_directory",
             "trace_file",
             "trace_log_frequency",

@@ -28,6 +28,7 @@ from ts_frontend.models.formats.format import ModelFiles, ModelFormat
 from ts_frontend.models.handler_imports import may_need_torch
 from ts_frontend.models.signature import Signature, TensorSpec, as_json
 from ts_frontend.scheduling.batcher import Priorities, WaitPolicy
+from ts_frontend.workers.rate_limiter import Need, Needs
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,6 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "output.is_shape_tensor": _OTHERS,
         "output.is_non_linear_format_io": _OTHERS,
         "ensemble_scheduling.max_inflight_requests": "answers of a decoupled step go through the next ones one by one",
-        "instance_group.rate_limiter": "a worker takes requests whenever it is free",
         "instance_group.profile": _OTHERS,
         "instance_group.secondary_devices": _GPUS,
         "instance_group.host_policy": _GPUS,
@@ -318,6 +318,17 @@ def priorities(config: ModelConfig) -> Priorities | None:
     return Priorities(dynamic.priority_levels, dynamic.default_priority_level, policy, policies)
 
 
+def needs(config: ModelConfig) -> tuple[Needs, ...]:
+    """What a worker takes of the rate limiter's resources, by its group; empty if none takes any."""
+    found: dict[Needs, None] = {}
+    for group in config.instance_group:
+        limiter = group.rate_limiter
+        if not group.passive:
+            taken = (Need(one.name, one.count, getattr(one, "global")) for one in limiter.resources)
+            found[Needs(tuple(taken), max(1, limiter.priority))] = None
+    return tuple(found) if any(one.resources for one in found) else ()
+
+
 def _wait_policy(policy: Any) -> WaitPolicy:
     timeout_us = policy.default_timeout_microseconds
     return WaitPolicy(
@@ -426,6 +437,7 @@ class ModelDirectory:
             adapter_settings=self._adapter_settings(directory, gpus),
             signature=signature(config),
             priorities=priorities(config),
+            needs=needs(config),
             graph=self.ensemble,
             completed=None if self.ensemble is not None else partial(_completed, gpus),
             remembered=False,
