@@ -38,10 +38,8 @@ LOOPBACK = {
 
 @pytest.fixture(autouse=True)
 def as_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """The collector's settings, which a server changes, as they were; and workers that don't hear that they are to
-    stop."""
+    """The collector's settings, which a server changes, as they were."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ts_frontend.workers.worker.STOP_S_MAX", 0.01)
     thresholds = gc.get_threshold()
     yield
     gc.unfreeze()
