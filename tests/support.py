@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import http.client
 import importlib.util
 import itertools
 import json
@@ -13,11 +14,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TypeVar
+from types import MappingProxyType, ModuleType
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
@@ -108,6 +109,37 @@ def one_before_the_others(file: Path) -> Iterator[None]:
         except BlockingIOError:
             fcntl.flock(opened, fcntl.LOCK_SH)
         yield
+
+
+class Reply(NamedTuple):
+    """An answer over HTTP. The names of headers are in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def value(self) -> Any:
+        """The body as JSON, or as text if it is none."""
+        return self.json() if self.body[:1] in b"{[" else self.body.decode()
+
+
+def http_call(
+    port: int,
+    method: str,
+    target: str,
+    body: bytes | str | None = None,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    host: str = "127.0.0.1",
+) -> Reply:
+    """A call over HTTP/1.1, on a connection of its own. A `_` in the name of a header stands for a dash."""
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    with closing(http.client.HTTPConnection(host, port, timeout=GUARD_S)) as connection:
+        connection.request(method, target, body, names)
+        answer = connection.getresponse()
+        return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
 
 
 def free_port() -> int:

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from ts.protocol.frames import (
     CHUNK_COST_BYTES,
@@ -114,11 +114,8 @@ class Timing(Protocol):
         """The worker's times have arrived."""
 
 
-class JobRecorder(Protocol):
-    """Measures the answers of a model."""
-
-    def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
-        """A job was answered now; `time.monotonic()` seconds."""
+#: Measures an answer: when its job was queued and sent, and now (`time.monotonic()` seconds).
+Recorder: TypeAlias = "Callable[[float, float, float], None]"
 
 
 class Ledger:
@@ -198,7 +195,7 @@ class Ledger:
             self.answered_s += answered_s - queued_at_s
             self.queued_s += sent_at_s - queued_at_s
             self.last_s = answered_s
-            recorder.answered(queued_at_s, sent_at_s, answered_s)
+            recorder(queued_at_s, sent_at_s, answered_s)
             if self.on_answered is not None:
                 self.on_answered(job, answered_s)
         if self._emptied and not self.live:
@@ -277,7 +274,7 @@ class Job:
         stream: bool = False,
         alone: bool = False,
         response_bytes_max: int = 1 << 62,
-        recorder: JobRecorder | None = None,
+        recorder: Recorder | None = None,
         timing: Timing | None = None,
     ) -> None:
         self.id = _ids()
@@ -585,7 +582,7 @@ class FedJob(Job):
         stream: bool = False,
         alone: bool = False,
         response_bytes_max: int = 1 << 62,
-        recorder: JobRecorder | None = None,
+        recorder: Recorder | None = None,
         timing: Timing | None = None,
     ) -> None:
         super().__init__(

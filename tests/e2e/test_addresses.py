@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, http_call
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_frontend.protos.management_pb2 import ListModelsRequest
@@ -430,10 +430,7 @@ def test_ipv6(start: Callable[..., Any], store: Path) -> None:
     server = start(*MODELS, inference_address="http://[::1]:0", grpc_inference_address="::1", ncs="true")
     port = server.port("http_inference")
     assert announced(server.log, "http_inference") == f"http://[::1]:{port}"
-    connection = http.client.HTTPConnection("::1", port, timeout=GUARD_S)
-    connection.request("POST", "/predictions/echo", b"six")
-    assert connection.getresponse().read() == b"six"
-    connection.close()
+    assert http_call(port, "POST", "/predictions/echo", b"six", host="::1").body == b"six"
     assert announced(server.log, "grpc_inference") == f"[::1]:{server.port('grpc_inference')}"
     with grpc.insecure_channel(announced(server.log, "grpc_inference")) as channel:
         assert predict(channel) == b"x"
@@ -459,9 +456,6 @@ def test_ipv6(start: Callable[..., Any], store: Path) -> None:
 )
 def test_which_pages_may_manage(shared: Any, origin: str | None, host: str, status: int) -> None:
     port = shared.port("http_management")
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=GUARD_S)
     headers = {"Host": host.format(port=port)} | ({"Origin": origin.format(port=port)} if origin else {})
-    connection.request("PUT", "/models/probe/1.0/set-default", headers=headers)
-    response = connection.getresponse()
-    assert response.status == status, response.read()
-    connection.close()
+    answer = http_call(port, "PUT", "/models/probe/1.0/set-default", headers=headers)
+    assert answer.status == status, answer.body

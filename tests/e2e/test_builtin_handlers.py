@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import io
 import json
 import warnings
@@ -18,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from support import GUARD_S, module_of
+from support import Reply, http_call, module_of
 
 MODELS = Path(__file__).parents[1] / "data" / "models"
 #: Of scikit-learn, which takes two seconds to import.
@@ -37,26 +36,9 @@ class Overlapped(ImageClassifier):
 """
 
 
-class Answer(NamedTuple):
-    """The answer over HTTP. Header names are lower case."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
-def call(server: Any, target: str, body: bytes = b"", **headers: str) -> Answer:
+def call(server: Any, target: str, body: bytes = b"", **headers: str) -> Reply:
     """A POST to the inference API; `content_type="…"` is the header Content-Type."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port("http_inference"), timeout=GUARD_S)
-    try:
-        connection.request("POST", target, body, {name.replace("_", "-"): value for name, value in headers.items()})
-        answer = connection.getresponse()
-        return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
-    finally:
-        connection.close()
+    return http_call(server.port("http_inference"), "POST", target, body, headers)
 
 
 def multipart(**parts: bytes) -> dict[str, Any]:
@@ -258,7 +240,7 @@ def test_every_way_to_send_an_image(served: Any, nets: Nets) -> None:
         call(served, model, encoded, content_type="text/plain"),
         call(served, model, json.dumps(encoded.decode()).encode(), content_type="application/json"),
         call(served, model, json.dumps(imagenet_tensor(file)[0].tolist()).encode(), content_type="application/json"),
-        Answer(200, {}, served.predict("scripted", file)),
+        Reply(200, {}, served.predict("scripted", file)),
     ]
     assert len(numbers) > 1_000_000
     for answer in answers:
@@ -354,12 +336,12 @@ def text_shares(net: Any, ids: list[int]) -> list[float]:
 )
 def test_text_in_every_form(served: Any, nets: Nets, text: str, ids: list[int]) -> None:
     """Tags, contractions, accents and marks are gone; words and pairs of words are looked up."""
-    ways: list[Callable[[], Answer]] = [
+    ways: list[Callable[[], Reply]] = [
         lambda: call(served, "/predictions/text", text.encode(), content_type="text/plain"),
         lambda: call(served, "/predictions/text", text.encode()),
         lambda: call(served, "/predictions/text", **multipart(data=text.encode())),
         lambda: call(served, "/predictions/text", json.dumps(text).encode(), content_type="application/json"),
-        lambda: Answer(200, {}, served.predict("text", text.encode())),
+        lambda: Reply(200, {}, served.predict("text", text.encode())),
     ]
     for way in ways:
         answer = way()

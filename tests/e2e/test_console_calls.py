@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support import GUARD_S, until
+from support import GUARD_S, http_call, until
 
 HANDLER = """
 def handle(data, context):
@@ -37,10 +36,8 @@ def console(serving: Any, model_writer: Callable[..., str], tmp_path_factory: py
 
 def ask(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, str, bytes]:
     """The status, content type and body of an answer."""
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=GUARD_S)) as connection:
-        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
-        answer = connection.getresponse()
-        return answer.status, answer.headers["content-type"], answer.read()
+    answer = http_call(port, method, path, body, headers)
+    return answer.status, answer.headers.get("content-type", ""), answer.body
 
 
 class Watching:

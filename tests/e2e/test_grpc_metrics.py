@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, http_call
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
@@ -31,13 +31,8 @@ SERVICE = "inference.GRPCInferenceService"
 
 def get(port: int, path: str = "/metrics", method: str = "GET") -> tuple[int, str]:
     """Status and text of an HTTP/1.1 request."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=GUARD_S)
-    try:
-        connection.request(method, path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    finally:
-        connection.close()
+    answer = http_call(port, method, path)
+    return answer.status, answer.body.decode()
 
 
 def samples(text: str, method: str) -> dict[str, float]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
 import io
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import pytest
 import torch
 
-from support import GUARD_S
+from support import GUARD_S, Reply, http_call
 
 TELLING = '''
 """Tells what it got."""
@@ -106,26 +105,9 @@ class Doubler(BaseHandler):
 '''
 
 
-class Answer(NamedTuple):
-    status: int
-    reason: str
-    headers: dict[str, str]
-    body: bytes
-
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
-def call(server: Any, target: str, body: bytes = b"", **headers: str) -> Answer:
+def call(server: Any, target: str, body: bytes = b"", **headers: str) -> Reply:
     """A POST to the inference API; `content_type="…"` is the header Content-Type."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port("http_inference"), timeout=GUARD_S)
-    try:
-        connection.request("POST", target, body, {name.replace("_", "-"): value for name, value in headers.items()})
-        answer = connection.getresponse()
-        found = {name.lower(): value for name, value in answer.getheaders()}
-        return Answer(answer.status, answer.reason, found, answer.read())
-    finally:
-        connection.close()
+    return http_call(server.port("http_inference"), "POST", target, body, headers)
 
 
 def add(store: Path, name: str, source: str, config: str = "") -> None:
@@ -397,7 +379,7 @@ def test_a_status_that_is_an_error_keeps_the_body(opened: Open) -> None:
 # --- envelopes
 
 
-def both(server: Any, path: str, bodies: list[object]) -> list[Answer]:
+def both(server: Any, path: str, bodies: list[object]) -> list[Reply]:
     """Two requests that make one batch."""
     with ThreadPoolExecutor(2) as pool:
         texts = [json.dumps(body).encode() for body in bodies]

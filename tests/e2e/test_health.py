@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import signal
 
 import grpc
 import pytest
 
-from support import GUARD_S, until
+from support import GUARD_S, http_call, until
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ts_frontend.protos.grpc_health_v1_health_pb2_grpc import HealthStub
 
@@ -29,11 +28,7 @@ DYING = "import os\ndef handle(data, context):\n    if data:\n        os._exit(3
 
 
 def ping(server) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port("http_inference"), timeout=GUARD_S)
-    connection.request("GET", "/ping")
-    status = connection.getresponse().status
-    connection.close()
-    return status
+    return http_call(server.port("http_inference"), "GET", "/ping").status
 
 
 def serves(server, service: str) -> bool:

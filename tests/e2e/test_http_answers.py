@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from support import GUARD_S, until
+from support import GUARD_S, http_call, until
 
 HANDLER = """
 import json
@@ -113,11 +113,9 @@ def predict(server: Any, ask: dict[str, Any], **headers: str) -> tuple[int, Any,
 
 def acknowledge(server: Any, path: str) -> None:
     """A request of its own, to the other model, that tells the streaming handler to go on."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port("http_inference"), timeout=GUARD_S)
     form = {"Content-Type": "application/x-www-form-urlencoded"}
-    connection.request("POST", "/predictions/other", urlencode({"path": path}), form)
-    assert connection.getresponse().read() == b"acknowledged"
-    connection.close()
+    answer = http_call(server.port("http_inference"), "POST", "/predictions/other", urlencode({"path": path}), form)
+    assert answer.body == b"acknowledged"
 
 
 def pending(server: Any) -> int:
@@ -221,7 +219,5 @@ def test_errors_and_logs_name_the_request(server: Any) -> None:
 @pytest.mark.parametrize("api", ["http_inference", "http_management", "http_metrics"])
 def test_answers_that_are_no_predictions_name_it_too(server: Any, api: str) -> None:
     for target in ("/", "/nothing", "/models/nope", "/metrics", "/ping"):
-        connection = http.client.HTTPConnection("127.0.0.1", server.port(api), timeout=GUARD_S)
-        connection.request("GET", target, headers={"X-Request-Id": "mine"})
-        assert connection.getresponse().getheader("x-request-id") == "mine"
-        connection.close()
+        answer = http_call(server.port(api), "GET", target, headers={"X-Request-Id": "mine"})
+        assert answer.headers["x-request-id"] == "mine"

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import pytest
 from PIL import Image
 
-from support import GUARD_S, until
+from support import GUARD_S, http_call, until
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 HANDLERS = GOLDEN / "handlers"
@@ -220,12 +220,8 @@ def perform(server: Any, name: str, body: bytes | None = None) -> Exchange:
 
 
 def manage(server: Any, method: str, target: str) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port("http_management"), timeout=GUARD_S)
-    connection.request(method, target)
-    response = connection.getresponse()
-    answer = response.status, json.loads(response.read())
-    connection.close()
-    return answer
+    answer = http_call(server.port("http_management"), method, target)
+    return answer.status, answer.json()
 
 
 def first_model(server: Any, name: str) -> dict[str, Any]:
@@ -576,12 +572,9 @@ def test_batches(start: Any, store: Path) -> None:
 
     def answers(*bodies: str) -> list[tuple[int, bytes]]:
         def ask(body: str) -> tuple[int, bytes]:
-            connection = http.client.HTTPConnection("127.0.0.1", server.port("http_inference"), timeout=GUARD_S)
-            connection.request("POST", "/predictions/batching", body, {"Content-Type": "text/plain"})
-            response = connection.getresponse()
-            answer = response.status, response.read()
-            connection.close()
-            return answer
+            text = {"Content-Type": "text/plain"}
+            answer = http_call(server.port("http_inference"), "POST", "/predictions/batching", body, text)
+            return answer.status, answer.body
 
         with ThreadPoolExecutor(len(bodies)) as pool:
             return list(pool.map(ask, bodies))

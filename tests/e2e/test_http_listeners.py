@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import re
 import socket
@@ -12,19 +10,13 @@ from typing import Any
 
 import pytest
 
-from support import GUARD_S, free_port
+from support import free_port, http_call
 
 
 def ask(port: int, method: str, target: str, body: bytes | None = None) -> tuple[int, Any]:
     """The status and JSON (or text) of a call."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=GUARD_S)
-    try:
-        connection.request(method, target, body)
-        response = connection.getresponse()
-        raw = response.read()
-    finally:
-        connection.close()
-    return response.status, json.loads(raw) if raw.startswith((b"{", b"[")) else raw.decode()
+    answer = http_call(port, method, target, body)
+    return answer.status, answer.value()
 
 
 def kinds(port: int) -> dict[str, int]:

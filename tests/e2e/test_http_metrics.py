@@ -66,12 +66,7 @@ def samples(text: str) -> dict[str, float]:
 
 
 def post(url: str) -> int:
-    request = urllib.request.Request(url, data=b"{}", headers={"content-type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=GUARD_S) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
+    return httpx.post(url, json={}, timeout=GUARD_S).status_code
 
 
 def lines(server: Serving, name: str) -> list[str]:

@@ -6,7 +6,6 @@ Each test may break anything; afterwards the server must answer a prediction, an
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import re
 import socket
@@ -21,7 +20,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, StreamEnded, StreamReset
 
-from support import GUARD_S, until
+from support import GUARD_S, http_call, until
 
 LIMIT_BYTES = 1_000_000
 #: Two bodies of the size limit may arrive at a time, three may not.
@@ -85,12 +84,8 @@ def assert_healthy(server: Any) -> None:
 
 def good(server: Any) -> bool:
     """Whether a prediction on a connection of its own is answered."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port("http_inference"), timeout=GUARD_S)
-    connection.request("POST", "/predictions/probe", b"x")
-    response = connection.getresponse()
-    answer = response.status, response.read()
-    connection.close()
-    return answer == (200, b'{\n  "body": "bytearray(b\'x\')"\n}')
+    answer = http_call(server.port("http_inference"), "POST", "/predictions/probe", b"x")
+    return (answer.status, answer.body) == (200, b'{\n  "body": "bytearray(b\'x\')"\n}')
 
 
 @contextlib.contextmanager

@@ -12,8 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +21,7 @@ import grpc
 import psutil
 import pytest
 
-from support import GUARD_S, free_port
+from support import GUARD_S, free_port, http_call
 from ts.compat import start as start_module
 from ts.compat.kserve_api.messages import InferInput, InferRequest
 from ts.compat.kserve_api.predictor import (
@@ -105,16 +103,9 @@ class Program:
         return int(match[1])
 
     def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
-        data = None if body is None else json.dumps(body).encode()
-        url = f"http://127.0.0.1:{self.port('http_inference')}{path}"
-        request = urllib.request.Request(url, data, headers)
-        try:
-            answer = urllib.request.urlopen(request, timeout=GUARD_S)
-        except urllib.error.HTTPError as error:
-            answer = error
-        with answer:
-            text = answer.read()
-            return answer.status, json.loads(text) if text[:1] in b"{[" else text.decode(), dict(answer.headers)
+        method, data = ("GET", None) if body is None else ("POST", json.dumps(body))
+        answer = http_call(self.port("http_inference"), method, path, data, headers)
+        return answer.status, answer.value(), answer.headers
 
     def infer(self, model: str, name: str, data: list[Any], datatype: str = "FP32") -> tuple[int, Any]:
         tensor = {"name": name, "shape": [len(data)], "datatype": datatype, "data": data}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support import GUARD_S
+from support import GUARD_S, http_call
 from ts.llm_launcher import model_config, parser
 
 STAND_INS = Path(__file__).parents[1] / "data" / "stand_ins"
@@ -115,11 +114,8 @@ def started(process: subprocess.Popen[str]) -> int:
 
 
 def completed(port: int, **asked: object) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=GUARD_S)
-    path = "/predictions/model/1.0/v1/completions"
-    connection.request("POST", path, json.dumps(asked), {"Content-Type": "application/json"})
-    answer: dict[str, Any] = json.loads(connection.getresponse().read())
-    connection.close()
+    path, kind = "/predictions/model/1.0/v1/completions", {"Content-Type": "application/json"}
+    answer: dict[str, Any] = http_call(port, "POST", path, json.dumps(asked), kind).json()
     return answer
 
 

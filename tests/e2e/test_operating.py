@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import http.client
 import os
 import pty
 import re
@@ -22,7 +21,7 @@ from typing import Any
 import grpc
 import pytest
 
-from support import GUARD_S, until
+from support import GUARD_S, Reply, http_call, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
@@ -59,13 +58,8 @@ def operated(serving: Any, model_writer: Callable[..., str], tmp_path_factory: p
         yield server
 
 
-def posted(server: Any, path: str, headers: dict[str, str]) -> tuple[http.client.HTTPResponse, bytes]:
-    with contextlib.closing(
-        http.client.HTTPConnection("127.0.0.1", server.port("http_inference"), timeout=GUARD_S)
-    ) as one:
-        one.request("POST", path, b"x", headers)
-        answer = one.getresponse()
-        return answer, answer.read()
+def posted(server: Any, path: str, headers: dict[str, str]) -> Reply:
+    return http_call(server.port("http_inference"), "POST", path, b"x", headers)
 
 
 def entries(value: str) -> dict[str, float | str]:
@@ -100,18 +94,18 @@ def test_a_wrong_port_is_told_with_those_of_this_machines_server(operated: Any, 
 
 
 def test_http_tells_who_asks(operated: Any) -> None:
-    answer, body = posted(operated, "/predictions/quick", ASK)
-    assert body == b"answer"
+    answer = posted(operated, "/predictions/quick", ASK)
+    assert answer.body == b"answer"
     check(entries(answer.headers["server-timing"]))
-    answer, _ = posted(operated, "/predictions/quick", {})
+    answer = posted(operated, "/predictions/quick", {})
     assert "server-timing" not in answer.headers
-    answer, _ = posted(operated, "/predictions/absent", ASK)
+    answer = posted(operated, "/predictions/absent", ASK)
     assert answer.status == 404 and set(entries(answer.headers["server-timing"])) == {"total"}
 
 
 def test_a_stream_tells_what_is_known_at_its_beginning(operated: Any) -> None:
-    answer, body = posted(operated, "/predictions/stream", ASK)
-    assert body == b"0 1 2 "
+    answer = posted(operated, "/predictions/stream", ASK)
+    assert answer.body == b"0 1 2 "
     assert {"queue", "worker", "total"} <= set(entries(answer.headers["server-timing"]))
 
 

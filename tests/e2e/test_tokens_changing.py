@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
-from support import GUARD_S, free_port, until
+from support import GUARD_S, Reply, free_port, http_call, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
@@ -29,18 +29,10 @@ def status(server: Any, api: str, target: str, *secret: str, method: str = "GET"
     return answer(server, api, target, *secret, method=method, **headers)[0]
 
 
-def answer(
-    server: Any, api: str, target: str, *secret: str, method: str = "GET", **headers: str
-) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port(f"http_{api}"), timeout=GUARD_S)
-    names = {name.replace("_", "-"): value for name, value in headers.items()}
+def answer(server: Any, api: str, target: str, *secret: str, method: str = "GET", **headers: str) -> Reply:
     if secret:
-        names["Authorization"] = f"Bearer {secret[0]}"
-    connection.request(method, target, headers=names)
-    response = connection.getresponse()
-    found = response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
-    connection.close()
-    return found
+        headers["Authorization"] = f"Bearer {secret[0]}"
+    return http_call(server.port(f"http_{api}"), method, target, headers=headers)
 
 
 def keys_of(directory: Path) -> dict[str, str]:

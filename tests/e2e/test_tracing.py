@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
@@ -174,13 +174,11 @@ def output(answer: pb.ModelInferResponse) -> str:
 
 
 def ask_http(url: str, body: bytes | None = b"x", **headers: str) -> tuple[int, str]:
-    request = urllib.request.Request(url, data=body, headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=GUARD_S) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    answer = httpx.request(
+        "GET" if body is None else "POST", url, content=body, headers=form | headers, timeout=GUARD_S
+    )
+    return answer.status_code, answer.text
 
 
 def children(collector: Collector, span: Span) -> dict[str, Span]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import http.client
 import json
 import re
 import socket
@@ -17,7 +16,7 @@ from typing import Any
 import h2.connection
 import pytest
 
-from support import GUARD_S, until
+from support import GUARD_S, http_call, until
 
 HERE = Path(__file__).parent / "workflows"
 COMMAND = "from workflow_archiver.workflow_packaging import generate_workflow_archive as main; main()"
@@ -92,13 +91,8 @@ class Client:
     def call(
         self, api: str, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> tuple[int, bytes, dict[str, str]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port(f"http_{api}"), timeout=GUARD_S)
-        try:
-            connection.request(method, target, body, headers or {})
-            response = connection.getresponse()
-            return response.status, response.read(), {k.lower(): v for k, v in response.getheaders()}
-        finally:
-            connection.close()
+        answer = http_call(self.server.port(f"http_{api}"), method, target, body, headers or {})
+        return answer.status, answer.body, answer.headers
 
     def manage(self, method: str, target: str, body: Any = None) -> tuple[int, Any]:
         headers = {"Content-Type": "application/json"} if body is not None else {}

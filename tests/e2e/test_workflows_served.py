@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import importlib.util
 import io
 import json
@@ -19,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from support import GUARD_S, module_of
+from support import GUARD_S, http_call, module_of
 
 COMMAND = "from {0} import {1} as main; main()"
 ARCHIVERS = {
@@ -124,13 +123,8 @@ def served(serving: Any, wars: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def call(server: Any, api: str, method: str, target: str, body: bytes = b"", kind: str = "") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port(f"http_{api}"), timeout=GUARD_S)
-    try:
-        connection.request(method, target, body, {"Content-Type": kind} if kind else {})
-        response = connection.getresponse()
-        return response.status, response.read()
-    finally:
-        connection.close()
+    answer = http_call(server.port(f"http_{api}"), method, target, body, {"Content-Type": kind} if kind else {})
+    return answer.status, answer.body
 
 
 def manage(server: Any, method: str, target: str) -> tuple[int, Any]:

@@ -53,12 +53,6 @@ from ts_frontend.workers.worker import Worker
 AWAITS_MAX = 200
 
 
-@pytest.fixture(autouse=True)
-def unhearing_actors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They don't react to being asked to stop."""
-    monkeypatch.setattr("ts_frontend.workers.worker.STOP_S_MAX", 0.01)
-
-
 class Driven:
     """Awaits a coroutine and cancels the task that does so at its `at`th suspension. `count`: those that there were."""
 

@@ -55,11 +55,8 @@ def limits_of(tmp_path: Path, clock: Clock) -> Callable[..., Limits]:
     return limits
 
 
-class Recorder:
-    """A request that metrics count."""
-
-    def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
-        pass
+def counted(queued_at_s: float, sent_at_s: float, now_s: float) -> None:
+    """The recorder of a request that metrics count."""
 
 
 class Served:
@@ -127,7 +124,7 @@ class Served:
         token = asker.set(own)
         try:
             content = f"{ms} ".encode().ljust(size)
-            job = self.make(self.ledger, [Input("", "", content)], request_id="r", **{"recorder": Recorder(), **more})
+            job = self.make(self.ledger, [Input("", "", content)], request_id="r", **{"recorder": counted, **more})
         finally:
             asker.reset(token)
         self.names[job.id], self.arrived_s[job.id] = name, self.clock()
@@ -480,7 +477,7 @@ async def test_tokens_are_settled_once(limits_of: Callable[..., Limits], clock: 
     own = Asker(Client("a", OTHER))
     own.tokens = 900
     token = asker.set(own)
-    served.make(served.ledger, [Input("", "", b"1")], request_id="r", recorder=Recorder())
+    served.make(served.ledger, [Input("", "", b"1")], request_id="r", recorder=counted)
     asker.reset(token)
     left = dict(told(own, clock()))
     assert left["x-ratelimit-remaining-tokens"] == "100" and left["x-ratelimit-reset-tokens"] == "54s"
@@ -553,7 +550,7 @@ def test_durations_are_openais(seconds: float, text: str) -> None:
 async def test_the_servers_own_requests_have_no_limits(limits_of: Callable[..., Limits]) -> None:
     served = Served(limits_of(defaults={"requests_per_second": 0.1, "burst": 1}))
     for _ in range(3):
-        job = served.make(served.ledger, [Input("", "", b"1")], request_id="r", recorder=Recorder())
+        job = served.make(served.ledger, [Input("", "", b"1")], request_id="r", recorder=counted)
         served.names[job.id], served.arrived_s[job.id] = "", 0
         served.queue.put(job)
         await served.step()

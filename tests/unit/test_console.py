@@ -100,7 +100,7 @@ class Played:
         return self.counted.read(self.ledger)
 
     def sent(self) -> Job:
-        job = Job(self.ledger, [], request_id="r", recorder=self.metrics.requests(False), stream=True)
+        job = Job(self.ledger, [], request_id="r", recorder=self.metrics.requests(False).answered, stream=True)
         job.move(JobState.QUEUED)
         job.move(JobState.SENT)
         return job

@@ -29,9 +29,8 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @pytest.fixture(autouse=True)
-def unhearing_actors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They don't react to being asked to stop, and a busy model gives way at once."""
-    monkeypatch.setattr("ts_frontend.workers.worker.STOP_S_MAX", 0.001)
+def yielding_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy model gives way at once."""
     monkeypatch.setattr("ts_frontend.workers.demand.STAY_S", 0.01)
 
 

@@ -106,7 +106,7 @@ def test_a_method_of_the_usual_way_does_what_the_table_does(old, way, kind):
     def seen(act: Callable[[Job], None]) -> object:
         ledger = Ledger()
         told: list[object] = []
-        job = kind(ledger, [], request_id="r", recorder=Counting(told))
+        job = kind(ledger, [], request_id="r", recorder=lambda *times: told.append((*times[:2], times[2] > times[1])))
         job.state, job.owner, job.queued_at_s, job.sent_at_s = old, Recording(), 1.0, 2.0
         if old is not JobState.NEW:
             ledger.counts[old] = 1
@@ -120,16 +120,6 @@ def test_a_method_of_the_usual_way_does_what_the_table_does(old, way, kind):
         return job.state, job.owner is None, dict(ledger.counts), [*ledger.live.values()] == [job], told, left
 
     assert seen(act) == seen(lambda job: job.move(new))
-
-
-class Counting:
-    """A recorder that writes down how often it was told of an answer."""
-
-    def __init__(self, told: list[object]) -> None:
-        self._told = told
-
-    def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
-        self._told.append((queued_at_s, sent_at_s, now_s > sent_at_s))
 
 
 def test_gauges_fall_however_a_job_ends():

@@ -77,17 +77,12 @@ def probe(name: str, value: float, kind: str = "COUNTER") -> str:
 
 
 def test_a_job_tells_its_recorder_once_and_only_of_an_answer() -> None:
-    class Recorder:
-        calls: list[tuple[float, float]]
+    calls: list[tuple[float, float]] = []
 
-        def __init__(self) -> None:
-            self.calls = []
+    def answered(queued_at_s: float, sent_at_s: float, now_s: float) -> None:
+        calls.append((queued_at_s, sent_at_s))
 
-        def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
-            self.calls.append((queued_at_s, sent_at_s))
-
-    recorder = Recorder()
-    jobs = [Job(Ledger(), [], request_id="r", recorder=recorder) for _ in range(2)]
+    jobs = [Job(Ledger(), [], request_id="r", recorder=answered) for _ in range(2)]
     for job in jobs:
         job.move(JobState.QUEUED)
         job.queued_at_s, job.sent_at_s = 1.0, 2.0
@@ -95,7 +90,7 @@ def test_a_job_tells_its_recorder_once_and_only_of_an_answer() -> None:
     jobs[0].cancel()
     jobs[1].deliver(Chunk(jobs[1].id, b"x", last=True))
     jobs[1].deliver(Chunk(jobs[1].id, b"x", last=True))
-    assert recorder.calls == [(1.0, 2.0)]
+    assert calls == [(1.0, 2.0)]
 
 
 def test_prometheus_mode_shows_requests() -> None:

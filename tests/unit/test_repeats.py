@@ -20,12 +20,6 @@ from ts_frontend.scheduling.stream import chunks
 from ts_frontend.workers.pool import Pool
 
 
-@pytest.fixture(autouse=True)
-def unhearing_actors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They don't react to being asked to stop."""
-    monkeypatch.setattr("ts_frontend.workers.worker.STOP_S_MAX", 0.01)
-
-
 def a_job(ledger: Ledger | None = None, **more: Any) -> Job:
     return Job(ledger or Ledger(), [Input("data", "", b"x")], request_id="r", **more)
 

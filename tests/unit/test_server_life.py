@@ -6,9 +6,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import logging
-import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,11 +16,9 @@ import pytest
 from stage import Actor, Skipping, Stage
 from support import GUARD_S, until_async
 from ts.protocol.frames import Predict
-from ts_frontend import process
 from ts_frontend.config.load import Option, load_config
-from ts_frontend.config.snapshot import Snapshot, SnapshotFiles
+from ts_frontend.config.snapshot import SnapshotFiles
 from ts_frontend.models.extraction import PREFIX
-from ts_frontend.process import StopSignals
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 from ts_frontend.protos.management_pb2 import DescribeModelRequest, ManagementResponse
@@ -31,7 +26,6 @@ from ts_frontend.server import Server, StartRefused
 from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.logging.writer import Writer
 from ts_frontend.workers.pool import Clock
-from ts_frontend.workers.process import LineSink, ProcessSpec, WorkerProcess
 
 PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
 DESCRIBE = "/org.pytorch.serve.grpc.management.ManagementAPIsService/DescribeModel"
@@ -44,10 +38,8 @@ LOOPBACK = {
 
 @pytest.fixture(autouse=True)
 def as_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """The collector's settings, which a server changes, as they were; and workers that don't hear that they are to
-    stop."""
+    """The collector's settings, which a server changes, as they were."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ts_frontend.workers.worker.STOP_S_MAX", 0.01)
     thresholds = gc.get_threshold()
     yield
     gc.unfreeze()
@@ -66,22 +58,17 @@ class Held(Clock):
         await self.go.wait()
 
 
-class BrokenFails(Stage):
-    """The handler of the model `broken` raises while it is loaded."""
-
-    async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
-        self.scenes = ["fails"] if spec.name.startswith("broken") else []
-        return await super().launch(spec, sink)
-
-
 class Life:
-    """A server with the model `m` in its store, and its reports. The next one in the same directory is its
-    restart."""
+    """A server with the model `m` in its store, and its reports."""
 
     def __init__(self, directory: Path, stage: Stage, clock: Clock | None = None, **settings: str) -> None:
         self.directory, self.stage = directory, stage
         (directory / "tmp").mkdir(exist_ok=True)
-        write_model(directory / "store", "m")
+        information = directory / "store" / "m" / "MAR-INF"
+        information.mkdir(parents=True)
+        manifest = {"runtime": "python", "model": {"modelName": "m", "handler": "handler.py", "modelVersion": "1.0"}}
+        (information / "MANIFEST.json").write_text(json.dumps(manifest))
+        (information.parent / "handler.py").write_text("def handle(data, context):\n    return data\n")
         places = {"model_store": "store", "temp_dir": str(directory / "tmp"), "log_location": str(directory / "logs")}
         given = {**LOOPBACK, **places, "default_workers_per_model": "1", **settings}
         self.config = load_config([Option(key, text, "the test") for key, text in given.items()], environ={})
@@ -108,8 +95,8 @@ class Life:
             answer: bytes = await channel.unary_unary(method)(request, timeout=GUARD_S)
         return answer
 
-    def predicting(self, model: str = "m") -> asyncio.Task[bytes]:
-        message = PredictionsRequest(model_name=model, input={"data": b"x"})
+    def predicting(self) -> asyncio.Task[bytes]:
+        message = PredictionsRequest(model_name="m", input={"data": b"x"})
         return asyncio.create_task(self._predict(message.SerializeToString()))
 
     async def _predict(self, message: bytes) -> bytes:
@@ -146,25 +133,12 @@ class Life:
         (described,) = json.loads(answer.msg)
         return int(described["jobQueueStatus"]["pendingRequests"])
 
-    def snapshot(self) -> Snapshot:
-        found, skipped = SnapshotFiles(self.config.snapshot_dir).newest()
-        assert found is not None and not skipped
-        return found.snapshot
-
     def ended(self) -> None:
         """Nothing of it may be left."""
         assert self.running.done()
         self._writer.close()
         assert not list((self.directory / "tmp").glob(f"{PREFIX}*"))
         assert all(actor.exited.done() for actor in self.stage.actors)
-
-
-def write_model(store: Path, name: str) -> None:
-    information = store / name / "MAR-INF"
-    information.mkdir(parents=True, exist_ok=True)
-    manifest = {"runtime": "python", "model": {"modelName": name, "handler": "handler.py", "modelVersion": "1.0"}}
-    (information / "MANIFEST.json").write_text(json.dumps(manifest))
-    (store / name / "handler.py").write_text("def handle(data, context):\n    return data\n")
 
 
 async def stopped(life: Life) -> None:
@@ -185,45 +159,10 @@ async def test_it_loads_then_listens_then_serves_and_leaves_nothing(tmp_path: Pa
     assert (listened, life.steps, life.warnings) == ([False], ["loading m", "starting the workers"], [])
     assert await life.health() == "SERVING"
     assert await life.predicted() == b"ok"
-    assert list(life.snapshot().models) == ["m"]
+    found, skipped = SnapshotFiles(life.config.snapshot_dir).newest()
+    assert found is not None and not skipped and list(found.snapshot.models) == ["m"]
     await stopped(life)
     assert stage.launched == 1
-
-
-async def test_a_drain_is_not_ready_but_serves_and_answers_what_runs(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    clock = Held()
-    life = await Life(tmp_path, Stage(), clock, load_models="m", drain_grace_s="7").ready()
-    first = life.predicting()
-    actor, batch = await life.begun()
-    life.server.stop()
-    await until_async(lambda: clock.pauses == [7.0])
-    assert await life.health() == "NOT_SERVING"
-    actor.answer(batch)
-    assert await first == b"ok"
-    assert await life.predicted() == b"ok", "until the grace is over, new requests are served"
-    last = life.predicting()
-    actor, batch = await life.begun()
-    clock.go.set()
-    await until_async(lambda: "Draining: " in caplog.text)
-    actor.answer(batch)
-    assert await last == b"ok"
-    await life.running
-    life.ended()
-    assert list(life.snapshot().models) == ["m"]
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await life.health()
-    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_a_stop_while_a_model_loads_is_obeyed_at_once(tmp_path: Path) -> None:
-    stage = Stage("hangs")
-    life = Life(tmp_path, stage, load_models="m", exit_on_error="true", drain_grace_s="7")
-    await until_async(lambda: stage.actors)
-    await stopped(life)
-    assert not life.addresses and not SnapshotFiles(life.config.snapshot_dir).names()
 
 
 async def test_a_drain_tells_at_once_whoever_waits_for_a_model_that_loads(tmp_path: Path) -> None:
@@ -253,78 +192,9 @@ async def test_a_second_stop_changes_nothing(tmp_path: Path) -> None:
     life.ended()
 
 
-@pytest.fixture
-def no_watchdog(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The limits of the last resort, which would end this process."""
-    limits: list[float] = []
-
-    def never(limit_s: float) -> threading.Timer:
-        limits.append(limit_s)
-        return threading.Timer(limit_s, lambda: None)
-
-    monkeypatch.setattr(process, "end_within", never)
-    monkeypatch.setattr(process, "AGAIN_S_MIN", 0.0)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    yield limits
-    for number, action in before.items():
-        signal.signal(number, action)
-
-
-@pytest.mark.parametrize("while_it", ["waits to be left", "answers"])
-async def test_a_second_signal_ends_it_at_once(
-    while_it: str, tmp_path: Path, no_watchdog: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    clock = Held()
-    life = await Life(tmp_path, Stage(), clock, load_models="m", drain_grace_s="7").ready()
-    signals = StopSignals(life.server, 99.0)
-    signals.watch(life.running)
-    asking = life.predicting()
-    await life.begun()
-    signal.raise_signal(signal.SIGTERM)
-    await until_async(lambda: clock.pauses)
-    if while_it == "answers":
-        clock.go.set()
-        await until_async(lambda: "Draining: " in caplog.text)
-    assert no_watchdog == [99.0] and not signals.status
-    signal.raise_signal(signal.SIGINT)
-    with pytest.raises(asyncio.CancelledError):
-        await life.running
-    assert signals.status == 128 + signal.SIGINT and no_watchdog == [99.0]
-    life.ended()
-    with pytest.raises(grpc.aio.AioRpcError) as ended:
-        await asking
-    assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_models_that_fail_leave_the_others_serving(tmp_path: Path) -> None:
-    """One that isn't there is named by the start, one whose handler raises by the answers to its requests."""
-    write_model(tmp_path / "store", "broken")
-    life = await Life(tmp_path, BrokenFails(), Skipping(0), load_models="broken,missing,m").ready()
-    missing, count = life.warnings
-    assert "missing" in missing and count.startswith("1 of 3 was not loaded")
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await life.predicting("broken")
-    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert "SyntaxError: invalid syntax (m.py, line 1)" in str(refused.value.details())
-    assert await life.predicted() == b"ok"
-    await stopped(life)
-
-
 async def test_a_model_that_fails_ends_the_start_if_that_is_asked_for(tmp_path: Path) -> None:
     life = Life(tmp_path, Stage("fails"), load_models="m", exit_on_error="true")
     with pytest.raises(StartRefused, match=r"(?s)SyntaxError.*exit_on_error is on"):
         await life.running
     assert not life.addresses
     life.ended()
-
-
-async def test_a_restart_brings_the_models_back(tmp_path: Path) -> None:
-    first = await Life(tmp_path, Stage(), load_models="m", default_workers_per_model="2").ready()
-    await stopped(first)
-    stage = Stage()
-    second = await Life(tmp_path, stage).ready()
-    assert second.warnings == ["Models of the last snapshot: m 1.0 (--ncs starts without)"]
-    assert await second.predicted() == b"ok"
-    await until_async(lambda: stage.launched == 2)
-    await stopped(second)

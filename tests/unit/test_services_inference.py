@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from streams import Answer, Http2Client
-from ts.protocol.frames import Chunk, Failed, Input, Pairs
-from ts_frontend.errors import InvalidArgument, ModelNotFound, ModelVersionNotFound, NoWorker, ServeError
+from ts.protocol.frames import Chunk, Input, Pairs
+from ts_frontend.errors import InvalidArgument, ModelNotFound, NoWorker, ServeError
 from ts_frontend.grpc.call import Call, RequestIds, request_headers, response_metadata, routes
 from ts_frontend.grpc.exchange import Exchange
 from ts_frontend.grpc.inference import InferenceService
@@ -57,14 +57,10 @@ class PlayedModel:
 class Models:
     def __init__(self, **models: PlayedModel) -> None:
         self.models = models
-        self.asked: list[tuple[str, str | None]] = []
 
     def find(self, name: str, version: str | None) -> PlayedModel:
-        self.asked.append((name, version))
         if name not in self.models:
             raise ModelNotFound(name)
-        if version == "9":
-            raise ModelVersionNotFound(name, "9")
         return self.models[name]
 
 
@@ -132,42 +128,6 @@ def test_ping(report: dict[str, Any] | ServeError, text: str) -> None:
     assert TorchServeHealthResponse.FromString(answer).health == text
 
 
-def test_prediction() -> None:
-    assert predict(service(), request()) == b"x"
-
-
-def test_pieces_come_joined() -> None:
-    assert predict(service(pieces), request()) == b"piece 0 piece 1 piece 2 hello world "
-
-
-def test_version_reaches_the_registry() -> None:
-    models = Models(m=PlayedModel(echo))
-    served = over(models, {})
-    predict(served, request())
-    predict(served, request(model_version="2.0"))
-    assert models.asked == [("m", None), ("m", "2.0")]
-
-
-@pytest.mark.parametrize(
-    ("fields", "kind", "text"),
-    [
-        ({"model_name": ""}, InvalidArgument, "Parameter model_name is required."),
-        ({"model_name": "nope"}, ModelNotFound, "Model not found: nope"),
-        ({"model_version": "9"}, ModelVersionNotFound, "Model version: 9 does not exist for model: m"),
-    ],
-)
-def test_refusals(fields: dict[str, str], kind: type[ServeError], text: str) -> None:
-    with pytest.raises(kind) as caught:
-        predict(service(), request(**fields))
-    assert caught.value.message == text
-
-
-def test_handler_failure_is_the_status() -> None:
-    with pytest.raises(ServeError) as caught:
-        predict(service(lambda job: job.failed_by_worker(Failed(job.id, 503, "Prediction failed"))), request())
-    assert (caught.value.code, caught.value.message) == (14, "Prediction failed")
-
-
 def test_metadata_and_deadline_reach_the_job() -> None:
     model = PlayedModel(echo)
     served = over(Models(m=model), {})
@@ -177,26 +137,6 @@ def test_metadata_and_deadline_reach_the_job() -> None:
     (job,) = model.jobs
     assert job.request_headers == [("x-meta", "1"), ("x-request-id", "abc")]
     assert (job.request_id, job.deadline_s, job.stream) == ("abc", 12.5, False)
-
-
-def test_status_and_headers_of_the_handler_are_trailing_metadata() -> None:
-    def teapot(job: Job) -> None:
-        job.deliver(Chunk(job.id, b"short", status=418, headers=[("X-Kind", "pot"), ("ts_stream_next", "false")]))
-
-    call = Call("/p")
-    assert predict(service(teapot), request(), call) == b"short"
-    assert call.trailing == [("ts-response-status", "418"), ("x-kind", "pot")]
-
-
-def test_stream() -> None:
-    served = service(pieces)
-    answers = asyncio.run(collect(served.stream_predictions(Call("/p"), request())))
-    assert [answer.prediction for answer in answers] == [b"piece 0 ", b"piece 1 ", b"piece 2 ", b"hello world "]
-
-
-def test_stream_of_a_handler_that_does_not_stream() -> None:
-    answers = asyncio.run(collect(service().stream_predictions(Call("/p"), request())))
-    assert [answer.prediction for answer in answers] == [b"x"]
 
 
 async def test_leaving_a_stream_cancels_the_job() -> None:
@@ -229,22 +169,12 @@ def test_conversation_answers_each_request() -> None:
     assert {answer.sequence_id for answer in answers} == {"s"}
 
 
-def test_conversation_without_sequence_ids_keeps_the_order() -> None:
-    answers = converse(echo, *(request(input={"data": b"%d" % n}) for n in range(5)))
-    assert [answer.prediction for answer in answers] == [b"0", b"1", b"2", b"3", b"4"]
-    assert not any(answer.HasField("sequence_id") for answer in answers)
-
-
 def test_conversation_goes_on_after_failures() -> None:
     answers = converse(echo, request(model_name="nope"), b"\x0a\x09", request(sequence_id="s"))
     failures = {answer.status.code: answer.status.message for answer in answers if answer.HasField("status")}
     assert failures[5] == "Model not found: nope"
     assert "aren't a PredictionsRequest" in failures[3]
     assert [answer.prediction for answer in answers if not answer.HasField("status")] == [b"x"]
-
-
-def test_conversation_streams_pieces() -> None:
-    assert [answer.prediction for answer in converse(pieces, request())][-1] == b"hello world "
 
 
 def test_sequences_run_side_by_side_and_each_in_order() -> None:

@@ -23,12 +23,6 @@ from ts_frontend.workers.pool import REPLACE_AGAIN_S, Pool
 GPU = Device("cuda", 0)
 
 
-@pytest.fixture(autouse=True)
-def unhearing_actors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They don't react to being asked to stop."""
-    monkeypatch.setattr("ts_frontend.workers.worker.STOP_S_MAX", 0.01)
-
-
 def settings(**model_config: Any) -> ModelSettings:
     return resolve(Requested(), model_config, {}, ServerConfig())
 

@@ -32,12 +32,6 @@ from ts_frontend.workers.process import ExitStatus
 DIED = "Backend worker monitoring thread interrupted or backend worker process died."
 
 
-@pytest.fixture(autouse=True)
-def unhearing_actors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They don't react to being asked to stop."""
-    monkeypatch.setattr("ts_frontend.workers.worker.STOP_S_MAX", 0.01)
-
-
 async def test_requests_that_wait_learn_why_the_model_cannot_be_loaded() -> None:
     stage, clock = Stage("fails", "hangs"), Skipping(0)
     pool = pool_of(stage, clock)

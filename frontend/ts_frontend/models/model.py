@@ -24,7 +24,7 @@ from ts_frontend.errors import (
     ServeError,
 )
 from ts_frontend.graphs.graph import Runs
-from ts_frontend.job import FedJob, Job, JobRecorder, Ledger
+from ts_frontend.job import FedJob, Job, Ledger, Recorder
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, made_config, signature_from
@@ -211,9 +211,11 @@ class Model:
                 counted=counted,
                 new_job=new_job,
             )
-        recorder = self._metrics.requests(version_named) if counted and not shared else None
-        if recorder is not None:
-            recorder.accepted()
+        recorder: Recorder | None = None
+        if counted and not shared:
+            requests = self._metrics.requests(version_named)
+            requests.accepted()
+            recorder = requests.answered
         try:
             if self._leaving:
                 raise Draining(f'Model "{self.name}" version {self.version} is being unregistered')
@@ -261,7 +263,7 @@ class Model:
         headers: Pairs,
         deadline_s: float,
         request_id: str | None,
-        recorder: JobRecorder,
+        recorder: Recorder,
     ) -> Job | None:
         """The job of a request that the cache answers; None if it has nothing to do with it."""
         said = cache.takes(inputs, headers)

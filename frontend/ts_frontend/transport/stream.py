@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import unquote
 
 from ts_frontend.transport.hpack import Field
 from ts_frontend.transport.whole import Whole
+
+if TYPE_CHECKING:
+    from asyncio import Future
 
 Fields: TypeAlias = "Sequence[Field]"
 Data: TypeAlias = "bytes | bytearray | memoryview"
@@ -68,14 +71,6 @@ def _unquoted(path: str) -> str:
 _FORGOTTEN: Final = Head("", b"", ())
 
 
-class Waker(Protocol):
-    """A future of the event loop."""
-
-    def done(self) -> bool: ...
-
-    def set_result(self, result: None, /) -> None: ...
-
-
 class Peer:
     """The two ends of a connection: host and port, None for a Unix socket. `version`: HTTP's, "2", "1.1" or "1.0".
     `certificate`: the name in the client's certificate, "" without one."""
@@ -126,8 +121,8 @@ class Stream:
         self.pieces_bytes = 0
         self.whole: Whole | None = None
         self.queued, self.queued_s = 0, 0.0
-        self.reader: Waker | None = None
-        self.writer: Waker | None = None
+        self.reader: Future[None] | None = None
+        self.writer: Future[None] | None = None
         self.status, self.request_id = 0, ""
         self.task: object = None
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from ts_frontend.transport.arriving import Freed, Warned
+
+if TYPE_CHECKING:
+    from ts_frontend.transport.connection import Connection
 
 _log = logging.getLogger(__name__)
 #: Looks within the time limit.
@@ -18,19 +21,6 @@ LOOKS: Final = 8
 #: Why answers were given up.
 BYTES: Final = "bytes"
 TIME: Final = "time"
-
-
-class Reader(Protocol):
-    """A connection."""
-
-    def waiting_answers(self) -> int:
-        """The number of its answers that wait."""
-
-    def give_up_oldest(self) -> int:
-        """Gives up an answer; returns its bytes."""
-
-    def give_up_stalled(self, latest_s: float) -> int:
-        """Gives up answers of which nothing was taken since `latest_s`, the loop's clock; returns their number."""
 
 
 class Unread:
@@ -42,14 +32,14 @@ class Unread:
         self.bytes = 0
         self.given_up = {BYTES: 0, TIME: 0}
         self._freed = Freed()
-        self._readers: dict[Reader, int] = {}
+        self._readers: dict[Connection, int] = {}
         self._warn = {reason: Warned(_log) for reason in self.given_up}
         self._look_timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._readers)
 
-    def count(self, reader: Reader, size: int) -> None:
+    def count(self, reader: Connection, size: int) -> None:
         """`size` bytes of answers wait for a client now."""
         before = self._readers.pop(reader, 0)
         if size:
@@ -61,7 +51,7 @@ class Unread:
         if self._look_timer is None and self.stall_s and self._readers:
             self._look_timer = asyncio.get_running_loop().call_later(self.stall_s / LOOKS, self._look)
 
-    def forget(self, reader: Reader) -> None:
+    def forget(self, reader: Connection) -> None:
         """The connection has ended."""
         self.count(reader, 0)
 

@@ -6,7 +6,6 @@ The pages come from a server of the test; another port is another origin.
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import re
 import threading
@@ -15,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import httpx
 import pytest
 
 from browser import Browser
@@ -94,17 +94,12 @@ class Site:
         return sum(len(file.read_text().splitlines()) for file in self.server.store.rglob("calls"))
 
     def models(self) -> list[str]:
-        connection = http.client.HTTPConnection(self.management.partition("//")[2], timeout=GUARD_S)
-        connection.request("GET", "/models")
-        found = [model["modelName"] for model in json.loads(connection.getresponse().read())["models"]]
-        connection.close()
-        return found
+        return [
+            model["modelName"] for model in httpx.get(f"{self.management}/models", timeout=GUARD_S).json()["models"]
+        ]
 
     def is_ready(self) -> bool:
-        connection = http.client.HTTPConnection(self.inference.partition("//")[2], timeout=GUARD_S)
-        connection.request("POST", "/v2/repository/index")
-        index = json.loads(connection.getresponse().read())
-        connection.close()
+        index = httpx.post(f"{self.inference}/v2/repository/index", timeout=GUARD_S).json()
         return all(model["state"] == "READY" for model in index)
 
 
@@ -254,10 +249,7 @@ def state(site: Site) -> list[Any]:
         ("GET", "/v2/trace/setting"),
         ("GET", "/v2/systemsharedmemory/status"),
     ):
-        connection = http.client.HTTPConnection(site.inference.partition("//")[2], timeout=GUARD_S)
-        connection.request(method, target)
-        found.append(json.loads(connection.getresponse().read()))
-        connection.close()
+        found.append(httpx.request(method, site.inference + target, timeout=GUARD_S).json())
     return found
 
 
@@ -278,10 +270,8 @@ def test_a_page_can_not_have_code_run(browser: Browser, page: str, managed: Site
         assert sent == {"error": "TypeError"}
         assert '"error"' in browser.submit(load, "post", "text/plain")
     assert state(managed) == before and not mark.exists()
-    connection = http.client.HTTPConnection(managed.inference.partition("//")[2], timeout=GUARD_S)
-    connection.request("POST", "/v2/repository/models/bad/load", body, {"Content-Type": "application/json"})
-    assert connection.getresponse().status == 200 and mark.exists()  # sent by a program, it does what it would have
-    connection.close()
+    own = httpx.post(load, content=body, headers={"Content-Type": "application/json"}, timeout=GUARD_S)
+    assert own.status_code == 200 and mark.exists()  # sent by a program, it does what it would have
 
 
 def test_a_page_changes_nothing_by_any_route(browser: Browser, page: str, managed: Site) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import http.client
 import json
 import socket
 import struct
@@ -14,7 +13,7 @@ import h2.errors
 import h2.events
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, http_call
 
 GRPC = {"content-type": "application/grpc", "te": "trailers"}
 
@@ -167,13 +166,8 @@ def test_wrong_http_method(raw_call):
 
 
 def over_http1(port: int, method: str, path: str, **headers: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
+    answer = http_call(port, method, path, headers=headers)
+    return answer.status, answer.body
 
 
 def test_http_1(server):

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, http_call
 from ts.compat import SHIMS
 from ts.protocol.open_inference_pb2 import ModelInferRequest
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -55,14 +55,9 @@ def wait_ready(server: Any, *models: str) -> None:
 
 def ask(server: Any, path: str, value: Any = None, method: str = "") -> tuple[int, Any, Any]:
     """Status, JSON and headers."""
-    data = None if value is None else json.dumps(value).encode()
-    request = urllib.request.Request(server.http + path, data, {"X-Mine": "1"}, method=method or None)
-    try:
-        with urllib.request.urlopen(request, timeout=GUARD_S) as answer:
-            return answer.status, json.loads(answer.read() or b"null"), answer.headers
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read() or b"null"), error.headers
+    usual, data = ("GET", None) if value is None else ("POST", json.dumps(value))
+    answer = http_call(server.port("http_inference"), method or usual, path, data, {"X-Mine": "1"})
+    return answer.status, json.loads(answer.body or b"null"), answer.headers
 
 
 def test_the_folder_itself_and_what_lies_in_it_are_served(started: Any) -> None:

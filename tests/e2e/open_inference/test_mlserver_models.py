@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, http_call
 from ts.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse, ModelMetadataRequest
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
@@ -357,13 +357,8 @@ async def test_a_worker_that_is_killed_ends_its_streams_once(mlserver: Any) -> N
 
 
 def post(server: Any, path: str, value: Any) -> tuple[int, bytes]:
-    request = urllib.request.Request(server.http + path, json.dumps(value).encode())
-    try:
-        with urllib.request.urlopen(request, timeout=GUARD_S) as answer:
-            return answer.status, answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read()
+    answer = http_call(server.port("http_inference"), "POST", path, json.dumps(value))
+    return answer.status, answer.body
 
 
 PROMPT = {"id": "p", "inputs": [{"name": "prompt", "datatype": "BYTES", "shape": [1], "data": ["a b"]}]}
