@@ -236,6 +236,7 @@ class Job:
     __slots__ = (
         "_chunks",
         "_ending",
+        "_taken",
         "_ungranted",
         "_unread_s",
         "_waiter",
@@ -301,6 +302,7 @@ class Job:
         self.received_bytes = 0
         self._chunks: list[Buffer] = []
         self._ending: Ending | None = None
+        self._taken: Buffer | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._ungranted = 0
         self._unread_s = math.inf
@@ -324,8 +326,8 @@ class Job:
 
     @property
     def at_hand(self) -> Sequence[Buffer]:
-        """The pieces of its answer that its reader hasn't taken yet."""
-        return self._chunks
+        """The pieces of its answer that its reader hasn't taken yet, after the last one that it has."""
+        return self._chunks if self._taken is None else [self._taken, *self._chunks]
 
     def tell_cold(self, seconds: float) -> None:
         """Tells the client that its request waited so long for its model's load on demand."""
@@ -548,6 +550,7 @@ class Job:
         """The ready pieces, for the reader; empty after the end, unless the job failed: raises its ServeError."""
         ready, self._chunks = self._chunks, []
         if ready:
+            self._taken = ready[-1]
             self._unread_s = time.monotonic()
         elif self._ending is not None:
             raise self._ending.error()

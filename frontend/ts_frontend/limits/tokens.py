@@ -51,8 +51,8 @@ def _limit_in(given: Input) -> int:
 
 
 def used_by(job: Job, reserved: float) -> float:
-    """The tokens that an ended job has used: those that the pieces say which are still at hand, the last one among
-    them; or else an estimate by the sizes, at most what was reserved."""
+    """The tokens that an ended job has used: those that the last pieces say, or else an estimate by the sizes, at most
+    what was reserved."""
     if not job.received_bytes:
         return 0.0
     form = job.inputs[0].content_type if job.inputs else ""
