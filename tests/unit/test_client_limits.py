@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ts.protocol import open_inference_pb2 as pb
-from ts.protocol.frames import Chunk, Input
+from ts.protocol.frames import Chunk, Input, Pairs
 from ts_frontend.errors import LimitExceeded, QueueFull
 from ts_frontend.job import FedJob, Job, Ledger
 from ts_frontend.limits.accounts import LOOKS_MAX, Accounts, Bucket, Kept
@@ -505,11 +505,12 @@ def test_tokens_that_requests_and_answers_name() -> None:
     assert used("\0json", b'{"parameters": {"prompt_tokens": 3, "completion_tokens": 4}, "outputs": []}') == 7
     assert used("", b'{"choices": [], "usage": {"prompt_tokens": 3, "total_tokens": 7}}') == 7
     assert used("", b"four" * 50) == 50 and used("", b"four" * 5000) == 200 and used("") == 0
+    assert used("", b"four" * 50, headers=[("Content-Type", "text/event-stream")]) == 1
     for broken in (b"\xff" * 9, b"\x22\x02\xff\xff", b"\x12\x03\x22\x01"):
         assert used("\0grpc;triton", broken) <= 3
 
 
-def used(form: str, *pieces: bytes) -> float:
+def used(form: str, *pieces: bytes, headers: Pairs = ()) -> float:
     """The tokens that these pieces of an answer say, of 200 that were reserved."""
     ledger = Ledger()
     job = Job(ledger, [Input("", form, b"")], request_id="r", stream=True)
@@ -517,7 +518,7 @@ def used(form: str, *pieces: bytes) -> float:
     job.enqueue(queue)
     job.send(None, 1.0)
     for piece in pieces:
-        job.deliver(Chunk(job.id, piece, False, 200, "", ()))
+        job.deliver(Chunk(job.id, piece, False, 200, "", headers))
     if form and job.take():  # a reader may be ahead of the end
         job.take()
     job.deliver(Chunk(job.id, b"", True, 200, "", ()))

@@ -17,6 +17,9 @@ from ts_frontend.job import Job
 #: Bytes of a text for each of its tokens, about; and the tokens of an answer whose request names no limit.
 TOKEN_BYTES: Final = 4
 TOKENS_USUAL: Final = 256
+#: Bytes of an event of OpenAI's streams, about, which has a token.
+EVENT_BYTES: Final = 200
+_EVENTS: Final = "text/event-stream"
 #: OpenAI's and Anthropic's members of `usage`.
 _COUNTS: Final = re.compile(rb'"(total_tokens|input_tokens|output_tokens)"\s*:\s*(\d{1,15})\b')
 _LIMITS: Final = ("max_tokens", "max_new_tokens", "max_output_tokens", "max_completion_tokens")
@@ -60,7 +63,9 @@ def used_by(job: Job, reserved: float) -> float:
         used = _used_in_message(piece, form) if form.startswith(_GRPC) else _used_in_json(bytes(piece))
         if used is not None:
             return used
-    return min(reserved, (job.size_bytes + job.received_bytes) / TOKEN_BYTES)
+    events = any(name.lower() == "content-type" and value.startswith(_EVENTS) for name, value in job.headers)
+    given = job.received_bytes / (EVENT_BYTES if events else TOKEN_BYTES)
+    return min(reserved, job.size_bytes / TOKEN_BYTES + given)
 
 
 def used_tokens(data: bytes) -> int | None:
