@@ -27,16 +27,16 @@ NEWEST: Final = 0.2
 
 class Workload:
     """A model's requests of all clients: `mean_s` is the time on a worker that one takes. It is a geometric mean, which
-    a few long requests don't raise much: it is also the credit of a turn, which should fit a usual request."""
+    a few long requests, and a long first one, don't raise much: it is also the credit of a turn, which should fit a
+    usual request. With a smaller one, turns only come around more often."""
 
-    __slots__ = ("mean_s", "measured")
+    __slots__ = ("mean_s",)
 
     def __init__(self) -> None:
-        self.mean_s, self.measured = FIRST_S, False
+        self.mean_s = FIRST_S
 
     def add(self, worked_s: float) -> None:
-        self.mean_s *= (worked_s / self.mean_s) ** NEWEST if self.measured else worked_s / self.mean_s
-        self.measured = True
+        self.mean_s *= (worked_s / self.mean_s) ** NEWEST
 
 
 class Share:
