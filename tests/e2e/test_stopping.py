@@ -23,6 +23,7 @@ import pytest
 from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ts_frontend.protos.grpc_health_v1_health_pb2_grpc import HealthStub
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
@@ -104,6 +105,14 @@ def assert_nothing_left(server: Any, children: list[psutil.Process]) -> None:
     _, alive = psutil.wait_procs(children, timeout=GUARD_S)
     assert not alive
     assert not list((server.directory / "tmp").iterdir())
+
+
+def test_the_stop_is_the_last_snapshot(start: Any, tmp_path: Path) -> None:
+    server = start("--models", "probe=probe", snapshots=True)
+    assert server.terminate() == 0
+    found, skipped = SnapshotFiles(tmp_path / "logs" / "config").newest()
+    assert found is not None and not skipped
+    assert SnapshotKind.SHUTDOWN.value in str(found.path) and list(found.snapshot.models) == ["probe"]
 
 
 @pytest.mark.parametrize("client", [pipelined_pings, http_stream, grpc_stream])
