@@ -104,6 +104,8 @@ LONGEST = (
     "tests/e2e/chromium/test_browser_console.py",
     "tests/e2e/test_transformers_models.py",
     "tests/e2e/test_language_models.py",
+    "tests/deploy/test_kserve_calls.py",
+    "tests/e2e/clients/test_mlflow_server.py",
     "tests/e2e/test_serving_torchrun.py",
     "tests/e2e/test_serving_environments.py",
     "tests/e2e/test_soak.py",

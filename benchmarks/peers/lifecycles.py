@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -23,6 +24,7 @@ from ts_frontend.protos.management_pb2 import ScaleWorkerRequest
 from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub
 
 SCALE_S_MAX = 300.0
+RESTART_S_MAX, LOOK_EVERY_S = 60.0, 0.002
 MEMORY_LOAD_S, MEMORY_CLIENTS = 1.0, 16
 SETTLED_S, SETTLE_S_MAX = 1.0, 60.0
 SETTLED_SHARE = 0.02
@@ -30,11 +32,25 @@ MIB = 1 << 20
 
 
 def start(servers: Servers, scenario: Scenario, load: Load, name: str, number: int) -> list[Row]:
-    """Seconds from the start of a server with one model to its first right answer."""
+    """Seconds from the start of a server with one model to its first right answer; also from a restart, if it has one
+    (torchserve --restart)."""
     servers_begun_s = time.monotonic()
     with servers.own(name, [load.call.model]) as running:
-        took_s = servers.wait(name, running, load.call) - servers_begun_s
-    return [Row(scenario.name, load.title, name, number, {"s": took_s})]
+        figures = {"s": servers.wait(name, running, load.call) - servers_begun_s}
+        if SYSTEMS[name].restarts:
+            figures["restart s"] = restarted_s(servers, name, running, load)
+    return [Row(scenario.name, load.title, name, number, figures)]
+
+
+def restarted_s(servers: Servers, name: str, running: Running, load: Load) -> float:
+    before = tree(running.process)
+    begun_s = time.monotonic()
+    running.process.send_signal(signal.SIGUSR2)
+    while all(one.is_running() for one in before):  # until its worker has ended, the old server may answer
+        if time.monotonic() - begun_s > RESTART_S_MAX:
+            raise ServerFailed(f"{name} hasn't restarted in {RESTART_S_MAX:g} s")
+        time.sleep(LOOK_EVERY_S)
+    return servers.wait(name, running, load.call) - begun_s
 
 
 def scaling(servers: Servers, scenario: Scenario, load: Load, name: str, number: int) -> list[Row]:

@@ -42,7 +42,7 @@ class System:
     """A server. `models`: its models among those in peers/questions.py. `start` gets the folder, the models and the
     number of workers of each, and may raise NotInstalled, as may `install`. The argument of `question` says whether it
     goes over HTTP. `warm_up_s`: seconds of load before it is at its best. `alone`: it serves the models of one scenario
-    at a time, since the processes of others would use CPU time even without requests."""
+    at a time, since the processes of others would use CPU time even without requests. `restarts`: at SIGUSR2."""
 
     name: str
     title: str
@@ -54,6 +54,7 @@ class System:
     install: Callable[[], object] = lambda: None
     warm_up_s: float = 2.0
     alone: bool = False
+    restarts: bool = False
 
     def port(self, running: Running, http: bool) -> int:
         return running.http_port if http else running.grpc_port
@@ -242,7 +243,16 @@ _QUIET = "access and metric logs off"
 SYSTEMS: Mapping[str, System] = {
     system.name: system
     for system in (
-        System("ours", f"this server, archives, {_QUIET}", "", BYTES_MODELS, _BOTH, _start_ours, _predictions),
+        System(
+            "ours",
+            f"this server, archives, {_QUIET}",
+            "",
+            BYTES_MODELS,
+            _BOTH,
+            _start_ours,
+            _predictions,
+            restarts=True,
+        ),
         System(
             "compiled",
             f"this server in the compiled form, archives, {_QUIET}",

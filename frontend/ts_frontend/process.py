@@ -65,6 +65,9 @@ def main(config: ServerConfig, report_ready_fd: int | None = None, check: Callab
     `{"ready": false, "error": text}`, and is closed.
     """
     report = StartReport(report_ready_fd)
+    if hasattr(signal, "SIGUSR2"):  # it has no effect before the server is ready to be replaced
+        signal.signal(signal.SIGUSR2, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
     left = handed_over()
     forget_secrets()
     raise_open_files()
@@ -107,6 +110,7 @@ def _become_successor(config: ServerConfig, leaves: Mapping[str, Any]) -> NoRetu
         words += ["--ready-fd", str(fd)]
     sys.stdout.flush()
     sys.stderr.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # else it ends the process until that handles it
     os.execve(sys.executable, words, {**config.environment, HANDED_OVER: json.dumps(leaves)})
 
 
@@ -215,6 +219,9 @@ class StopSignals:
     def _asked(self, number: signal.Signals, running: asyncio.Task[None]) -> None:
         if self._watchdog is None:
             self._drain()
+        elif self._server.left is not None:
+            log.info("%s: the server ends, and isn't replaced", number.name)
+            self._server.left = None
         elif time.monotonic() - self._begun_s >= AGAIN_S_MIN and not self.status:
             log.warning("Second %s: requests that still run are ended now", number.name)
             self.status = 128 + number

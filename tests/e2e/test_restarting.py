@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -133,6 +134,13 @@ def test_a_forkserver_that_has_died_is_started_anew(served: Any) -> None:
         os.kill(pid, 9)
     assert restart(served.directory).returncode == 0
     assert served.predict("talk", b"said") == b"said"
+
+
+def test_who_is_told_to_end_is_not_replaced(served: Any) -> None:
+    """Also if it is told at once, and by SIGUSR2 several times."""
+    for number in (signal.SIGUSR2, signal.SIGUSR2, signal.SIGTERM):
+        served.process.send_signal(number)
+    assert served.wait() in (0, -signal.SIGTERM, 128 + signal.SIGTERM), served.log
 
 
 def test_nothing_is_left_open(served: Any) -> None:
