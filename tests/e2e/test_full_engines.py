@@ -30,7 +30,7 @@ BOUNDED = {**SETTINGS, "cpuThreads": 3}
 GROWS = {**SETTINGS, "maxWorkers": 2, "autoscale": {"targetQueue": 0, "upAfter": 0.2, "downAfter": 1}}
 
 
-@pytest.fixture(scope="module", params=["llama.cpp", "transformers"])
+@pytest.fixture(scope="module", params=["llama.cpp", pytest.param("transformers", marks=pytest.mark.slow)])
 def server(
     request: Any, client_python: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, serving: Any
 ) -> Iterator[Any]:

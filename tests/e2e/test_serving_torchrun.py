@@ -166,7 +166,7 @@ def test_requests_at_the_same_time_reach_all_ranks_in_one_order(team):
         assert [json.loads(call.result().prediction) for call in calls] == [[0, 2.0 * v + 1] for v in range(30)]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_when_a_rank_dies_the_whole_worker_is_replaced(team, rank):
     before = ranks(team)
     with pytest.raises(grpc.RpcError) as failure:
@@ -187,7 +187,7 @@ def test_stop_ends_every_process(team):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word that a parent has ended is Linux's")
-@pytest.mark.parametrize("victim", ["frontend", "torchrun"])
+@pytest.mark.parametrize("victim", ["frontend", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_no_process_outlives_a_killed(start, write, victim):
     server = served(start, write)
     found = ranks(server)

@@ -22,7 +22,7 @@ from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
 DATA = Path(__file__).parent.parent / "data"
 PROGRAM = DATA / "programs" / "task_models.py"
-pytestmark = pytest.mark.external
+pytestmark = [pytest.mark.external, pytest.mark.slow]
 QUESTION, CONTEXT = "Who went?", "Ann Smith went to Rome by train, and Bob stayed at home."
 TEXTS = ["a good film", "bad", "Ann Smith lives in Rome, which is a rather long way from here."]
 ASKED = {"question": QUESTION, "context": CONTEXT}

@@ -21,7 +21,7 @@ from e2e.conftest import TRANSFORMERS
 from support import GUARD_S, ran, with_packages
 
 PROGRAMS = Path(__file__).parent.parent / "data" / "programs"
-pytestmark = pytest.mark.external
+pytestmark = [pytest.mark.external, pytest.mark.slow]
 PROMPT, TOKENS = "The sky is", 40
 GREEDY = {"temperature": 0, "max_tokens": TOKENS}
 ASK = [{"role": "user", "content": "hello"}]

@@ -357,7 +357,7 @@ def test_what_is_left_is_never_negative_and_never_more_than_the_burst(
         assert used <= burst + rate * now_s + largest + 1e-3 * burst
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_million_names_take_bounded_room_and_looks(clock: Clock) -> None:
     looks = 0
 

@@ -16,7 +16,7 @@ import pytest
 
 from support import GUARD_S, until
 
-pytestmark = pytest.mark.external
+pytestmark = [pytest.mark.external, pytest.mark.slow]
 
 PLAIN = """
 import json, os

@@ -16,7 +16,7 @@ import pytest
 from e2e.conftest import TRANSFORMERS, Serving
 from support import until
 
-pytestmark = pytest.mark.external
+pytestmark = [pytest.mark.external, pytest.mark.slow]
 TEXTS = ["a good film", "bad"]
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from support import GUARD_S, until
 
-pytestmark = pytest.mark.external
+pytestmark = [pytest.mark.external, pytest.mark.slow]
 
 JSON, CSV = "application/json", "text/csv"
 #: What only one run of a server has: places in the code and in memory.

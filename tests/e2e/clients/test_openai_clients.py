@@ -13,7 +13,7 @@ import pytest
 
 from support import GUARD_S
 
-pytestmark = pytest.mark.external
+pytestmark = [pytest.mark.external, pytest.mark.slow]
 PROGRAM = Path(__file__).parent / "programs" / "openai_calls.py"
 
 #: A chat template that teaches calls of tools, which the model's own doesn't.
