@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import signal
+import stat
 import sys
 import tempfile
 import threading
@@ -99,13 +100,12 @@ def main(config: ServerConfig, report_ready_fd: int | None = None, check: Callab
 
 
 def _become_successor(config: ServerConfig, leaves: Mapping[str, Any]) -> NoReturn:
-    """Runs this process's command anew in it. Whoever waits at `restart_path` gets its report."""
+    """Runs this process's command anew in it. The command that waits for its report gets it."""
     words = list(sys.orig_argv)
     if "--ready-fd" in words:
         at = words.index("--ready-fd")
         del words[at : at + 2]
-    with contextlib.suppress(OSError):  # nobody waits
-        fd = os.open(restart_path(config.work_dir), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    if (fd := _restart_report(config.work_dir)) is not None:
         os.set_inheritable(fd, True)
         words += ["--ready-fd", str(fd)]
     sys.stdout.flush()
@@ -248,8 +248,7 @@ class StopSignals:
             self._drain(leave=True)
             return
         log.error("SIGUSR2: the server goes on as it is: %s", refusal)
-        with contextlib.suppress(OSError):  # nobody waits
-            StartReport(os.open(restart_path(self._work_dir), os.O_WRONLY | os.O_NONBLOCK)).failed(refusal)
+        StartReport(_restart_report(self._work_dir)).failed(refusal)
 
 
 def _is_daemon() -> bool:
@@ -378,6 +377,19 @@ def pid_path(work_dir: Path | None = None) -> Path:
 def restart_path(work_dir: Path | None = None) -> Path:
     """The named pipe where the command that restarts a server waits for its report. Raises as `pid_path`."""
     return pid_path(work_dir).with_suffix(".restart")
+
+
+def _restart_report(work_dir: Path | None) -> int | None:
+    """The end of the named pipe for a report, None if no command of this user waits there."""
+    try:
+        fd = os.open(restart_path(work_dir), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    status = os.fstat(fd)
+    if stat.S_ISFIFO(status.st_mode) and status.st_uid == os.getuid():
+        return fd
+    os.close(fd)
+    return None
 
 
 def running_server(path: Path) -> psutil.Process | None:

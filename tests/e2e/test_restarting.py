@@ -153,6 +153,22 @@ def test_nothing_is_left_open(served: Any) -> None:
     until(lambda: descriptors() <= before)
 
 
+def test_what_another_has_put_in_the_way_is_left_alone(served: Any) -> None:
+    """In a temporary directory that users share."""
+    (foreign := served.directory / "foreign").write_text("kept")
+    place = served.directory / "tmp" / ".model_server.restart"
+    os.link(foreign, place)
+    workers = until(lambda: served.worker_pids("talk"))
+    served.process.send_signal(signal.SIGUSR2)
+    until(lambda: served.worker_pids("talk") and not set(workers) & set(served.worker_pids("talk")))
+    assert foreign.read_text() == "kept"
+    place.unlink()
+    (place / "full").mkdir(parents=True)
+    done = restart(served.directory)
+    assert done.returncode == 1 and "Nothing was restarted" in done.stderr, done
+    assert served.predict("talk", b"said") == b"said"
+
+
 def test_there_is_no_server_to_restart(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     done = restart(tmp_path)

@@ -321,8 +321,11 @@ def restart(timeout_s: float | None, work_dir: Path | None = None) -> Started:
     if process is None:
         raise ServerNotStarted("TorchServe is not currently running.")
     place = restart_path(work_dir)
-    place.unlink(missing_ok=True)
-    os.mkfifo(place, 0o600)
+    try:
+        place.unlink(missing_ok=True)
+        os.mkfifo(place, 0o600)
+    except OSError as error:
+        raise ServerNotStarted(f"{place} can't be made: {error.strerror}. Nothing was restarted.") from None
     try:
         with open(os.open(place, os.O_RDWR), "rb", buffering=0) as messages:  # also for writing: it has no end
             process.send_signal(signal.SIGUSR2)

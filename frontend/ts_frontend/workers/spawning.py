@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,7 @@ def first_forkserver(config: ServerConfig, left: Mapping[str, Any] | None = None
                     one.set_inheritable(False)
             return taken
         taken.close()  # with which it ends
+        threading.Thread(target=taken.child.wait, name="forkserver's end", daemon=True).start()
     if config.worker_start != "fork" or config.bypass_serve:
         return None
     return start_forkserver(worker_env(config), config.preload_torch)
