@@ -492,7 +492,8 @@ def test_a_dead_worker_leaves_nothing_behind(server: Any, clients: Clients, mode
     def die(*calls: str) -> None:
         for call in calls:
             fail(getattr(clients, call), model, ask, GUARD_S)
-            clients.predictions(model, "", GUARD_S)  # the next one is there
+            until(lambda: server.worker_pids(model))
+            clients.predictions(model, "", GUARD_S)
 
     die(DEADLY[0])
     before = server.alive.count()

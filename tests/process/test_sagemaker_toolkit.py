@@ -276,7 +276,7 @@ class Container:
 
     def terminate(self) -> None:
         """SIGTERM to the toolkit, which is the container's command."""
-        (toolkit,) = (process for process in self._left() if MAIN in process.cmdline())
+        (toolkit,) = (process for process in self._left() if MAIN in words_of(process))
         toolkit.send_signal(signal.SIGTERM)
         until(lambda: not self._left(), lambda: f"{self._left()}\n{self.log.read_text()}", timeout_s=KILLED_AFTER_S)
         until(lambda: "the toolkit's status: 0" in self.log.read_text(), self.log.read_text)
@@ -284,6 +284,14 @@ class Container:
     def close(self) -> None:
         self.outer.kill()
         self.outer.communicate(timeout=GUARD_S)
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """Its command line, [] if it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 Begin = Callable[[dict[str, str], dict[str, str]], Container]
