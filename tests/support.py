@@ -18,9 +18,12 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import psutil
+
+if TYPE_CHECKING:
+    from ts_frontend.job import Job
 
 #: A guard against a wait for ever, far above what a busy machine takes: no test's result depends on it.
 GUARD_S = 120
@@ -178,3 +181,24 @@ def end_server(pid_file: Path, mark: str) -> None:
 def _said(look: Callable[[], object], message: object, timeout_s: float) -> str:
     text = message() if callable(message) else message
     return f"not within {timeout_s} s: {text or getattr(look, '__self__', look)}"
+
+
+class OneBatchWorker:
+    """What the worker of a queue does that has one batch at a time, `running`, which its `dispatch` sets."""
+
+    running: list[Job]
+
+    def dispatch(self, jobs: list[Job], now_s: float) -> None:
+        raise NotImplementedError
+
+    def dispatch_alone(self, job: Job, now_s: float) -> None:
+        self.dispatch([job], now_s)
+
+    def reserve(self) -> None:
+        raise AssertionError("nothing runs again here")
+
+    def flush(self) -> None:
+        pass
+
+    def holds(self, job: Job) -> bool:
+        return job in self.running

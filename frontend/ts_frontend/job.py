@@ -33,6 +33,7 @@ from ts.protocol.frames import (
     Times,
     packed,
     packed_headers,
+    size_of,
 )
 from ts_frontend.errors import Cancelled, Ending, HandlerFailed, InvalidArgument, MessageTooLarge, ServeError
 
@@ -290,7 +291,7 @@ class Job:
         self.response_bytes_max = response_bytes_max
         self.recorder = recorder
         self.timing = timing
-        self.size_bytes = len(inputs[0].data) if len(inputs) == 1 else sum([len(part.data) for part in inputs])
+        self.size_bytes = size_of(inputs)
         self.state = JobState.NEW
         self.owner: Owner | None = None
         self.queued_at_s = self.sent_at_s = 0.0
@@ -656,4 +657,4 @@ class FedJob(Job):
 
 
 def _cost(feed: Feed) -> int:
-    return FEED_COST_BYTES + sum(len(part.data) for part in feed.inputs)
+    return FEED_COST_BYTES + size_of(feed.inputs)

@@ -76,13 +76,19 @@ def ping(server: Serving) -> dict[str, Any]:
     return answer
 
 
-def test_what_one_server_does_all_do(group: Group) -> None:
+def two_with_both_versions(group: Group) -> tuple[Serving, Serving]:
+    """Two servers with the versions 1.0 and 2.0 of a; the first one was started with it, the other one got 2.0."""
     one, other = group.begin("--models", "a"), group.begin()
     for server in (one, other):
         server.wait_started()
     until(says(other, "a", "a"), lambda: other.log)
     other.register("a2", initial_workers=1)
     until(says(one, "a", "a2", "2.0"), lambda: one.log)
+    return one, other
+
+
+def test_what_one_server_does_all_do(group: Group) -> None:
+    one, other = two_with_both_versions(group)
     assert one.predict("a", b"x") == b"a"
     httpx.put(f"{one.http_management}/models/a/2.0/set-default").raise_for_status()
     until(says(other, "a", "a2"), lambda: other.log)
@@ -112,12 +118,7 @@ def test_what_one_server_does_all_do(group: Group) -> None:
 
 
 def test_each_server_has_its_own_rollout_and_all_share_its_promotion(group: Group) -> None:
-    one, other = group.begin("--models", "a"), group.begin()
-    for server in (one, other):
-        server.wait_started()
-    until(says(other, "a", "a"), lambda: other.log)
-    other.register("a2", initial_workers=1)
-    until(says(one, "a", "a2", "2.0"), lambda: one.log)
+    one, other = two_with_both_versions(group)
 
     def rollout(server: Serving, method: str = "GET", action: str = "", **given: Any) -> httpx.Response:
         return httpx.request(method, f"{server.http_management}/models/a/rollout{action}", json=given or None)

@@ -15,6 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support import OneBatchWorker
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Chunk, Input, Pairs
 from ts_frontend.errors import LimitExceeded, QueueFull
@@ -59,7 +60,7 @@ def counted(queued_at_s: float, sent_at_s: float, now_s: float) -> None:
     """The recorder of a request that metrics count."""
 
 
-class Served:
+class Served(OneBatchWorker):
     """A model with the real queue, whose worker runs a batch for as long as its requests say (ms)."""
 
     def __init__(
@@ -101,18 +102,6 @@ class Served:
             name = self.names[job.id]
             self.order.append(name)
             self.waits_ms[name].append((self.clock() - self.arrived_s[job.id]) * 1000)
-
-    def dispatch_alone(self, job: Job, now_s: float) -> None:
-        self.dispatch([job], now_s)
-
-    def reserve(self) -> None:
-        raise AssertionError("nothing runs again here")
-
-    def flush(self) -> None:
-        pass
-
-    def holds(self, job: Job) -> bool:
-        return job in self.running
 
     # --- as its clients
 

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from support import OneBatchWorker
 from ts.protocol.frames import Chunk, Input
 from ts_frontend.config.kinds import RESOURCES
 from ts_frontend.job import Job, Ledger
@@ -25,7 +26,7 @@ def of(priority: int = 1, everywhere: bool = False, **counts: int) -> Needs:
     return Needs(tuple(Need(name, count, everywhere) for name, count in counts.items()), priority)
 
 
-class Served:
+class Served(OneBatchWorker):
     """A model with one worker, which keeps its batch until `finish`."""
 
     def __init__(self, limits: RateLimiter, wanted: Needs, device: int | None = None) -> None:
@@ -54,18 +55,6 @@ class Served:
             one.send(None, now_s)
         self.running, self.ran = jobs, self.ran + 1
         self.place.begin()
-
-    def dispatch_alone(self, job: Job, now_s: float) -> None:
-        self.dispatch([job], now_s)
-
-    def reserve(self) -> None:
-        raise AssertionError("nothing runs again here")
-
-    def flush(self) -> None:
-        pass
-
-    def holds(self, job: Job) -> bool:
-        return job in self.running
 
 
 async def settle() -> None:

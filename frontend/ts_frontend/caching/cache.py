@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final, TypeAlias
 
-from ts.protocol.frames import Chunk, Feed, Input, Pairs
+from ts.protocol.frames import Chunk, Feed, Input, Pairs, size_of
 from ts_frontend.caching import tensors
 from ts_frontend.caching.answers import Answer, CacheRule, Memory, Shelf
-from ts_frontend.caching.questions import Asker, Control, Question, Said, size_of
+from ts_frontend.caching.questions import Asker, Control, Question, Said
 from ts_frontend.caching.remote import RemoteAnswers
 from ts_frontend.caching.tensors import Wish
 from ts_frontend.errors import DeadlineExceeded, Ending, ServeError

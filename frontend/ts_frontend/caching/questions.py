@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ts.protocol import forms
-from ts.protocol.frames import Input, PackedPairs, Pairs
+from ts.protocol.frames import Input, PackedPairs, Pairs, size_of
 from ts_frontend.caching import tensors
 from ts_frontend.caching.tensors import JSON_BYTES_MAX, LENGTH_HEADER, Unusual, Wish
 
@@ -137,10 +137,6 @@ class Asker(NamedTuple):
             except (ValueError, RecursionError):
                 pass  # the handler gets its bytes
         return part.data
-
-
-def size_of(inputs: Sequence[Input]) -> int:
-    return len(inputs[0].data) if len(inputs) == 1 else sum([len(part.data) for part in inputs])
 
 
 def _encoded(text: str) -> bytes:

@@ -363,10 +363,11 @@ def _data(datatype: str, raw: bytes, parameters: dict[str, Any]) -> bytes:
 
 def _list(values: list[Any]) -> bytes:
     parts = (values[at : at + _ELEMENTS_AT_ONCE] for at in range(0, len(values), _ELEMENTS_AT_ONCE))
-    return b"[" + b",".join(_dumped([_finite(value) for value in part])[1:-1] for part in parts) + b"]"
+    return b"[" + b",".join(_dumped([finite(value) for value in part])[1:-1] for part in parts) + b"]"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The element as JSON has it: None for what is no finite number."""
     return None if type(value) is float and not math.isfinite(value) else value
 
 

@@ -8,7 +8,6 @@ the common form first (`ts_frontend.caching.tensors`).
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -164,7 +163,7 @@ def _rows_of(tensor: Tensor) -> Any:
     found = common.values_of(datatype, bytes(tensor.raw or b""))
     if datatype == "BYTES":
         return [value.decode("utf-8", "replace") for value in found]
-    found = [None if type(value) is float and not math.isfinite(value) else value for value in found]
+    found = [common.finite(value) for value in found]
     for size in reversed(shape[1:]):
         found = [found[at : at + size] for at in range(0, len(found), max(1, size))]
     return found

@@ -16,7 +16,7 @@ from heapq import nlargest
 from pathlib import Path
 from typing import Any, Final
 
-from ts.protocol.frames import Input
+from ts.protocol.frames import Input, size_of
 from ts_frontend.config.kinds import ConfigError
 from ts_frontend.errors import LimitExceeded
 from ts_frontend.job import Job, Ledger
@@ -238,7 +238,7 @@ class ModelLimits:
         amounts = {
             REQUESTS: 1.0,
             ITEMS: float(request.items),
-            BYTES: float(sum([len(part.data) for part in inputs])),
+            BYTES: float(size_of(inputs)),
             WORKER: ticket.share.estimate_s * 1000 if inputs else 0.0,
             TOKENS: tokens,
         }

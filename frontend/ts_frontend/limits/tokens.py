@@ -10,7 +10,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from ts.protocol import open_inference_pb2 as pb
-from ts.protocol.frames import Buffer, Input
+from ts.protocol.frames import Buffer, Input, size_of
 from ts.protocol.wire import Malformed, fields
 from ts_frontend.job import Job
 
@@ -38,8 +38,7 @@ _FIELDS_MAX: Final = 16_384
 
 def most_tokens(inputs: Sequence[Input]) -> float:
     """The number of tokens that a request of any API but OpenAI's may use, its prompt and its answer together."""
-    size_bytes = sum([len(part.data) for part in inputs])
-    return size_bytes / TOKEN_BYTES + next(filter(None, map(_limit_in, inputs)), TOKENS_USUAL)
+    return size_of(inputs) / TOKEN_BYTES + next(filter(None, map(_limit_in, inputs)), TOKENS_USUAL)
 
 
 def _limit_in(given: Input) -> int:

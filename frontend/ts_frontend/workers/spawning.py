@@ -125,13 +125,13 @@ def made_of(env: Mapping[str, str], preload_torch: bool) -> str:
 def first_forkserver(config: ServerConfig, left: Mapping[str, Any] | None = None) -> StartedForkserver | None:
     """The forkserver of a server with this configuration; None when its workers aren't forked. `left`: the one that the
     server which this one replaces has left, which is taken if it isn't made of other files."""
+    forks = config.worker_start == "fork" and not config.bypass_serve
     if left is not None:
         told = dict(left)
         control = socket.socket(fileno=told.pop("control"))
         torch_control = socket.socket(fileno=told.pop("torch_control")) if "torch_control" in told else None
         taken = StartedForkserver(Inherited(told.pop("pid")), control, torch_control, **told)
-        wanted = made_of(worker_env(config), config.preload_torch)
-        if config.worker_start == "fork" and not config.bypass_serve and taken.made_of == wanted:
+        if forks and taken.made_of == made_of(worker_env(config), config.preload_torch):
             for one in (control, torch_control):
                 if one is not None:
                     one.setblocking(False)
@@ -139,6 +139,4 @@ def first_forkserver(config: ServerConfig, left: Mapping[str, Any] | None = None
             return taken
         taken.close()  # with which it ends
         threading.Thread(target=taken.child.wait, name="forkserver's end", daemon=True).start()
-    if config.worker_start != "fork" or config.bypass_serve:
-        return None
-    return start_forkserver(worker_env(config), config.preload_torch)
+    return start_forkserver(worker_env(config), config.preload_torch) if forks else None

@@ -83,6 +83,11 @@ class Input(NamedTuple):
     data: Buffer
 
 
+def size_of(inputs: Sequence[Input]) -> int:
+    """The bytes of a request's inputs."""
+    return len(inputs[0].data) if len(inputs) == 1 else sum([len(part.data) for part in inputs])
+
+
 #: The content type of answers that a worker compares in place of running its handler (ts/runtime/comparing.py).
 COMPARISON: Final = "\0compare"
 

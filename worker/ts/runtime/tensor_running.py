@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any, Final, TypeAlias
 
 from ts.context import Context
-from ts.protocol.frames import FEED_BYTES, FEED_COST_BYTES, Feed, Item
+from ts.protocol.frames import FEED_BYTES, FEED_COST_BYTES, Feed, Item, size_of
 from ts.protocol.text import said, text_of
 from ts.runtime.jobs import Batch, Failure, Job, Ledger, Outcome
 from ts.runtime.running import (
@@ -80,7 +80,7 @@ class Feeding:
         feed = self._waiting.popleft()
         if self._taken_bytes >= GRANT_BYTES:
             self._grant()
-        self._taken_bytes += FEED_COST_BYTES + sum(len(part.data) for part in feed.inputs)
+        self._taken_bytes += FEED_COST_BYTES + size_of(feed.inputs)
         return feed
 
     def _grant(self) -> None:
