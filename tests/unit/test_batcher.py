@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ts.protocol.frames import Input
-from ts_frontend.job import Job, Ledger
-from ts_frontend.scheduling.batcher import Batcher, Full, Policy
+from ts_frontend.job import Job, JobState, Ledger
+from ts_frontend.scheduling.batcher import LONGER, QUIET_S_MIN, Batcher, Full, Policy
 
 
 def numbered(number: int, size_bytes: int = 10, alone: bool = False) -> Job:
@@ -64,15 +64,65 @@ def test_an_idle_worker_takes_a_request_without_recent_company_at_once():
     assert batcher.due_s(10.2, idle=True) == pytest.approx(0.4)
     assert ids(batcher.take()) == [2, 3]
     batcher.add(numbered(4), 11.0)
-    assert batcher.due_s(11.0, idle=True) == 0.5  # it may have company, as those before it
+    assert batcher.due_s(11.0, idle=True) == pytest.approx(0.4)  # it may have company, as those before it
     assert ids(batcher.take()) == [4]
     batcher.add(numbered(5), 12.0)
     assert batcher.due_s(12.0, idle=True) == 0.0
 
 
+def turn(batcher: Batcher[Job], now_s: float, answered: bool = True) -> list[float]:
+    """Three requests that come together, and go to an idle worker when they are due, which answers them. Returns the
+    times that they waited there, and would have waited on a busy worker, in seconds."""
+    jobs = [numbered(number) for number in range(3)]
+    for job in jobs:
+        batcher.add(job, now_s)
+        job.move(JobState.QUEUED)
+    waits = [batcher.due_s(now_s, idle=True), batcher.due_s(now_s)]
+    assert batcher.take() == jobs
+    for job in jobs:
+        job.send(None, now_s)
+        if answered:
+            job.answer(now_s)
+    return waits
+
+
+def test_requests_that_waited_in_vain_for_more_shorten_the_wait_of_the_next():
+    batcher: Batcher[Job] = Batcher(Policy(batch_size=8, delay_s=0.1))
+    waits = [turn(batcher, 10.0 + number) for number in range(40)]
+    idle = [one for one, _ in waits]
+    assert idle == sorted(idle, reverse=True)
+    assert (idle[0], idle[1], idle[-1]) == (pytest.approx(0.1), pytest.approx(0.08), pytest.approx(QUIET_S_MIN))
+    assert [busy for _, busy in waits] == [pytest.approx(0.1)] * 40
+
+
+def test_each_further_request_begins_the_wait_anew_but_the_delay_is_the_most():
+    batcher: Batcher[Job] = Batcher(Policy(batch_size=8, delay_s=1.0))
+    for number in range(4):
+        turn(batcher, 10.0 + number)  # 1.0 s * 0.8 ** 4 = 0.41 s
+    for number in range(4):
+        batcher.add(numbered(number), 200.0 + number * 0.3)
+    assert batcher.due_s(200.9, idle=True) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("answered", "came_s", "factor"),
+    [(False, 0.2, LONGER), (True, 0.2, 1.0), (False, 1.5, 1.0)],
+    ids=["while the batch runs", "after its end", "later than the delay"],
+)
+def test_a_request_that_could_have_been_in_the_last_batch_lengthens_the_wait(answered, came_s, factor):
+    batcher: Batcher[Job] = Batcher(Policy(batch_size=8, delay_s=1.0))
+    for number in range(10):
+        turn(batcher, 10.0 * number, answered=answered or number < 9)  # 1.0 s * 0.8 ** 10 = 0.107 s
+    batcher.add(numbered(500), 90.0 + came_s)
+    batcher.add(numbered(501), 90.0 + came_s)
+    assert batcher.due_s(90.0 + came_s, idle=True) == pytest.approx(0.8**10 * factor)
+
+
 def test_every_request_waits_where_that_is_wished():
-    batcher = filled(Policy(batch_size=3, delay_s=0.5, lone_waits=True), numbered(1), now_s=10.0)
+    batcher = filled(Policy(batch_size=8, delay_s=0.5, lone_waits=True), numbered(1), now_s=10.0)
     assert batcher.due_s(10.1, idle=True) == pytest.approx(0.4)
+    batcher.take()
+    assert [turn(batcher, 20.0 + number)[0] for number in range(5)] == [0.5] * 5
 
 
 def test_a_job_that_goes_alone_waits_for_nobody_and_shares_with_nobody():

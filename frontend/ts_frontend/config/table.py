@@ -449,8 +449,8 @@ class ServerConfig:
     lone_requests_wait: bool = _own(
         SWITCH,
         False,
-        "true: every batch that isn't full waits for `maxBatchDelay`, as in TorchServe; false: an idle worker takes a "
-        "request at once if no others came shortly before it",
+        "true: every batch that isn't full waits for `maxBatchDelay`, as in TorchServe; false: an idle worker takes it "
+        "as soon as further requests are no longer likely",
     )
     stream_credit_bytes: int = _own(
         whole(65_536), 262_144, "bytes that a stream may be ahead of its reader before its handler waits"

@@ -13,7 +13,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from ts_frontend.job import Job
 
@@ -92,14 +92,60 @@ JobT = TypeVar("JobT", bound=Job)
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A model's batching. `delay_s`: seconds that a batch waits for further requests, 0 unless configured.
-    `lone_waits`: a request without recent company waits too, although a worker is idle."""
+    """A model's batching. `delay_s`: the most seconds that a batch waits for further requests, 0 unless configured.
+    `lone_waits`: a batch that isn't full always waits for so long, although a worker is idle."""
 
     batch_size: int = 1
     delay_s: float = 0.0
     lone_waits: bool = False
     jobs_max: int = 100
     bytes_max: int = 1 << 30
+
+
+#: The least time without a new request after which an idle worker takes a batch that isn't full, in seconds...
+QUIET_S_MIN: Final = 0.0005
+#: ... and what it is multiplied by after a batch that has waited for it in vain, and after one that was taken too early.
+SHORTER: Final = 0.8
+LONGER: Final = 4.0
+
+
+class Patience:
+    """How long an idle worker waits for more requests of a batch: until none has come for some time. It is the whole
+    delay at first, less after each batch for which it was in vain (all clients wait for their answers), and more again
+    when a request comes before that batch's end and could have been in it."""
+
+    def __init__(self) -> None:
+        self._quiet_s = math.inf
+        self._last_s = 0.0
+        self._company = False  # the last batch had several jobs
+        #: The last job of a batch that wasn't full, until it is done, and the time until which that batch could wait.
+        self._taken: Job | None = None
+        self._until_s = 0.0
+
+    def came(self, now_s: float) -> None:
+        """A request has been queued."""
+        self._last_s = now_s
+        taken = self._taken
+        if taken is not None:
+            if not taken.done and now_s < self._until_s:
+                self._quiet_s *= LONGER
+            self._taken = None
+
+    def took(self, batch: Sequence[Job], delay_s: float, *, full: bool) -> None:
+        """A worker has taken a batch, which could wait for `delay_s`."""
+        self._company = len(batch) > 1
+        if delay_s and self._company and not full:
+            self._quiet_s = max(min(self._quiet_s, delay_s) * SHORTER, QUIET_S_MIN)
+            self._taken, self._until_s = batch[-1], batch[0].queued_at_s + delay_s
+
+    def end_s(self, waiting: int) -> float:
+        """The time until which an idle worker waits for more. A lone request waits only after a batch of several."""
+        return self._last_s + self._quiet_s if waiting > 1 or self._company else -math.inf
+
+    def settle(self) -> None:
+        """Forgets the batch that was taken if it is done."""
+        if self._taken is not None and self._taken.done:
+            self._taken = None
 
 
 class Full(Exception):
@@ -114,7 +160,7 @@ class Batcher(Generic[JobT]):
         self.size_bytes = 0
         #: The waiting jobs by id, in arrival order.
         self.jobs: OrderedDict[int, JobT] = OrderedDict()
-        self._company = False
+        self.patience = Patience()
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -132,6 +178,8 @@ class Batcher(Generic[JobT]):
         job.queued_at_s = now_s
         self.jobs[job.id] = job
         self.size_bytes += job.size_bytes
+        if policy.delay_s:
+            self.patience.came(now_s)
 
     def restore(self, jobs: list[JobT]) -> None:
         """Puts jobs back at the head in their order. Limits don't apply to jobs that were accepted before."""
@@ -150,22 +198,26 @@ class Batcher(Generic[JobT]):
     def due_s(self, now_s: float, idle: bool = False) -> float:
         """Returns the seconds until a free worker should take a batch: 0 for now, inf when nothing waits.
 
-        An `idle` worker takes a lone request at once if the previous one was alone too, because waiting would only
-        cost time. After a batch of several, requests wait for the delay again."""
+        An `idle` worker takes a lone request at once if the previous one was alone too, and several as soon as more are
+        no longer likely (`Patience`), because waiting would only cost time."""
         if not self.jobs:
             return math.inf
         policy = self.policy
         if not policy.delay_s or len(self.jobs) >= policy.batch_size:
             return 0.0
-        if idle and len(self.jobs) == 1 and not self._company and not policy.lone_waits:
-            return 0.0
         first = next(iter(self.jobs.values()))
-        return 0.0 if first.alone else max(0.0, first.queued_at_s + policy.delay_s - now_s)
+        if first.alone:
+            return 0.0
+        end_s = first.queued_at_s + policy.delay_s
+        if idle and not policy.lone_waits:
+            end_s = min(end_s, self.patience.end_s(len(self.jobs)))
+        return max(0.0, end_s - now_s)
 
     def take(self) -> list[JobT]:
         """Returns the next batch: up to `batch_size` jobs in arrival order, or a single job that must run alone."""
         batch = self._next()
-        self._company = len(batch) > 1
+        if self.policy.delay_s:
+            self.patience.took(batch, self.policy.delay_s, full=len(batch) >= self.policy.batch_size)
         return batch
 
     def _next(self) -> list[JobT]:

@@ -269,6 +269,8 @@ class JobQueue(WorkQueue):
                     touched.append(worker)
         for worker in touched:
             worker.flush()
+        if policy.delay_s:
+            batcher.patience.settle()
 
     def _dispatch_again(self, touched: list[QueueWorker], now_s: float) -> None:
         """Dispatches repeated jobs, which go first. For one that runs alone, a worker is kept free once it is idle."""

@@ -208,6 +208,7 @@ class SequenceQueue(WorkQueue):
             touched.add(free[0])
         for worker in touched:
             worker.flush()
+        self._batcher.patience.settle()
 
     def _settle(self, now_s: float) -> None:
         """Finds the jobs that have left their workers, so that the next of their sequences may go."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from ts_frontend.job import Job
-from ts_frontend.scheduling.batcher import Full
+from ts_frontend.scheduling.batcher import Full, Patience
 
 
 class SequencedJob(Job):
@@ -90,7 +90,7 @@ class SequenceBatcher(Generic[SequencedT]):
         self._idle: OrderedDict[str, float] = OrderedDict()
         self._aging: OrderedDict[str, float] = OrderedDict()
         self._over: OrderedDict[str, str] = OrderedDict()
-        self._company = False
+        self.patience = Patience()
 
     def __len__(self) -> int:
         return self._count
@@ -135,6 +135,7 @@ class SequenceBatcher(Generic[SequencedT]):
                 f"{self.limits.jobs_max} (maxSequenceJobQueueSize)"
             )
         job.queued_at_s = now_s
+        self.patience.came(now_s)
         sequence.waiting[job.id] = job
         self._count += 1
         self._idle.pop(sequence.id, None)
@@ -219,10 +220,10 @@ class SequenceBatcher(Generic[SequencedT]):
         limits = self.limits
         if not limits.delay_s or any(len(lane) >= limits.batch_size for lane in self._ready.values()):
             return 0.0
-        if idle and not self._company and not limits.lone_waits and sum(map(len, self._ready.values())) == 1:
-            return 0.0
-        first_s = min(next(iter(self._sequences[name].waiting.values())).queued_at_s for name in ready)
-        return max(0.0, first_s + limits.delay_s - now_s)
+        end_s = min(next(iter(self._sequences[name].waiting.values())).queued_at_s for name in ready) + limits.delay_s
+        if idle and not limits.lone_waits:
+            end_s = min(end_s, self.patience.end_s(sum(map(len, self._ready.values()))))
+        return max(0.0, end_s - now_s)
 
     def has_work(self, worker: Hashable) -> bool:
         return bool(self._alone or self._ready.get(worker) or (self._ready.get(None) and self._has_place(worker)))
@@ -248,7 +249,7 @@ class SequenceBatcher(Generic[SequencedT]):
                 sequence.worker = worker
                 self._bound.setdefault(worker, set()).add(sequence.id)
             batch.append(self._send(sequence))
-        self._company = len(batch) > 1
+        self.patience.took(batch, self.limits.delay_s, full=len(batch) >= self.limits.batch_size)
         return batch
 
     def _next(self, worker: Hashable, unbound_too: bool) -> Sequence[SequencedT] | None:
