@@ -91,7 +91,7 @@ def test_requests_that_waited_in_vain_for_more_shorten_the_wait_of_the_next():
     waits = [turn(batcher, 10.0 + number) for number in range(40)]
     idle = [one for one, _ in waits]
     assert idle == sorted(idle, reverse=True)
-    assert (idle[0], idle[1], idle[-1]) == (pytest.approx(0.1), pytest.approx(0.08), pytest.approx(QUIET_S_MIN))
+    assert [idle[0], idle[1], idle[-1]] == pytest.approx([0.1, 0.08, QUIET_S_MIN])
     assert [busy for _, busy in waits] == [pytest.approx(0.1)] * 40
 
 

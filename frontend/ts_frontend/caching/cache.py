@@ -28,7 +28,9 @@ from ts_frontend.tasks import watched
 log = logging.getLogger(__name__)
 
 #: The header, and the metadata, that tells whether a request has run.
-CACHE_HEADER, HIT, MISS = "x-cache", "HIT", "MISS"
+CACHE_HEADER: Final = "x-cache"
+HIT: Final = "HIT"
+MISS: Final = "MISS"
 #: Larger requests are read, and larger answers written in another form, in a thread.
 INLINE_BYTES_MAX: Final = 256 * 1024
 #: Why a model's answers can't be kept.

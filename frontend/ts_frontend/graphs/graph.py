@@ -9,10 +9,9 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ts.protocol.frames import Chunk, Pairs
-from ts_frontend.caching.cache import NoOwner
+from ts.protocol.frames import Chunk, Feed, Pairs
 from ts_frontend.errors import Ending, InvalidGraph, ServeError
-from ts_frontend.job import Job
+from ts_frontend.job import Job, Whereabouts
 from ts_frontend.tasks import owned, watched
 
 log = logging.getLogger(__name__)
@@ -175,7 +174,7 @@ async def cancelled(tasks: dict[asyncio.Task[T | Ending], str]) -> None:
         tasks.clear()  # breaks the cycle of a cancelled task, its exception and the caller's frame
 
 
-class Runs(NoOwner):
+class Runs:
     """The requests that run through a graph: it owns their jobs. `answer`: answers one of them by the methods of its
     `Running`; `trouble`: why it can't answer any, "" if it can."""
 
@@ -224,6 +223,12 @@ class Runs(NoOwner):
         running, _ = self._running.get(job, (None, None))
         if running is not None:
             running.taken(size_bytes)
+
+    def feed(self, job: Job, feed: Feed) -> None:
+        """Does nothing: a graph takes whole requests."""
+
+    def measure(self, job: Job) -> Whereabouts:
+        raise AssertionError(f"job {job.id} runs on no worker of its own")
 
 
 class Running:

@@ -104,7 +104,7 @@ class Policy:
 
 #: The least time without a new request after which an idle worker takes a batch that isn't full, in seconds...
 QUIET_S_MIN: Final = 0.0005
-#: ... and what it is multiplied by after a batch that has waited for it in vain, and after one that was taken too early.
+#: ... and its factors after a batch that has waited for it in vain, and after one that was taken too early.
 SHORTER: Final = 0.8
 LONGER: Final = 4.0
 
