@@ -25,7 +25,7 @@ from ts_frontend.errors import DeadlineExceeded, Ending, ServeError
 from ts_frontend.job import COLD_HEADER, Job, Whereabouts
 from ts_frontend.tasks import watched
 
-log = logging.getLogger(__name__)
+log: Final = logging.getLogger(__name__)
 
 #: The header, and the metadata, that tells whether a request has run.
 CACHE_HEADER: Final = "x-cache"
@@ -177,7 +177,7 @@ class ModelCache:
         """Delivers an answer in the form that the request's client wants, which `write` makes, None for `_written`."""
         if job.done:
             return
-        if word is HIT:
+        if word == HIT:
             self.hits += 1
         else:
             self.misses += 1
@@ -281,7 +281,7 @@ class _Flight(NoOwner):
         return Answer(pieces, [pair for pair in job.headers if pair[0] != COLD_HEADER], job.status)
 
     async def _give(self, waiting: Mapping[Job, tuple[Wish | None, Any]], answer: Answer) -> None:
-        cache, digest, new = self._cache, self._question.digest, self._word is MISS
+        cache, digest, new = self._cache, self._question.digest, self._word == MISS
         keeps = cache.keep(digest, answer)
         write = lru_cache(WRITTEN_MAX)(partial(_written, answer))
         for job, (wish, _) in waiting.items():
