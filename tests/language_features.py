@@ -41,7 +41,7 @@ _ALL = (YES, YES, YES)
 FEATURES = (
     Feature("chats", _CHAT, ASK, lambda answer: _message(answer)["content"], _ALL),
     Feature(
-        "streams, with usage",
+        "streams with usage",
         _CHAT,
         {**ASK, "stream": True, "stream_options": {"include_usage": True}},
         lambda events: len(events) > 2 and events[-1]["usage"]["completion_tokens"],
@@ -124,9 +124,12 @@ def outcome(feature: Feature, status: int, answer: Any) -> str:
 
 
 def table() -> Iterator[str]:
-    """The lines of the documentation."""
+    """The lines of the documentation: what every engine does, and a row for each other feature."""
+    yield "Every engine does: " + ", ".join(one.asked for one in FEATURES if one.outcomes == _ALL) + ". Others:"
+    yield ""
     yield "| | llama.cpp | transformers | vLLM |"
     yield "|---|---|---|---|"
     for one in FEATURES:
-        told = " | ".join(f"refused ({found})" if found.isdigit() else found for found in one.outcomes)
-        yield f"| {one.asked} | {told} |"
+        if one.outcomes != _ALL:
+            told = " | ".join(f"refused ({found})" if found.isdigit() else found for found in one.outcomes)
+            yield f"| {one.asked} | {told} |"

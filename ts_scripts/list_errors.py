@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import itertools
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,12 @@ BEGIN, END = "<!-- errors: listed by ts_scripts/list_errors.py -->\n", "<!-- end
 OF_STARTS = ("authorization", "cli", "config", "listeners", "process.py", "server.py")
 #: The least fixed text of a form; with less, it says nothing.
 FORM_CHARACTERS_MIN = 8
+#: The most messages that a kind lists. Of a kind with more, each says by itself what is wrong with which value.
+FORMS_MAX = 10
+
+
+#: A docstring's sentence about an attribute, which readers of the page can't see.
+ATTRIBUTE = re.compile(r" ?`\w+`: [^.]*\.")
 
 
 class Kind(NamedTuple):
@@ -61,7 +69,7 @@ def kinds(found: dict[Path, ast.Module]) -> dict[str, Kind]:
                 "varies" if sets(node, "http_status") else str(kind.http_status),
                 kind.type_name,
                 "varies" if sets(node, "code") else kind.code.name,
-                (ast.get_docstring(node) or "").partition("\n\n")[0].replace("\n", " "),
+                ATTRIBUTE.sub("", (ast.get_docstring(node) or "").partition("\n\n")[0].replace("\n", " ")),
                 kind.remedy,
                 [form for call in super_calls(node) for form in forms(call)],
             )
@@ -129,25 +137,21 @@ def page(listed: dict[str, Kind]) -> Iterator[str]:
     """The generated part of the page, line by line."""
     of_calls = sorted((one for one in listed.values() if not one.of_start), key=lambda one: (one.http_status, one.name))
     of_starts = sorted((one for one in listed.values() if one.of_start), key=lambda one: one.name)
-    yield "| kind | HTTP | `type` | gRPC |"
-    yield "|---|---|---|---|"
-    for one in of_calls:
-        link = f"[{one.name}](#{one.name.lower()})"
-        yield f"| {link} | {one.http_status} | `{one.type_name}` | {one.code} |"
-    yield ""
-    yield "## The messages of answers"
-    for one in of_calls:
-        yield from described(one)
-    yield ""
-    yield "## What ends a start or a command"
+    for status, kinds_of_status in itertools.groupby(of_calls, lambda one: one.http_status):
+        yield f"\n## HTTP {status}"
+        for one in kinds_of_status:
+            yield from described(one, f"`{one.type_name}`, {one.code}.")
+    yield "\n## What ends a start or a command"
     for one in of_starts:
         yield from described(one)
 
 
-def described(one: Kind) -> Iterator[str]:
+def described(one: Kind, *answer: str) -> Iterator[str]:
     yield f"\n### {one.name}\n"
-    yield " ".join(filter(None, (one.doc, f"**What to do:** {one.remedy}")))
-    if one.forms:
+    yield " ".join(filter(None, (*answer, one.doc, f"**Remedy:** {one.remedy}")))
+    if len(one.forms) > FORMS_MAX:
+        yield f"\nIts {len(one.forms)} messages name the value at fault, and what is allowed."
+    elif one.forms:
         yield ""
         yield from (f"- `{form.replace('`', chr(39))}`" for form in sorted(one.forms))
 

@@ -15,9 +15,8 @@ INTRODUCTION = """\
 
 ![Requests a second of a handler that returns at once](images/comparison.svg)
 
-*Ours / the other's* on one machine, with one worker for each model and the same model files: the median of the rounds,
-with the minimum and the maximum in brackets. Higher is better for requests, lower for the other figures. Bare is our
-network layer alone, or the network in a loop.
+*Ours / the other's* on one machine, with one worker for each model and the same model files: the median of the rounds.
+Higher is better for requests, lower for the other figures. Bare is our network layer alone, or the network in a loop.
 """
 RUN = """\
 ## Run
@@ -30,23 +29,21 @@ make bench-peers ARGS="--only lone,mlp-http --systems ours,mosec --rounds 5 --se
 ```
 
 It needs h2load (`apt-get install nghttp2-client`), and Java 17 for TorchServe. The other servers are installed on first
-use, about 1 GB each; the compiled form takes part once `python ts_scripts/compiled_environment.py` has made it. A run
-prints a table of every scenario and writes all figures as JSON, whose tables `python benchmarks/compare.py --render
-FILE` prints.
+use, about 1 GB each; `python ts_scripts/compiled_environment.py` makes the compiled form. A run prints each scenario,
+and writes all figures as JSON, whose tables `python benchmarks/compare.py --render FILE` prints.
 """
 METHOD = """\
 ## Method
 
-- **One compiled load generator**, h2load, for all servers: over HTTP/2 for gRPC and over HTTP/1.1. Each client has one
-  connection with one request at a time. The load of `open` and `overload` comes from a Python client instead, because
-  h2load waits for answers.
-- **Answers are verified**: a real client checks them before and after each measurement, and the size of all answers
-  together must be the right one.
+- **One compiled load generator**, h2load, for all servers. Each client has one connection with one request at a time.
+  The load of `open` and `overload` comes from a Python client, because h2load waits for answers.
+- **Answers are verified** before and after each measurement by a real client, and during it by their size.
 - **Interleaved rounds**: each loads all servers in turn, in an order that rotates. Ratios are taken within a round.
+  Brackets have the minimum and the maximum of the rounds.
 - **Warm-up**: at most 20 s for each protocol of TorchServe, 2 s for the others, and half a second before each scenario.
 - **CPU time** is that of the server's whole process tree. The load generator runs on the same cores, so ratios say
   more than absolute figures; those of two runs on a shared machine differ by up to a quarter.
-- The models have the same weights and one thread everywhere.
+- The models have the same weights and one thread everywhere. Access and metric logs are off.
 """
 COLUMNS: Mapping[str, Sequence[str]] = {
     "TorchServe": ("torchserve",),
@@ -100,7 +97,7 @@ def ratios(results: Results) -> list[list[str]]:
             continue
         for load in distinct([row.load for row in rows if name in row.figures]):
             found = [[ratio(rows, load, system, name) for system in systems] for systems in COLUMNS.values()]
-            cells = [next((spread_text(one) for one in these if one), "") for these in found]
+            cells = [next((significant(one.median) for one in these if one), "") for these in found]
             if any(cells):
                 lines.append([f"`{scenario.name}`", load, name, *cells])
     return lines

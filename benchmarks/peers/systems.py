@@ -239,13 +239,12 @@ def _install(name: str) -> Callable[[], object]:
 
 
 _BOTH = ("http", "grpc")
-_QUIET = "access and metric logs off"
 SYSTEMS: Mapping[str, System] = {
     system.name: system
     for system in (
         System(
             "ours",
-            f"this server, archives, {_QUIET}",
+            "this server, archives",
             "",
             BYTES_MODELS,
             _BOTH,
@@ -255,7 +254,7 @@ SYSTEMS: Mapping[str, System] = {
         ),
         System(
             "compiled",
-            f"this server in the compiled form, archives, {_QUIET}",
+            "this server in the compiled form, archives",
             "",
             BYTES_MODELS,
             _BOTH,
@@ -283,7 +282,7 @@ SYSTEMS: Mapping[str, System] = {
         ),
         System(
             "torchserve",
-            f"TorchServe, the same archives, {_QUIET}",
+            "TorchServe, the same archives",
             f"torchserve=={torchserve_environment.VERSION}",
             BYTES_MODELS,
             _BOTH,
@@ -315,7 +314,7 @@ SYSTEMS: Mapping[str, System] = {
         ),
         System(
             "ours-triton",
-            f"this server, a Triton repository, {_QUIET}",
+            "this server, a Triton repository",
             "",
             (*TENSOR_MODELS, "pieces"),
             _BOTH,
@@ -324,7 +323,7 @@ SYSTEMS: Mapping[str, System] = {
         ),
         System(
             "compiled-triton",
-            f"this server in the compiled form, a Triton repository, {_QUIET}",
+            "this server in the compiled form, a Triton repository",
             "",
             (*TENSOR_MODELS, "pieces"),
             _BOTH,
@@ -344,7 +343,7 @@ SYSTEMS: Mapping[str, System] = {
         ),
         System(
             "ours-mlserver",
-            f"this server, MLServer's runtimes, {_QUIET}",
+            "this server, MLServer's runtimes",
             "",
             TENSOR_MODELS,
             _BOTH,
@@ -363,7 +362,7 @@ SYSTEMS: Mapping[str, System] = {
         ),
         System(
             "ours-kserve",
-            f"this server, a KServe program, {_QUIET}",
+            "this server, a KServe program",
             "",
             TENSOR_MODELS,
             _BOTH,

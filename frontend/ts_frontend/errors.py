@@ -286,9 +286,9 @@ class WorkerStartFailed(ServeError):
 
 
 class HandlerFailed(ServeError):
-    """The user's handler raised, or answered with an error: `http_status` is TorchServe's status for it. `by_handler`:
-    the handler is at fault, not the request. That is INTERNAL, as gRPC clients retry UNAVAILABLE calls. `traceback`: of
-    the handler's exception, where callers may see it."""
+    """The user's handler raised, or answered with an error, which has TorchServe's HTTP status. A fault of the handler,
+    not the request, is INTERNAL, as gRPC clients retry UNAVAILABLE calls. `by_handler`: it is such a fault.
+    `traceback`: of the handler's exception, where callers may see it."""
 
     remedy = "Fix the handler, or the request; the model's log has the traceback."
 

@@ -64,7 +64,7 @@ def whole(least: int = 0, most: float = math.inf) -> SettingKind:
         _check_range(int(text), least, most)
         return int(text)
 
-    return SettingKind("whole number", parse)
+    return SettingKind("integer", parse)
 
 
 def number(least: float = 0.0) -> SettingKind:
@@ -296,8 +296,8 @@ HOST = SettingKind("IP address or `unix:/PATH`", parse_host)
 HOSTS = SettingKind("comma list of names and addresses", lambda text: tuple(map(parse_name, _words(text))))
 PORT = whole(0, 65535)
 #: -1 for `auto`.
-MEMORY = SettingKind("whole number \\| `auto`", lambda text: -1 if text.lower() == "auto" else whole().parse(text))
-PORTS = SettingKind("comma list of whole numbers", lambda text: tuple(int(PORT.parse(word)) for word in _words(text)))
+MEMORY = SettingKind("integer \\| `auto`", lambda text: -1 if text.lower() == "auto" else whole().parse(text))
+PORTS = SettingKind("comma list of integers", lambda text: tuple(int(PORT.parse(word)) for word in _words(text)))
 RESOURCES = SettingKind("comma list of `NAME:COUNT[:DEVICE]`", _resources)
 EXTRA_PORTS = SettingKind("comma list of `PORT[:DIALECT]`", _extra_ports)
 
@@ -390,4 +390,4 @@ def _size(text: str) -> int:
     return found
 
 
-SIZE = SettingKind("whole number \\| size with a unit", _size)
+SIZE = SettingKind("integer \\| size with a unit", _size)

@@ -164,16 +164,16 @@ class ServerConfig:
     models: ModelEntries = _row(
         MODELS,
         dict,
-        'settings by model and version, JSON: `{"name": {"1.0": {"minWorkers": 1, "maxWorkers": 2, "batchSize": 4,'
-        ' "maxBatchDelay": 50, "responseTimeout": 120, "startupTimeout": 120}}}`; numbers <= 0 count as not set',
+        'settings by model and version, JSON: `{"name": {"1.0": {"minWorkers": 1, "maxWorkers": 2, '
+        '"batchSize": 4}}}`; numbers <= 0 count as not set',
         env="",
     )
     allowed_urls: tuple[str, ...] | None = _row(
         PATTERNS,
         None,
-        "URLs that archives may come from. Each expression must match the whole URL, in any case. Not set: files "
-        "in the model store, `https://torchserve.pytorch.org/mar_files/` and `/war_files/` (also at "
-        "`torchserve.s3.amazonaws.com`). The variable counts only with `use_env_allowed_urls=true`",
+        "URLs that archives may come from. Each expression must match the whole URL, in any case. Not set: "
+        "the model store and [TorchServe's model zoo](archives.md#where-archives-may-come-from). The variable"
+        " counts only with `use_env_allowed_urls=true`",
         restored=False,
     )
     use_env_allowed_urls: bool = _row(
@@ -229,8 +229,8 @@ class ServerConfig:
     disable_token_authorization: bool | None = _row(
         BOOLEAN,
         None,
-        "true: no tokens, also if other machines can reach an address; false: tokens in any case; not set: no "
-        "tokens if all inference and management addresses are loopback and no key is given",
+        "true: no tokens; false: tokens; not set: no tokens if all inference and management addresses are "
+        "loopback and no key is given",
         restored=False,
     )
     token_expiration_min: float = _row(
@@ -286,8 +286,7 @@ class ServerConfig:
     dev_model: Path | None = _own(
         PATH,
         None,
-        "handler, model folder or archive to serve in place and to reload after each save of its files; "
-        "`torchserve dev` sets it",
+        "handler, model folder or archive that `torchserve dev` serves in place and reloads after each save",
         restored=False,
     )
     debugpy_port: int = _own(
@@ -296,20 +295,20 @@ class ServerConfig:
     debug_errors: bool | None = _own(
         SWITCH,
         None,
-        "true: the answer of a handler that raised has the exception, its file and line; false: the request ID; "
-        "not set: true if every inference and management address is loopback",
+        "true: the answer of a handler that raised has the exception, its file and line; false: the request "
+        "ID; not set: true if every address is loopback",
     )
     profile: str | None = _own(
         choice(*PROFILES),
         None,
-        "the server whose ports and behaviour become the defaults (docs/profiles.md)",
+        "the server whose ports and behaviour become the defaults ([profiles.md](profiles.md))",
         restored=False,
     )
     platform: str = _own(
         choice(AUTO, *PLATFORMS, NONE),
         AUTO,
-        "the platform whose variables, paths and headers count (docs/platforms.md); `auto`: the one whose variables "
-        "are in the environment",
+        "the platform whose variables, paths and headers count ([platforms.md](platforms.md)); `auto`: the "
+        "one whose variables are there",
         restored=False,
     )
     health_route: str | None = _own(
@@ -354,14 +353,13 @@ class ServerConfig:
     work_dir: Path | None = _own(
         PATH,
         None,
-        "directory for everything that the server writes: temporary files, logs, snapshots, environments, the pid "
-        "file and key_file.json, except those whose place is set separately",
+        "directory for everything that the server writes, except what has a place of its own",
         restored=False,
     )
     bypass_serve: bool = _own(
         SWITCH,
         False,
-        "true: handlers run inside the server's process, one request at a time; for breakpoints, not for production",
+        "true: handlers run inside the server's process, for breakpoints",
         restored=False,
     )
     grpc_keepalive_time_ms: int | None = _own(
@@ -378,13 +376,13 @@ class ServerConfig:
     grpc_http2_min_ping_interval_without_data_ms: int = _own(
         whole(0),
         5000,
-        "least time in ms between two pings of an idle client; a client that pings faster loses its connection",
+        "least ms between two pings of an idle client; one that pings faster loses its connection",
     )
     http2_resets_max: int = _own(
         whole(1),
         1000,
-        "requests that a client may cancel at once on an HTTP/2 connection; above it, the connection takes no further "
-        "requests, and those that run go on",
+        "requests that a client may cancel at once on an HTTP/2 connection; above it, the connection takes no"
+        " further requests",
     )
     http2_resets_per_second: float = _own(
         number(), 200.0, "requests that a client may go on cancelling each second on an HTTP/2 connection"
@@ -433,14 +431,12 @@ class ServerConfig:
     ray_spares: bool = _own(
         SWITCH,
         True,
-        "true: each of Ray's nodes with room for a worker has a started process for it, so that a lost worker is "
-        "replaced sooner ([ray.md](ray.md#spare-processes))",
+        "true: Ray's nodes keep [started processes](ray.md#spare-processes), so that a lost worker is replaced sooner",
     )
     preload_torch: bool = _own(
         SWITCH,
         True,
-        "false: the process that workers are forked from does not import torch, which takes seconds and 200 MB; a "
-        "handler that needs torch imports it itself",
+        "false: the process that workers are forked from does not import torch, which takes seconds and 200 MB",
     )
     max_concurrency: int = _own(
         whole(1), 64, "requests at the same time on one worker whose handler is a generator or async"
@@ -449,8 +445,8 @@ class ServerConfig:
     lone_requests_wait: bool = _own(
         SWITCH,
         False,
-        "true: every batch that isn't full waits for `maxBatchDelay`, as in TorchServe; false: an idle worker takes it "
-        "as soon as further requests are no longer likely",
+        "true: every batch that isn't full waits for `maxBatchDelay`, as in TorchServe; false: only while "
+        "further requests are likely",
     )
     stream_credit_bytes: int = _own(
         whole(65_536), 262_144, "bytes that a stream may be ahead of its reader before its handler waits"
@@ -458,8 +454,8 @@ class ServerConfig:
     program: ProgramLines = _own(
         PROGRAMS,
         ProgramLines(),
-        "programs that start an aiSSEMBLE or KServe server, each with its arguments. This server serves their "
-        "models too (docs/aissemble.md)",
+        "programs that start an aiSSEMBLE or KServe server, each with its arguments; their models are served "
+        "too ([aissemble.md](aissemble.md))",
         restored=False,
     )
     model_repository: tuple[Path, ...] = _own(
@@ -471,8 +467,8 @@ class ServerConfig:
     model_control_mode: str = _own(
         choice("none", "poll", "explicit"),
         "none",
-        "none: all models of the repositories are loaded at the start; poll: the same, and changes of the files "
-        "are followed; explicit: the models of load_model, and those that clients load",
+        "none: all models of the repositories are loaded at the start; poll: also changes of the files are "
+        "followed; explicit: the models of load_model, and those that clients load",
     )
     load_model: tuple[str, ...] = _own(
         WORDS, (), "models to load at the start in explicit mode; `*`: all", restored=False
@@ -481,8 +477,7 @@ class ServerConfig:
     kserve_mode: bool = _own(
         SWITCH,
         False,
-        "true: the inference address also has the paths of KServe's own servers: `GET /` (alive), `/v1/models` and"
-        " a model's readiness",
+        "true: the inference address also has KServe's `GET /` (alive), `/v1/models` and a model's readiness",
     )
     enable_grpc: bool = _own(SWITCH, True, "false: no gRPC listeners")
     enable_http: bool = _own(SWITCH, True, "false: no HTTP inference; management and metrics stay")
@@ -493,8 +488,7 @@ class ServerConfig:
     loads_at_once_max: int = _own(
         whole(1),
         4,
-        "models that are loaded at the same time, at the start or after a check of the repositories. The default "
-        "is Triton's",
+        "models that are loaded at the same time, at the start or after a check of the repositories",
     )
     load_on_demand: bool = _own(
         SWITCH,
@@ -512,14 +506,14 @@ class ServerConfig:
     registered_memory_max: int = _own(
         MEMORY,
         0,
-        "bytes of measured memory that all models may use together: a register call that exceeds it is answered with "
-        "507; 0: no limit; `auto`: 85 % of the machine's or the container's memory",
+        "bytes of measured memory that all models may use together: a register call that exceeds it is "
+        "answered with 507; 0: no limit; `auto`: 85 % of the machine's or the container's",
     )
     response_cache_size: int = _own(
         SIZE,
         64 << 20,
-        "bytes of memory for the answers that models with `cache` keep, all of them together "
-        "([caching.md](caching.md)), or a size such as 512MiB; 0: none",
+        "bytes, or a size such as 512MiB, of the answers that models with `cache` keep together "
+        "([caching.md](caching.md)); 0: none",
     )
     response_cache_redis: str | None = _own(
         TEXT,
@@ -539,8 +533,8 @@ class ServerConfig:
     limits_redis: str | None = _own(
         TEXT,
         None,
-        "URL of a Redis in which servers count each other, to divide these limits; not set: the limits are those of "
-        "each server. It needs `torchrelay[redis]`",
+        "URL of a Redis in which servers count each other, to divide these limits; not set: the limits are "
+        "each server's. It needs `torchrelay[redis]`",
         secret=True,
         restored=False,
     )
@@ -558,7 +552,7 @@ class ServerConfig:
     exit_on_error: bool = _own(
         SWITCH,
         False,
-        "true: the server does not start unless all models of the start, with their workers, can be loaded",
+        "true: the server does not start unless all models of the start can be loaded",
     )
     model_dir: Path | None = _own(
         PATH,
@@ -570,20 +564,21 @@ class ServerConfig:
     language_models: Mapping[str, Any] = _own(
         OBJECT,
         dict,
-        "JSON object: settings for the handlers of all language models, stronger than `handler` in their "
-        "`model-config.yaml` ([language-models.md](language-models.md#settings-for-all-language-models))",
+        "settings for the handlers of [all language "
+        "models](language-models.md#settings-for-all-language-models), stronger than `handler` in their "
+        "`model-config.yaml`",
         restored=False,
     )
     enable_docs_url: bool | None = _own(
         SWITCH,
         None,
-        "true: a page about the HTTP APIs at `/docs` and `/v2/docs`, to try them out, and OpenAPI at `/openapi.json`; "
-        "not set: true if every address is loopback",
+        "true: a page to try the HTTP APIs at `/docs` and `/v2/docs`, and OpenAPI at `/openapi.json`; not "
+        "set: true if every address is loopback",
     )
     enable_console: bool = _own(
         SWITCH,
         True,
-        "false: no console at `/` of the management address, no events for it, and nothing at `/` of the others",
+        "false: no console at `/` of the management address, and nothing at `/` of the others",
     )
     stream_dialect: str = _own(
         choice("auto", "triton", "mlserver"),
@@ -603,22 +598,22 @@ class ServerConfig:
     allowed_hosts: tuple[str, ...] = _own(
         HOSTS,
         (),
-        "more names of this server as clients and proxies call it (the header `Host`). `.example.org`: every name "
-        "below it; `*`: any name. Not set: loopback addresses answer only to `localhost`, loopback addresses and "
-        "the addresses in this table; other addresses answer to any name",
+        "more names of this server as clients and proxies call it (the header `Host`). `.example.org`: every "
+        "name below it; `*`: any name. Not set: loopback addresses answer to [their own "
+        "names](security.md#names-of-the-server), other addresses to any",
         restored=False,
     )
     client_ca_file: Path | None = _own(
         PATH,
         None,
-        "PEM certificates of authorities. TLS addresses then refuse clients without a certificate signed by one of"
-        " them (mTLS)",
+        "PEM certificates of authorities: TLS addresses refuse clients without a certificate that one of them"
+        " signed (mTLS)",
         restored=False,
     )
     certificate_check_s: float = _own(
         number(0),
         30.0,
-        "seconds between two checks for new certificate files, which new connections then use; 0: no checks",
+        "seconds between two checks for new certificate files; 0: no checks",
     )
     unix_socket_mode: str = _own(
         MODE, "600", "permissions of `unix:` addresses: 600 lets the server's user connect, 660 also its group"
@@ -626,15 +621,14 @@ class ServerConfig:
     request_body_timeout_s: float = _own(
         number(0),
         120.0,
-        "seconds in which an HTTP client must send a request's body, and a gRPC client the message of its call, or one "
-        "of its stream that it has begun",
+        "seconds in which an HTTP client must send a request's body, and a gRPC client a message",
     )
     arriving_bytes_max: int = _own(
         whole(1),
         1 << 30,
-        "bytes of all requests together whose bodies or gRPC messages are still arriving, with their headers; above "
-        "it, those that began first are refused. Also of all open gRPC streams together, "
-        "each with 16 KiB and its metadata; above it, further ones are refused",
+        "bytes of all requests together that are still arriving, with their headers; above it, those that "
+        "began first are refused. Also of all open gRPC streams together, each with 16 KiB and its metadata; "
+        "above it, further ones are refused",
     )
     unread_bytes_max: int = _own(
         whole(1),
@@ -645,14 +639,13 @@ class ServerConfig:
     write_timeout_s: float = _own(
         number(),
         120.0,
-        "seconds for which a client may read nothing of its answer before it is disconnected and its request cancelled;"
-        " 0: no limit",
+        "seconds for which a client may read nothing of its answer before it is disconnected; 0: no limit",
     )
     token_path: Path | None = _own(
         PATH,
         None,
         "keys from outside: a JSON file in the form of key_file.json, or a directory with files `inference`, "
-        "`management`, `API` (a mounted secret). The server reads it again when it changes",
+        "`management`, `API`; read again when it changes",
         restored=False,
     )
     inference_token: tuple[str, ...] = _own(
@@ -668,7 +661,7 @@ class ServerConfig:
     token_overlap_s: float = _own(
         number(),
         0.0,
-        "seconds for which an old key stays valid after `/token` has made a new one; 0: none, as in TorchServe",
+        "seconds for which an old key stays valid after `/token` has made a new one",
     )
     drain_grace_s: float = _own(
         number(), 0.0, "seconds for which a stopping server still serves, though no longer ready, before it drains"
@@ -700,7 +693,7 @@ class ServerConfig:
     environments_dir: Path | None = _own(
         PATH,
         None,
-        "directory of the models' virtual environments, which the next start uses again; not set: "
+        "directory of the models' virtual environments, which are used again; not set: "
         "`torchrelay-environments-UID` in temp_dir",
         restored=False,
     )
@@ -733,7 +726,7 @@ class ServerConfig:
         choice("models", "all", "none"),
         "models",
         "part of the last snapshot that is restored. `models`: models and what belongs to them; `all`: also "
-        "addresses, TLS and the other settings, as in TorchServe; `none`: nothing",
+        "the other settings, as in TorchServe; `none`: nothing",
         restored=False,
     )
     shared_snapshot: Path | None = _own(

@@ -587,12 +587,15 @@ ALIASES: Mapping[str, Alias] = MappingProxyType({row.name: row for row in _ROWS}
 
 
 def aliases_table() -> Iterator[str]:
-    """The table of the documentation, line by line."""
-    yield "| option | of | here | environment |"
-    yield "|---|---|---|---|"
-    rows = [
-        (row.name if row.name.startswith(("dynamo_", "kserve_")) else row.flag, (row.whose, row.doc, row.env))
-        for row in ALIASES.values()
-    ]
-    for (whose, doc, env), names in grouped(rows).items():
-        yield f"| {names} | {whose} | {doc} | {', '.join(f'`{one}`' for one in env)} |"
+    """The tables of the documentation, one for the servers that share options, line by line."""
+    yield "Names in capitals are environment variables."
+    rows: dict[str, list[tuple[str, tuple[str, tuple[str, ...]]]]] = {}
+    for row in ALIASES.values():
+        name = row.name if row.name.startswith(("dynamo_", "kserve_")) else row.flag
+        rows.setdefault(row.whose, []).append((name, (row.doc, row.env)))
+    for whose, options in rows.items():
+        yield f"\n#### {whose}\n"
+        yield "| option | here |"
+        yield "|---|---|"
+        for (doc, env), names in grouped(options).items():
+            yield f"| {', '.join((names, *(f'`{one}`' for one in env)))} | {doc} |"

@@ -342,9 +342,9 @@ def told(environ: Environ) -> dict[str, str]:
 
 
 def platforms_table() -> Iterator[str]:
-    """The table of the documentation, line by line. Variables of the same meaning share a row."""
-    yield "| variable | platform | here |"
-    yield "|---|---|---|"
-    rows = ((one.name, (platform.name, one.doc)) for platform in _PLATFORMS for one in platform.variables)
-    for (platform, doc), names in grouped(rows).items():
-        yield f"| {names} | {platform} | {doc} |"
+    """The tables of the documentation, one for each platform. Variables of the same meaning share a row."""
+    for platform in _PLATFORMS:
+        yield f"\n| variable of `{platform.name}` | here |"
+        yield "|---|---|"
+        for doc, names in grouped((one.name, one.doc) for one in platform.variables).items():
+            yield f"| {names} | {doc} |"
