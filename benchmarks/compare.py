@@ -182,6 +182,10 @@ class Comparison:
                     parts_of_memory = (self._servers, scenario, scenario.loads, name, number)
                     self._attempt(scenario, name, lifecycles.memory, *parts_of_memory)
                     continue
+                if scenario.kind is Kind.TAILS:
+                    parts_of_tails = (self._servers, scenario, scenario.loads[0], name, number, seconds)
+                    self._attempt(scenario, name, lifecycles.tails, *parts_of_tails)
+                    continue
                 action = lifecycles.start if scenario.kind is Kind.START else lifecycles.scaling
                 for load in scenario.loads:
                     self._attempt(scenario, name, action, self._servers, scenario, load, name, number)

@@ -15,9 +15,9 @@ import psutil
 from measuring.processes import ServerFailed, tree
 from measuring.servers import Running
 
-from peers.loads import Target, closed
+from peers.loads import Target, at_a_share, closed
 from peers.rows import Row
-from peers.scenarios import CPU, Load, Scenario
+from peers.scenarios import CPU, P50, P999, TAILS_WORKERS, Load, Scenario
 from peers.shared_servers import Servers
 from peers.systems import SYSTEMS
 from ts_frontend.protos.management_pb2 import ScaleWorkerRequest
@@ -26,6 +26,7 @@ from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub
 SCALE_S_MAX = 300.0
 RESTART_S_MAX, LOOK_EVERY_S = 60.0, 0.002
 MEMORY_LOAD_S, MEMORY_CLIENTS = 1.0, 16
+TAILS_TIMES = 3
 SETTLED_S, SETTLE_S_MAX = 1.0, 60.0
 SETTLED_SHARE = 0.02
 MIB = 1 << 20
@@ -73,6 +74,16 @@ def scale(running: Running, model: str, workers: int) -> float:
         except grpc.RpcError as error:
             raise ServerFailed(f"scaling {model} to {workers} workers failed: {error}") from error
         return time.monotonic() - begun_s
+
+
+def tails(servers: Servers, scenario: Scenario, load: Load, name: str, number: int, seconds: float) -> list[Row]:
+    """Times of answers of several workers, and how far the slowest are from the middle."""
+    with servers.own(name, [load.call.model], TAILS_WORKERS) as running:
+        servers.wait(name, running, load.call)
+        target = Target.of(name, running, load, scenario.http)
+        target.load(load.clients, SYSTEMS[name].warm_up_s)
+        figures = at_a_share(target, load, TAILS_TIMES * seconds, number)
+    return [Row(scenario.name, load.title, name, number, {**figures, "p99.9 / p50": figures[P999] / figures[P50]})]
 
 
 def memory(servers: Servers, scenario: Scenario, loads: Sequence[Load], name: str, number: int) -> list[Row]:

@@ -103,7 +103,7 @@ def mixed(scenario: Scenario, name: str, running: Running, seconds: float) -> di
 
 
 def at_a_share(target: Target, load: Load, seconds: float, seed: int) -> dict[str, float]:
-    """An open loop at a share of the capacity, which is measured first."""
+    """An open loop of so many seconds at a share of the capacity, which is measured first."""
     target.answer()
     most = open_loop.capacity(target.port, target.question, load.clients, max(CAPACITY_S_MIN, seconds / 2))
     before_s = cpu_s(target.running.process)
