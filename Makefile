@@ -26,7 +26,7 @@ CHAT_STAMP := $(VENV)/.installed_to_chat
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help env run chat test test-long test-external test-vllm test-slow test-compiled prepare fuzz soak soak-measures docs wheels bench bench-peers bench-instructions format clean FORCE
+.PHONY: help env run chat test test-long test-external test-vllm test-slow test-compiled prepare fuzz soak soak-measures docs wheels bench format clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1 = /p' $(MAKEFILE_LIST) | awk -F' = ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -115,14 +115,8 @@ wheels: $(STAMP) ## the packages of a release in dist: pure, and compiled for ea
 	@$(PIP) -e '.[release]'
 	@$(BIN)/python ts_scripts/release.py build
 
-bench: $(STAMP) ## the benchmark; ARGS="..." are its options
-	@$(BIN)/python benchmarks/run.py $(ARGS)
-
-bench-peers: $(STAMP) ## beside six other model servers: a quarter of an hour, with LONG=1 an hour; ARGS="--help"
+bench: $(STAMP) ## beside six other model servers: a quarter of an hour, with LONG=1 an hour; ARGS="--help"
 	@$(BIN)/python benchmarks/compare.py $(if $(filter-out 0,$(LONG)),--long) $(ARGS)
-
-bench-instructions: $(STAMP) ## instructions of each request, compared with before (needs valgrind and gcc); ARGS="..."
-	@$(BIN)/python benchmarks/instructions.py $(ARGS)
 
 format: $(STAMP) ## format the code and mend what ruff can mend
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -22,9 +22,8 @@ from typing import Any
 from measuring import h2load, machine
 from measuring.environments import NotInstalled
 from measuring.processes import processes
-from measuring.results import significant
 from peers import lifecycles, loads, page, scenarios
-from peers.rows import Results, Row
+from peers.rows import Results, Row, significant
 from peers.scenarios import IN_PROCESS, Kind, Load, NotKnown, Scenario
 from peers.shared_servers import Failure, Servers
 from peers.systems import SYSTEMS
@@ -194,7 +193,7 @@ class Comparison:
 def about_the_machine(options: argparse.Namespace) -> dict[str, str]:
     """The machine, versions and size of a run, without its date."""
     found = machine.describe()
-    versions = machine.versions(())
+    versions = machine.versions()
     memory_gib = int(str(found["memory_bytes"])) / (1 << 30)
     return {
         "system": f"{found['system']}, {found['processor'] or 'processor unknown'}",
@@ -211,7 +210,7 @@ def command(options: argparse.Namespace) -> str:
     words = [f"--only {','.join(options.only)}"] if options.only else []
     words += [f"--systems {','.join(options.systems)}"] if options.systems else []
     words += [f"--rounds {options.rounds} --seconds {options.seconds:g}", "--write docs/benchmarks.md"]
-    return f'make bench-peers {"LONG=1 " if options.long else ""}ARGS="{" ".join(words)}"'
+    return f'make bench {"LONG=1 " if options.long else ""}ARGS="{" ".join(words)}"'
 
 
 def save(options: argparse.Namespace, results: Results, about: Mapping[str, str]) -> None:

@@ -6,14 +6,13 @@ import os
 import platform
 import subprocess
 import sysconfig
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
 
 import ts.version
-from measuring import h2load, torchserve_environment
+from measuring import h2load
 
 BUSY_LOAD = 0.5
 
@@ -60,7 +59,7 @@ def python_build() -> str:
     return f"{platform.python_version()} ({optimisations(str(sysconfig.get_config_var('CONFIG_ARGS') or ''))})"
 
 
-def versions(targets: Sequence[str]) -> dict[str, str]:
+def versions() -> dict[str, str]:
     """The versions of everything that takes part."""
     found = {"torchrelay": ts.version.__version__, "python": python_build(), "h2load": h2load.version()}
     for package in ("httptools", "uvloop", "grpcio", "torch"):
@@ -68,11 +67,7 @@ def versions(targets: Sequence[str]) -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "none"
-    found |= {"revision": _revision()}
-    if any(target.startswith("torchserve") for target in targets):
-        found["torchserve"] = torchserve_environment.VERSION
-        found["java"] = torchserve_environment.java_version()
-    return found
+    return {**found, "revision": _revision()}
 
 
 def _revision() -> str:

@@ -1,16 +1,8 @@
-"""The Open Inference Protocol: a tensor of 16 numbers that the answer returns, and the servers of the protocol.
-
-The same model files are served by two servers each: a Python model of a Triton model repository by Triton and by ours,
-a runtime of MLServer by MLServer and by ours.
-"""
+"""Triton and MLServer: their environments and commands."""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 from measuring import environments
@@ -18,12 +10,7 @@ from measuring.environments import NotInstalled
 from measuring.processes import free_ports
 from measuring.servers import Folder, Running
 from measuring.torchserve_environment import torch_spec
-from measuring.workloads import Workload
-from ts.protocol import open_inference_pb2 as pb
 
-MODELS = Path(__file__).resolve().parent.parent / "models"
-MODEL = "identity"
-VALUES = [float(number) for number in range(16)]
 VERSIONS = {"triton": "nvidia-pytriton==0.7.0", "mlserver": "mlserver==1.7.1"}
 #: The requirement for uvloop: MLServer 1.7.1 doesn't start with newer ones.
 PACKAGES = {"triton": [VERSIONS["triton"], "numpy<2"], "mlserver": [VERSIONS["mlserver"], "uvloop<0.22"]}
@@ -32,58 +19,6 @@ PACKAGES = {"triton": [VERSIONS["triton"], "numpy<2"], "mlserver": [VERSIONS["ml
 def packages(name: str) -> list[list[str]]:
     """The requirements for pip, with torch first for the models that need it."""
     return [torch_spec(), [*PACKAGES[name], "pillow"]]
-
-
-@dataclass(frozen=True, slots=True)
-class InferWorkload(Workload):
-    """The workload. `answer` is empty, since servers' answers have the same tensor but differ in ids and versions."""
-
-    @property
-    def request(self) -> bytes:
-        tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, len(VALUES)])
-        raw = struct.pack(f"<{len(VALUES)}f", *VALUES)
-        return bytes(
-            pb.ModelInferRequest(model_name=MODEL, inputs=[tensor], raw_input_contents=[raw]).SerializeToString()
-        )
-
-    @property
-    def http_path(self) -> str:
-        return f"/v2/models/{MODEL}/infer"
-
-    @property
-    def http_body(self) -> bytes:
-        tensor = {"name": "x", "datatype": "FP32", "shape": [1, len(VALUES)], "data": VALUES}
-        return json.dumps({"inputs": [tensor]}).encode()
-
-    @property
-    def http_type(self) -> str:
-        return "application/json"
-
-    def prepare(self, store: Path) -> None:
-        shutil.copytree(MODELS, store, dirs_exist_ok=True)
-
-
-INFER = InferWorkload(
-    "infer",
-    f"ModelInfer of {len(VALUES)} numbers (gRPC, raw; `…-http`: JSON over HTTP/1.1)",
-    "/inference.GRPCInferenceService/ModelInfer",
-    (),
-    (1, 16, 64),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class NamedWorkload(InferWorkload):
-    """The workload of a client that names its output, as Triton's clients do."""
-
-    @property
-    def request(self) -> bytes:
-        message = pb.ModelInferRequest.FromString(INFER.request)
-        message.outputs.add(name="y")
-        return bytes(message.SerializeToString())
-
-
-NAMED = NamedWorkload("named", "ModelInfer that names its output", INFER.path, (), INFER.clients)
 
 
 def run_triton(folder: Folder, repository: Path) -> Running:

@@ -1,32 +1,21 @@
-"""The servers of the comparison: their start and readiness."""
+"""The servers of the comparison: the folder of each, its archives, and the commands of ours and of TorchServe."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from measuring import torchserve_environment
-from measuring.processes import Processes, ServerFailed, free_ports
-from measuring.workloads import (
-    GRPC,
-    HTTP,
-    HTTP_ANSWER,
-    HTTP_BODY,
-    Client,
-    NoAnswer,
-    Workload,
-    check,
-)
+from measuring.processes import Processes, free_ports
 
-READY_S_MAX = 180.0
-FIRST_ANSWER_S_MAX = 5.0
-TRY_AGAIN_S = 0.2
+HANDLERS = Path(__file__).resolve().parent.parent / "handlers"
 BARE_INGRESS = Path(__file__).resolve().parent.parent / "bare_ingress.py"
 
 TORCHSERVE_QUIET = """<?xml version="1.0" encoding="UTF-8"?>
@@ -35,20 +24,6 @@ TORCHSERVE_QUIET = """<?xml version="1.0" encoding="UTF-8"?>
   <Loggers><Root level="warn"><AppenderRef ref="STDOUT"/></Root></Loggers>
 </Configuration>
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A running server that `client` calls at `port`. `answer`: the messages of its answer; if they aren't known
-    beforehand, empty until its first answer. `warm_up_s`: the seconds of load that it needs to reach its best speed."""
-
-    name: str
-    port: int
-    management_port: int
-    process: psutil.Process
-    answer: Sequence[bytes]
-    warm_up_s: float
-    client: Client = GRPC
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,46 +63,17 @@ class Folder:
         return self.processes.start(words, {**self.env(), **(more or {})}, self.folder, self.folder / "console.log")
 
 
-@dataclass(frozen=True)
-class Place(Folder):
-    """The folder with the models that the server serves."""
-
-    workload: Workload
-
-    def prepare(self) -> None:
-        self.make()
-        self.workload.prepare(self.store)
-
-
-def start_ours(
-    place: Place,
-    more: Sequence[str] = (),
-    quiet: bool = True,
-    http: bool = False,
-    command: Path | None = None,
-) -> Served:
-    """Our server with one worker and the workload's archive, called over gRPC or (`http`) HTTP. `command`: another
-    installation's command."""
-    running = run_ours(place, [*_archive_words(place), *more], {}, quiet, command=command)
-    title = "ours" + ("-http" if http else "") + ("" if quiet else "-logging")
-    if http:
-        answer = HTTP_ANSWER if place.workload.answer else ()
-        return Served(title, running.http_port, running.management_port, running.process, answer, 3, HTTP)
-    return Served(title, running.grpc_port, running.management_port, running.process, place.workload.answer, 3)
-
-
 def run_ours(
     folder: Folder,
     words: Sequence[str],
     settings: Mapping[str, object],
-    quiet: bool = True,
     workers: int = 1,
     more_env: Mapping[str, str] | None = None,
     command: Path | None = None,
 ) -> Running:
     """Runs the real command with its default settings, except for free ports, the number of workers and no snapshots.
 
-    `words`: the flags for its models. `quiet`: without access and metric logs, like TorchServe in this comparison.
+    `words`: the flags for its models. It writes no access and metric logs, like TorchServe in this comparison.
     `command`: another installation's command.
     """
     inference, management, *addresses = free_ports(5)
@@ -136,8 +82,8 @@ def run_ours(
         "grpc_inference_port": inference,
         "grpc_management_port": management,
         "default_workers_per_model": workers,
-        "access_log": str(not quiet).lower(),
-        "metrics_mode": "prometheus" if quiet else "log",
+        "access_log": "false",
+        "metrics_mode": "prometheus",
     }
     line = [str(command or Path(sys.executable).parent / "torchserve"), "--start", "--foreground", "--ncs", *words]
     for key, value in all_settings.items():
@@ -150,98 +96,42 @@ def _addresses(ports: Sequence[int]) -> dict[str, str]:
     return {f"{name}_address": f"http://127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
 
 
-def _archive_words(place: Place) -> list[str]:
-    name = place.workload.name
-    return ["--model-store", str(place.store), "--models", f"{name}={name}.mar"]
-
-
-def start_bare(place: Place, http: bool = False) -> Served:
-    """Our ingress alone, in a process of its own: it echoes the request."""
-    (port,) = free_ports(1)
-    pieces = len(place.workload.answer)
-    words = [sys.executable, str(BARE_INGRESS), str(port), "--pieces", str(pieces)]
-    process = place.run([*words, "--http"] if http else words)
-    if http:
-        return Served("bare-http", port, 0, process, [HTTP_BODY], warm_up_s=2, client=HTTP)
-    answer = [place.workload.request] if pieces == 1 else place.workload.answer
-    return Served("bare", port, 0, process, answer, warm_up_s=2)
-
-
-def start_torchserve(place: Place, quiet: bool = True, http: bool = False) -> Served:
-    """TorchServe with one worker, called over gRPC or (`http`) HTTP."""
-    running = run_torchserve(place, _archive_words(place), {}, quiet)
-    title = "torchserve" + ("-http" if http else "") + ("" if quiet else "-logging")
-    if http:
-        return Served(title, running.http_port, running.management_port, running.process, HTTP_ANSWER, 35, HTTP)
-    return Served(title, running.grpc_port, running.management_port, running.process, place.workload.answer, 35)
-
-
-def run_torchserve(
-    folder: Folder, words: Sequence[str], settings: Mapping[str, object], quiet: bool = True, workers: int = 1
-) -> Running:
-    """TorchServe without tokens, with its model API. `quiet`: no access and metric logs. Raises NotInstalled."""
+def run_torchserve(folder: Folder, words: Sequence[str], settings: Mapping[str, object], workers: int = 1) -> Running:
+    """TorchServe without tokens, with its model API, without access and metric logs. Raises NotInstalled."""
     bin_folder = torchserve_environment.ensure(print)
     inference, management, *addresses = free_ports(5)
     all_settings: dict[str, object] = {**_addresses(addresses), **settings}
     all_settings |= {"grpc_inference_port": inference, "grpc_management_port": management}
-    all_settings |= {"default_workers_per_model": workers}
+    all_settings |= {"default_workers_per_model": workers, "disable_system_metrics": "true"}
     command = [str(bin_folder / "torchserve"), "--start", "--foreground", "--ncs", "--disable-token-auth"]
     command += ["--enable-model-api", "--ts-config", "config.properties", *words]
-    if quiet:
-        (folder.folder / "log4j2.xml").write_text(TORCHSERVE_QUIET)
-        command += ["--log-config", "log4j2.xml"]
-        all_settings["disable_system_metrics"] = "true"
+    (folder.folder / "log4j2.xml").write_text(TORCHSERVE_QUIET)
+    command += ["--log-config", "log4j2.xml"]
     lines = [f"{key}={value}\n" for key, value in all_settings.items()]
     (folder.folder / "config.properties").write_text("".join(lines))
     process = folder.run(command, torchserve_environment.command_environment(bin_folder))
     return Running(process, addresses[0], inference, management, addresses[1])
 
 
-def wait_until_ready(served: Served, workload: Workload, processes: Processes) -> None:
-    """Sends requests until one is answered, and checks the answer. Raises ServerFailed after READY_S_MAX seconds."""
-    give_up_s = time.monotonic() + READY_S_MAX
-    while True:
-        processes.check()
-        try:
-            served.client.ask(served.port, workload, FIRST_ANSWER_S_MAX)
-            break
-        except NoAnswer as error:
-            if time.monotonic() > give_up_s:
-                raise ServerFailed(f"{served.name} hasn't answered within {READY_S_MAX:g} s: {error}") from error
-        time.sleep(TRY_AGAIN_S)
-    check(served.name, served.client, served.port, workload, served.answer)
-
-
-STARTS: Mapping[str, Callable[[Place], Served]] = {
-    "ours": start_ours,
-    "bare": start_bare,
-    "torchserve": start_torchserve,
-    "ours-logging": lambda place: start_ours(place, quiet=False),
-    "ours-http": lambda place: start_ours(place, http=True),
-    "ours-http-logging": lambda place: start_ours(place, http=True, quiet=False),
-    "bare-http": lambda place: start_bare(place, http=True),
-    "torchserve-http": lambda place: start_torchserve(place, http=True),
-    "torchserve-logging": lambda place: start_torchserve(place, quiet=False),
-}
-NOTES: Mapping[str, str] = {
-    "ours": "torchserve --foreground --ncs, access_log=false, metrics_mode=prometheus (no access and metric log); "
-    "else defaults but for free ports and one worker",
-    "ours-logging": "the same with its access and metric logs, as by default",
-    "ours-http": "ours, asked over HTTP/1.1 with a body of the same 16 bytes",
-    "ours-http-logging": "the same with its access and metric logs, as by default",
-    "bare-http": "our transport with an HTTP application that echoes, no worker",
-    "torchserve-http": "torchserve, asked over HTTP/1.1",
-    "bare": "our transport with a method that echoes, no worker",
-    "torchserve": "TorchServe with one worker; --log-config (level warn: no access and metric log) and "
-    "disable_system_metrics=true; tokens off, model API on",
-    "torchserve-logging": "TorchServe with one worker and its default logging; tokens off, model API on",
-}
-
-
-def start(target: str, folder: Path, workload: Workload, processes: Processes) -> Served:
-    """The started server, which has given a right answer. Raises ServerFailed, NotInstalled, WrongAnswer."""
-    place = Place(folder / target, processes, workload)
-    place.prepare()
-    served = STARTS[target](place)
-    wait_until_ready(served, workload, processes)
-    return served if served.answer else replace(served, answer=served.client.ask(served.port, workload))
+def build_archive(
+    name: str,
+    handler: Path,
+    store: Path,
+    settings: Mapping[str, object] | None = None,
+    more: Mapping[str, str] | None = None,
+) -> Path:
+    """A model archive of one handler file, with `settings` as its model-config.yaml and the files `more` (name to
+    text), in the format that both servers read."""
+    model = {"modelName": name, "modelVersion": "1.0", "handler": handler.name}
+    files = {**(more or {})}
+    if settings:
+        model["configFile"] = "model-config.yaml"
+        files["model-config.yaml"] = "".join(f"{key}: {value}\n" for key, value in settings.items())
+    manifest = {"createdOn": "", "runtime": "python", "archiverVersion": "0", "model": model}
+    path = store / f"{name}.mar"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
+        archive.write(handler, handler.name)
+        for file, text in files.items():
+            archive.writestr(file, text)
+    return path

@@ -22,20 +22,19 @@ def torch_spec() -> list[str]:
     return os.environ.get("TORCH_SPEC", "torch==2.13.0").split()
 
 
-def java_version() -> str:
-    """The first line of `java -version`. Raises NotInstalled."""
+def _check_java() -> None:
+    """Raises NotInstalled unless Java is 17 or newer."""
     if shutil.which("java") is None:
         raise NotInstalled(JAVA_MISSING)
     printed = subprocess.run(["java", "-version"], capture_output=True, text=True).stderr
     found = re.search(r'version "(\d+)', printed)
     if found is None or int(found[1]) < 17:
         raise NotInstalled(f"{JAVA_MISSING} `java -version` says: {printed.strip()}")
-    return printed.splitlines()[0]
 
 
 def ensure(say: Callable[[str], None]) -> Path:
     """The folder with TorchServe's commands, after installing it if necessary. Raises NotInstalled."""
-    java_version()
+    _check_java()
     # torch first: TorchServe's requirements would install any version.
     return environments.ensure("torchserve", (torch_spec(), PACKAGES), say) / "bin"
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from measuring.results import Spread, significant
-
-from peers.rows import Results, Row, distinct, ratio, spreads
+from peers.rows import Results, Row, Spread, distinct, ratio, significant, spreads
 from peers.scenarios import IN_PROCESS, SCENARIOS, Scenario
 from peers.systems import SYSTEMS
 
@@ -23,9 +21,9 @@ RUN = """\
 
 ```
 {command}
-make bench-peers LONG=1 ARGS="--write docs/benchmarks.md"   # every size and number of clients: about an hour
-make bench-peers ARGS="--list"    # scenarios, servers, and the scenarios that each server can't run
-make bench-peers ARGS="--only lone,mlp-http --systems ours,mosec --rounds 5 --seconds 2"
+make bench LONG=1 ARGS="--write docs/benchmarks.md"   # every size and number of clients: about an hour
+make bench ARGS="--list"    # scenarios, servers, and the scenarios that each server can't run
+make bench ARGS="--only lone,mlp-http --systems ours,mosec --rounds 5 --seconds 2"
 ```
 
 It needs h2load (`apt-get install nghttp2-client`), and Java 17 for TorchServe. The other servers are installed on first

@@ -14,12 +14,15 @@ from functools import lru_cache
 
 import grpc
 from measuring.h2load import PREFIX_BYTES, grpc_body
-from measuring.workloads import CALL_S_MAX, PIECES, NoAnswer, WrongAnswer
+from measuring.processes import BenchmarkFailed
 
 from ts.protocol import open_inference_pb2 as pb
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub as Names
 
+CALL_S_MAX = 30.0
+PIECES = 200
+"""Of a stream."""
 WIDTH = 1024
 """Floats of a row of the perceptron."""
 IMAGE_SIDE = 256
@@ -28,6 +31,14 @@ CHANNEL_OPTIONS = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grp
 _SMALL = b"x" * 16
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+class WrongAnswer(BenchmarkFailed):
+    """A server's answer was wrong."""
+
+
+class NoAnswer(Exception):
+    """A server gives no answer (yet), or an error."""
 
 
 @dataclass(frozen=True, slots=True)

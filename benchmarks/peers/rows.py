@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
-
-from measuring.results import Spread
+from typing import Any, NamedTuple
 
 from peers.systems import reference
+
+
+class Spread(NamedTuple):
+    """The spread of one figure over the rounds."""
+
+    least: float
+    median: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(min(values), statistics.median(values), max(values))
+
+    def text(self) -> str:
+        return " – ".join(significant(value) for value in self)
+
+
+def significant(value: float) -> str:
+    """A value with three significant digits."""
+    if value >= 1000:
+        return f"{float(f'{value:.3g}'):,.0f}"
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ from measuring.environments import NotInstalled
 from measuring.h2load import LoadFailed
 from measuring.processes import Processes, ServerFailed, tree
 from measuring.servers import Folder, Running
-from measuring.workloads import NoAnswer, WrongAnswer
 
-from peers.questions import Call, Question
+from peers.questions import Call, NoAnswer, Question, WrongAnswer
 from peers.scenarios import Scenario
 from peers.systems import START_S_MAX, SYSTEMS, System
 

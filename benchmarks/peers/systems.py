@@ -14,13 +14,12 @@ from pathlib import Path
 from measuring import environments, open_inference, torchserve_environment
 from measuring.open_inference import packages, path_of, run_mlserver, run_triton
 from measuring.processes import free_ports
-from measuring.servers import BARE_INGRESS, Folder, Running, run_ours, run_torchserve
+from measuring.servers import BARE_INGRESS, HANDLERS, Folder, Running, build_archive, run_ours, run_torchserve
 from measuring.torchserve_environment import torch_spec
-from measuring.workloads import HANDLERS, PIECES, build_archive
 
 import ts
 import ts_frontend
-from peers.questions import Call, Question, by_open_inference, by_path, by_torchserve_grpc, echoed
+from peers.questions import PIECES, Call, Question, by_open_inference, by_path, by_torchserve_grpc, echoed
 
 FILES = Path(__file__).resolve().parent.parent / "models" / "peers"
 COMPILED = Path(sys.prefix) / "compiled" / "bin" / "torchserve"

@@ -227,7 +227,7 @@ def test_ratios_are_taken_within_rounds_and_of_the_same_model_files(rows: Module
 
 def test_the_page_has_ratios_and_who_was_left_out(page: ModuleType, rows: ModuleType) -> None:
     found = results_of(rows)
-    text = page.page(found, {"cores": "2"}, "make bench-peers")
+    text = page.page(found, {"cores": "2"}, "make bench")
     assert "| `noop-grpc` | 64 clients | requests/s | 12.5 |  |  |  |  |  | 0.5 |" in text
     assert "`triton` in `noop-grpc` (it / broke badly)" in text
     assert "Not measured: `litserve` (no such package)." in text

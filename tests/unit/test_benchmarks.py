@@ -34,20 +34,6 @@ def h2load(path: None) -> ModuleType:
     return h2load
 
 
-@pytest.fixture(scope="module")
-def results(path: None) -> ModuleType:
-    from measuring import results
-
-    return results
-
-
-@pytest.fixture(scope="module")
-def run(path: None) -> ModuleType:
-    import run
-
-    return run
-
-
 def load(h2load: ModuleType, done: int = 21, succeeded: int = 21, data: int = 189) -> Any:
     log = "1795229217774043\t200\t3000\n1795229217774016\t200\t1000\n1795229217774016\t-1\t9\n"
     return h2load.parse(OUTPUT.format(done=done, succeeded=succeeded, data=data), log, 2.0, 0.5)
@@ -92,62 +78,16 @@ def test_percentile_is_the_nearest_rank(h2load: ModuleType, share: float, value:
     assert h2load.percentile(range(1, 101), share) == value
 
 
-def row(results: ModuleType, number: int, target: str, rate: float) -> object:
-    return results.Row(number, 64, target, 100, rate, 1.0, 2.0, 50.0, 0.5, 0.25)
-
-
-def test_ratios_are_taken_round_by_round(results: ModuleType) -> None:
-    rates = [("ours", 20.0), ("bare", 40.0), ("torchserve", 2.0)], [("ours", 60.0), ("bare", 80.0), ("torchserve", 3.0)]
-    rows = [row(results, number, *one) for number, these in enumerate(rates) for one in these]
-    rows.append(row(results, 2, "bare", 1.0))
-    bare, torchserve = results.ratios(rows)
-    assert (bare.below, *bare.spread) == ("bare", 0.5, 0.625, 0.75)
-    assert (torchserve.below, *torchserve.spread) == ("torchserve", 10.0, 15.0, 20.0)
-
-
-def test_http_is_asked_with_http1_and_its_answers_have_no_prefix(h2load: ModuleType) -> None:
-    from measuring.workloads import GRPC, HTTP, NOOP
-
-    words = h2load.command("u", Path("b"), Path("l"), 1, 1.0, http1={"content-type": NOOP.http_type})
-    assert "--h1" in words and f"content-type: {NOOP.http_type}" in words and not any("grpc" in word for word in words)
-    assert (HTTP.answer_bytes([b"ok"]), GRPC.answer_bytes([b"ok"])) == (2, 7)
-    assert HTTP.url(5, NOOP) == "http://127.0.0.1:5/predictions/noop"
-
-
-def test_options_name_targets_and_clients(run: ModuleType) -> None:
-    options = run.parse(["--clients", "1,64", "--targets", "ours,torchserve", "--streams"])
-    assert (options.clients, options.targets, options.workload.name) == ((1, 64), ("ours", "torchserve"), "pieces")
-    assert (options.rounds, options.seconds) == (5, 5.0)
-
-
-def test_unknown_target_is_refused_with_the_known_ones(run: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        run.parse(["--targets", "theirs"])
-    assert "there are ours, bare, torchserve" in capsys.readouterr().err
-
-
-def test_instructions_are_the_difference_of_two_runs(path: None, tmp_path: Path) -> None:
-    from counting import counter
-
-    def dump(number: int, name: str, total: int) -> None:
-        text = f"desc: Timerange: 1\ndesc: Trigger: Client Request: {name}\nevents: Ir\nsummary: 1\n\ntotals: {total}\n"
-        (tmp_path / f"callgrind.out.{number}").write_text(text)
-
-    dump(10, "stream piece 200", 11_000)
-    dump(11, "stream piece 1000", 43_000)
-    dump(2, "no-op 10", 1500)
-    dump(3, "no-op 20", 2500)
-    assert list(counter.instructions(tmp_path)) == [("no-op", 100.0), ("stream piece", 40.0)]
-    dump(4, "no-op 30", 3500)
-    with pytest.raises(counter.CountFailed, match="3 counted runs"):
-        list(counter.instructions(tmp_path))
+def test_http_is_asked_with_http1(h2load: ModuleType) -> None:
+    words = h2load.command("u", Path("b"), Path("l"), 1, 1.0, http1={"content-type": "text/plain"})
+    assert "--h1" in words and "content-type: text/plain" in words and not any("grpc" in word for word in words)
 
 
 def test_a_benchmark_that_fails_ends_with_the_reason() -> None:
     from measuring.environments import NotInstalled
     from measuring.h2load import LoadFailed
     from measuring.processes import ServerFailed, failures_as_messages
-    from measuring.workloads import WrongAnswer
+    from peers.questions import WrongAnswer
 
     for failure in (LoadFailed, NotInstalled, ServerFailed, WrongAnswer):
         with pytest.raises(SystemExit) as ended, failures_as_messages():

@@ -1,1 +1,0 @@
-"""Counts the instructions of a request, in the frontend and in a worker."""
