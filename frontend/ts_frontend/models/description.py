@@ -78,6 +78,18 @@ def describe(model: Model) -> dict[str, Any]:
     return out
 
 
+def whole(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The description of a model by one frontend, with the workers and waiting requests of others."""
+    for one in others:
+        own["workers"] += one["workers"]
+        for key, value in one["jobQueueStatus"].items():
+            own["jobQueueStatus"][key] += value
+        for key in ("loadFailure", "lastWorkerFailure"):
+            if key in one:
+                own.setdefault(key, one[key])
+    return own
+
+
 def _sharing(model: Model) -> dict[str, Any]:
     """Whether workers are forked from a holder of the weights, and its number of loads; or why they aren't."""
     holder = model.pool.resources.holder
