@@ -79,7 +79,7 @@ def main(config: ServerConfig, report_ready_fd: int | None = None, check: Callab
     if config.frontends > 1:
         from ts_frontend.frontends.keeper import Keeper  # one frontend needs none
 
-        keeper = Keeper(partial(_sibling, config))
+        keeper = Keeper(_imported, partial(_sibling, config))
     if os.getpid() == 1:  # the kernel passes signals to the first process only if they are handled
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     try:
@@ -154,12 +154,16 @@ def _server(
     sockets: Mapping[str, Sequence[int]],
     **more: Any,
 ) -> Server:
+    return _imported()(config, logs, forkserver=forkserver, left_sockets=sockets, **more)
+
+
+def _imported() -> type[Server]:
     gc.disable()  # modules stay alive: collecting among them would only take time
     from ts_frontend.server import Server  # commands that only look for a running server needn't import all of this
 
     gc.freeze()
     gc.enable()
-    return Server(config, logs, forkserver=forkserver, left_sockets=sockets, **more)
+    return Server
 
 
 async def _run(

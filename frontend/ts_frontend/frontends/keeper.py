@@ -25,12 +25,13 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 
 
 class Keeper:
-    """The lead's side of its keeper, which ends with the lead. `run`: runs a sibling."""
+    """The lead's side of its keeper, which ends with the lead. `prepare`: imports what all siblings need; `run`:
+    runs one."""
 
-    def __init__(self, run: RunSibling) -> None:
+    def __init__(self, prepare: Callable[[], object], run: RunSibling) -> None:
         self._sock, theirs = socket.socketpair()
         if os.fork() == 0:
-            _keep(theirs, run)
+            _keep(theirs, prepare, run)
         theirs.close()
 
     def fork(self, number: int, line: socket.socket, sockets: Mapping[str, Sequence[socket.socket]]) -> None:
@@ -43,13 +44,14 @@ class Keeper:
         self._sock.close()
 
 
-def _keep(sock: socket.socket, run: RunSibling) -> NoReturn:
+def _keep(sock: socket.socket, prepare: Callable[[], object], run: RunSibling) -> NoReturn:
     for number in _IGNORED:  # the lead gets them, and tells its siblings
         signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     _, last = resource.getrlimit(resource.RLIMIT_NOFILE)
     os.closerange(3, sock.fileno())
     os.closerange(sock.fileno() + 1, min(last, 1 << 20))
+    prepare()
     while True:
         data, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES_MAX, _DESCRIPTORS_MAX)
         if not data:

@@ -1,4 +1,4 @@
-"""The lead: the frontend that was started, which has the management. It starts its siblings and tells them of changes."""
+"""The lead: the frontend that was started, with the management. It starts its siblings and tells them of changes."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Each frontend connects to each other one and borrows over that connection; it speaks the workers' frames. A model gets
 its number on a connection by a Load, its state there by Readys. A Predict has one job; its batch id is the model's
-number and the job's kind. Credit for the id CALL_ID_MIN + number says how many jobs wait, and back, how many places are free.
+number and the job's kind. Credit for the id CALL_ID_MIN + number says how many jobs wait, and back, how many places are
+free.
 """
 
 from __future__ import annotations

@@ -151,6 +151,7 @@ class Sibling:
                     await self._authorization.reload()
                 wanted = {(one["name"], one["version"]): one for one in state["models"]}
                 for model in [one for one in manager.registry if (one.name, one.version) not in wanted]:
+                    manager.registry.discard(model)
                     retired.append(manager.retire(model))
                 for one in state["models"]:
                     try:
