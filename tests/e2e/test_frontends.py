@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from e2e.conftest import Serving, request_for, write_model
 from support import GUARD_S, free_port, http_call, until
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
-#: Says its process and its frontend, as its parent's parent is (forkserver, frontend); `wait FILE` waits for the file.
+#: Says its process; `wait FILE` waits for the file.
 WHO = """
 import os, pathlib, time
 
@@ -82,7 +81,7 @@ def fronts(directory: Path, workers: int, **settings: object) -> Iterator[Servin
     write_model(store, "stream", STREAM)
     write_model(store, "count", COUNT, config="sequenceMaxIdleMSec: 600000\nmaxNumSequence: 4\n")
     more = {"frontends": 2, "default_workers_per_model": workers, "metrics_mode": "prometheus", **settings}
-    with Serving(directory, store, dict(more), ["--models", "who"]) as server:
+    with Serving(directory, store, dict(more), ["--models", "who"], executed=True) as server:
         until(lambda: len(server.worker_pids("who")) == workers, lambda: server.log)
         yield server
 
@@ -111,11 +110,6 @@ def frontends(server: Serving) -> list[psutil.Process]:
 
 def ask(server: Serving, body: str = "x", model: str = "who", **headers: str) -> Any:
     return http_call(server.port("http_inference"), "POST", f"/predictions/{model}", body, headers)
-
-
-def answered_by(server: Serving) -> dict[int, int]:
-    """The requests that each frontend has answered, by its connections' lines of the access log."""
-    return Counter()
 
 
 def each(server: Serving, look: Callable[[], object], wanted: object) -> None:
@@ -305,7 +299,8 @@ def test_what_several_frontends_cannot_have_is_refused(tmp_path: Path, torchserv
     with fronts(tmp_path, 1, inference_address=f"http://127.0.0.1:{port}"):
         other = tmp_path / "other"
         (other / "store").mkdir(parents=True)
-        taken = Serving(other, other / "store", {"frontends": 2, "inference_address": f"http://127.0.0.1:{port}"}, [])
+        settings: dict[str, object] = {"frontends": 2, "inference_address": f"http://127.0.0.1:{port}"}
+        taken = Serving(other, other / "store", settings, [], executed=True)
         assert taken.wait() == 1
         assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in taken.log
     words = ["--set", "frontends=2", "--set", "registered_memory_max=1000000"]

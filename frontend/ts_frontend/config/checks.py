@@ -145,8 +145,9 @@ def _frontends(config: ServerConfig) -> Iterator[str]:
             yield f"{several}: not with {key} {shown(config, key)}: {why}. Use frontends=1, or leave {key} out"
     if config.model_repository and config.model_control_mode == "poll":
         yield f"{several}: not with model_control_mode=poll: frontends would differ. Use explicit, or frontends=1"
-    for key in ("management_address", "metrics_address"):
-        if getattr(config, key) == config.inference_address and config.enable_http:
+    inference = config.inference_address
+    for key in ("management_address", "metrics_address") if inference.port or inference.path else ():
+        if getattr(config, key) == inference and config.enable_http:
             yield (
                 f"{several}: not with {key} {shown(config, key)}, which is the inference_address: all frontends listen "
                 "there. Give it an address of its own, or use frontends=1"
