@@ -87,8 +87,8 @@ class Borrowed:
         return self.ready or self._first
 
     @property
-    def busy(self) -> bool:
-        return bool(self._running.jobs)
+    def jobs(self) -> int:
+        return len(self._running.jobs)
 
     # --- as a worker of its queue
 

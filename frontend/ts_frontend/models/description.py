@@ -18,7 +18,7 @@ GPU_USAGE_UNKNOWN = "N/A"
 def describe(model: Model) -> dict[str, Any]:
     """One version, without `customizedMetadata`."""
     settings = model.settings
-    queued = model.ledger.queued
+    queued = model.queued
     out: dict[str, Any] = {
         "modelName": model.name,
         "modelVersion": model.version,

@@ -183,6 +183,18 @@ class Model:
         """Also counts its requests' latencies in `latencies` from now on; None stops that."""
         self._metrics.observe(latencies)
 
+    @property
+    def queued(self) -> int:
+        """The requests that wait here for a worker, those of other frontends among them."""
+        return self.ledger.queued + (0 if self.guests is None else self.guests.queued)
+
+    @property
+    def running(self) -> int:
+        """The requests on workers of this frontend."""
+        if self.guests is None:
+            return self.ledger.sent
+        return self.ledger.sent + self.guests.sent - sum(one.jobs for one in self.pool.lenders)
+
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
 

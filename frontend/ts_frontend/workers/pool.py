@@ -74,7 +74,8 @@ class PoolResources:
 
 
 class Lender(Protocol):
-    """The workers that another frontend lends to a pool. `open`: requests may wait for them; `ready`: one is ready."""
+    """The workers that another frontend lends to a pool. `open`: requests may wait for them; `ready`: one is ready;
+    `jobs`: the requests there."""
 
     @property
     def open(self) -> bool: ...
@@ -83,7 +84,7 @@ class Lender(Protocol):
     def ready(self) -> bool: ...
 
     @property
-    def busy(self) -> bool: ...
+    def jobs(self) -> int: ...
 
     @property
     def info(self) -> Mapping[str, Any]: ...
@@ -395,7 +396,7 @@ class Pool:
     @property
     def busy(self) -> bool:
         """Returns whether there are workers, retiring ones included, or requests."""
-        return bool(self.slots or self._leaving or len(self.queue) or any(one.busy for one in self.lenders))
+        return bool(self.slots or self._leaving or len(self.queue) or any(one.jobs for one in self.lenders))
 
     def lent(self) -> None:
         """To be called when the lenders or their states have changed."""
