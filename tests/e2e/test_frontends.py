@@ -79,7 +79,7 @@ def fronts(directory: Path, workers: int, **settings: object) -> Iterator[Servin
     write_model(store, "who", WHO)
     write_model(store, "other", WHO)
     write_model(store, "stream", STREAM)
-    write_model(store, "count", COUNT, config="sequenceMaxIdleMSec: 600000\nmaxNumSequence: 4\n")
+    write_model(store, "count", COUNT, config="sequenceBatching: true\nsequenceMaxIdleMSec: 600000\nmaxNumSequence: 4\n")
     more = {"frontends": 2, "default_workers_per_model": workers, "metrics_mode": "prometheus", **settings}
     with Serving(directory, store, dict(more), ["--models", "who"], executed=True) as server:
         until(lambda: len(server.worker_pids("who")) == workers, lambda: server.log)
@@ -307,4 +307,4 @@ def test_what_several_frontends_cannot_have_is_refused(tmp_path: Path, torchserv
     words = ["--set", "frontends=2", "--set", "registered_memory_max=1000000"]
     refused = torchserve("--start", "--foreground", "--model-store", str(tmp_path / "store"), *words)
     assert refused.returncode == 1
-    assert "frontends = 2 (--set): not with registered_memory_max" in refused.stderr + refused.stdout
+    assert "frontends = 2 (--set frontends): not with registered_memory_max" in refused.stderr
