@@ -219,6 +219,7 @@ class Parts:
             on_change=self._changed,
             demand=Demand(limit, measure_of(self._gpus) if limit.gpus else processes_memory),
             admission=Admission(config.registered_memory_max, lambda: [model.pool for model in self.registry]),
+            frontends=config.frontends,
         )
         if config.shared_snapshot is not None and config.dev_model is None:
             self._share(config.shared_snapshot)

@@ -79,7 +79,9 @@ def fronts(directory: Path, workers: int, **settings: object) -> Iterator[Servin
     write_model(store, "who", WHO)
     write_model(store, "other", WHO)
     write_model(store, "stream", STREAM)
-    write_model(store, "count", COUNT, config="sequenceBatching: true\nsequenceMaxIdleMSec: 600000\nmaxNumSequence: 4\n")
+    write_model(
+        store, "count", COUNT, config="sequenceBatching: true\nsequenceMaxIdleMSec: 600000\nmaxNumSequence: 4\n"
+    )
     more = {"frontends": 2, "default_workers_per_model": workers, "metrics_mode": "prometheus", **settings}
     with Serving(directory, store, dict(more), ["--models", "who"], executed=True) as server:
         until(lambda: len(server.worker_pids("who")) == workers, lambda: server.log)

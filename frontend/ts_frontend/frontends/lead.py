@@ -44,6 +44,7 @@ class Neighbours:
         path.unlink(missing_ok=True)
         self._lending = Lending(manager.registry, path, self._size_max, config.stream_credit_bytes)
         self._borrowing: dict[int, Borrowing] = {}
+        self._handed_before = 0
         self._turn = asyncio.Lock()
 
     async def meet(self, numbers: Sequence[int]) -> None:
@@ -61,9 +62,17 @@ class Neighbours:
             for one in list(self._borrowing.values()):
                 one.follow(models)
 
+    def families(self) -> list[Family]:
+        """The number of requests that this frontend has handed over."""
+        return [_one("ts_handed_over_requests_total", "Requests that one frontend handed to another", self._handed())]
+
+    def _handed(self) -> float:
+        return float(self._handed_before + sum(one.handed for one in self._borrowing.values()))
+
     def _forget(self, borrowing: Borrowing) -> None:
         if self._borrowing.get(borrowing.number) is borrowing:
             del self._borrowing[borrowing.number]
+            self._handed_before += borrowing.handed
 
     async def close(self) -> None:
         for one in list(self._borrowing.values()):
@@ -73,6 +82,13 @@ class Neighbours:
 
 def _path(place: Path, number: int) -> Path:
     return place / f"f{number}"
+
+
+def _one(name: str, text: str, value: float) -> Family:
+    kind = MetricKind.COUNTER if name.endswith("_total") else MetricKind.GAUGE
+    family = Family(Definition(name, kind, "Count", ()), text)
+    family.sample(()).add(value)
+    return family
 
 
 class Lead:
@@ -257,16 +273,11 @@ class Lead:
         return [one for one in found if not isinstance(one, BaseException)]
 
     def families(self) -> list[Family]:
-        found = []
-        for name, text, value in (
-            ("ts_frontends", "Frontends that serve", 1.0 + len(self._lines)),
-            ("ts_frontend_restarts_total", "Frontends that ended and were started again", float(self._restarts)),
-        ):
-            kind = MetricKind.COUNTER if name.endswith("_total") else MetricKind.GAUGE
-            family = Family(Definition(name, kind, "Count", ()), text)
-            family.sample(()).add(value)
-            found.append(family)
-        return found
+        return [
+            _one("ts_frontends", "Frontends that serve", 1.0 + len(self._lines)),
+            _one("ts_frontend_restarts_total", "Frontends that ended and were started again", float(self._restarts)),
+            *self._neighbours.families(),
+        ]
 
     # --- the end
 

@@ -252,6 +252,7 @@ class Borrowing:
 
     def __init__(self, number: int, sock: socket.socket, size_max: int, on_end: Callable[[Borrowing], None]) -> None:
         self.number = number
+        self.handed = 0
         self._on_end = on_end
         self._by_number: list[Borrowed] = []
         self._by_model: dict[Model, Borrowed] = {}
@@ -272,6 +273,7 @@ class Borrowing:
 
     def hand(self, borrowed: Borrowed, job: Job, batch_id: int) -> None:
         self._connection.push_request(batch_id, job)
+        self.handed += 1
         self._by_job[job.id] = borrowed
 
     def close(self) -> None:

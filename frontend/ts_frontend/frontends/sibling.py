@@ -85,6 +85,7 @@ class Sibling:
         self._manager, self._repository, self._metrics = manager, repository, metrics
         repository.lead = self._line.call
         self._neighbours = Neighbours(self._config, manager, self._config.frontend, Path(self._state["place"]))
+        metrics.gather(self._neighbours.families, always=True)
         await self._follow(self._state)
 
     def serves(self, stop: Callable[[], None]) -> None:
@@ -131,7 +132,7 @@ class Sibling:
             return await self._drained.wait()
         if name == "end":
             self._ends.set()
-            return None
+            return self._stop()
         raise InvalidArgument(f"The lead asked for {name!r}, which this frontend doesn't know")
 
     # --- following

@@ -66,6 +66,7 @@ class ModelManager:
         on_change: Callable[[], None],
         demand: Demand | None = None,
         admission: Admission | None = None,
+        frontends: int = 1,
     ) -> None:
         self.registry = registry
         self._admission = admission or Admission()
@@ -75,6 +76,7 @@ class ModelManager:
         self._model_api = model_api
         self._unregister_timeout_s = unregister_timeout_s
         self._on_change = on_change
+        self._frontends = frontends
         #: Models of register calls whose workers start for the first time: they are withdrawn if that fails.
         self.entering: set[Model] = set()
         #: Returns why a model differs from the shared snapshot, "" if it doesn't; None without one.
@@ -90,6 +92,11 @@ class ModelManager:
     def changed(self) -> None:
         """To be called after a change that a restart should remember, and that no method of this class has made."""
         self._on_change()
+
+    def check_alone(self, what: str) -> None:
+        """Raises InvalidArgument with several frontends, of which each would do something else."""
+        if self._frontends > 1:
+            raise InvalidArgument(f"{what} need one frontend, and this server has {self._frontends}: set frontends=1")
 
     async def _changed_everywhere(self) -> None:
         self._on_change()

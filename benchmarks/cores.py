@@ -1,0 +1,163 @@
+"""What several frontends cost and give: CPU time per request with one and with more, of a request that is handed over,
+and what that makes of 16 cores, in a simulation.
+
+Usage: python benchmarks/cores.py [--rounds N] [--seconds S] [--frontends N]
+
+The CPU time is that of the frontends alone, without workers: it counts where the rate depends on what else runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import random
+import statistics
+import tempfile
+import urllib.request
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+from measuring.processes import Processes, failures_as_messages, processes, tree
+from measuring.rounds import load
+from measuring.servers import Place, Running, Served, run_ours, wait_until_ready
+from measuring.workloads import HTTP, HTTP_ANSWER, NOOP
+
+CORES, CLIENTS, SIMULATED_S = 16, 64, 0.5
+
+
+class Case(NamedTuple):
+    """A server with so many frontends and workers, and the CPU time of a request by round, in microseconds."""
+
+    name: str
+    served: Served
+    metrics: str
+    frontends: list[float]
+    workers: list[float]
+
+
+def start(folder: Path, frontends: int, workers: int, started: Processes) -> Case:
+    name = f"{frontends} frontend{'s' * (frontends > 1)}, {workers} worker{'s' * (workers > 1)}"
+    place = Place(folder / name.replace(" ", "_"), started, NOOP)
+    place.prepare()
+    words = ["--model-store", str(place.store), "--models", f"{NOOP.name}={NOOP.name}.mar"]
+    found: Running = run_ours(place, [*words, "--set", f"frontends={frontends}"], {}, workers=workers)
+    served = Served(name, found.http_port, found.management_port, found.process, HTTP_ANSWER, 3, HTTP)
+    wait_until_ready(served, NOOP, started)
+    line = found.process.cmdline()
+    metrics = next(word.partition("=")[2] for word in line if word.startswith("metrics_address="))
+    return Case(name, served, metrics, [], [])
+
+
+def cpu_s(case: Case) -> tuple[float, float]:
+    """CPU seconds of the frontends, and of the other processes."""
+    found = [0.0, 0.0]
+    command = case.served.process.cmdline()
+    for one in tree(case.served.process):
+        try:
+            times, is_other = one.cpu_times(), one.cmdline() != command
+        except psutil.NoSuchProcess:
+            continue
+        found[is_other] += times.user + times.system
+    return found[0], found[1]
+
+
+def handed(case: Case) -> float:
+    with urllib.request.urlopen(f"{case.metrics}/metrics?name[]=ts_handed_over_requests_total") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#"))
+
+
+def measure(case: Case, seconds: float, started: Processes) -> int:
+    started.check()
+    before = cpu_s(case)
+    requests = load(case.served, NOOP, CLIENTS, seconds).requests
+    spent = [after - one for after, one in zip(cpu_s(case), before, strict=True)]
+    case.frontends.append(spent[0] / requests * 1e6)
+    case.workers.append(spent[1] / requests * 1e6)
+    return requests
+
+
+def simulated(frontends: int, ask_us: float, work_us: float, hand_us: float) -> float:
+    """Requests a second on CORES cores: each frontend has a worker, a core runs one of their steps at a time, and a
+    request goes to another frontend's worker if that is idle and three wait for its own. Clients ask again at once."""
+    chance = random.Random(1)
+    waiting = [deque[tuple[int, int]]() for _ in range(2 * frontends)]  # a station's (client's frontend, step)
+    ready: deque[int] = deque()
+    running: list[tuple[float, int, int, int]] = []
+    busy: set[int] = set()
+    now_us, done = 0.0, 0
+
+    def put(station: int, home: int, step: int) -> None:
+        waiting[station].append((home, step))
+        if len(waiting[station]) == 1 and station not in busy:
+            ready.append(station)
+
+    for _ in range(CLIENTS * frontends):
+        home = chance.randrange(frontends)
+        put(home, home, 0)
+    costs = {0: ask_us * 0.6, 1: work_us, 2: ask_us * 0.4, 3: work_us, 4: ask_us * 0.4 + hand_us}
+    while now_us < SIMULATED_S * 1e6:
+        while ready and len(running) < CORES:
+            station = ready.popleft()
+            busy.add(station)
+            home, step = waiting[station].popleft()
+            heapq.heappush(running, (now_us + costs[step], station, home, step))
+        now_us, station, home, step = heapq.heappop(running)
+        busy.discard(station)
+        if waiting[station]:
+            ready.append(station)
+        if step == 0:
+            own, handing = frontends + home, False
+            if len(waiting[own]) > 2:
+                idle = [one for one in range(frontends, 2 * frontends) if not waiting[one] and one not in busy]
+                own, handing = (idle[0], True) if idle else (own, False)
+            put(own, home, 3 if handing else 1)
+        elif step in (1, 3):
+            put(home, home, step + 1)
+        else:
+            done += 1
+            put(home, home, 0)
+    return done / SIMULATED_S
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--frontends", type=int, default=2)
+    options = parser.parse_args()
+    with failures_as_messages(), tempfile.TemporaryDirectory(prefix="cores-") as folder, processes() as started:
+        many = options.frontends
+        cases = [start(Path(folder), *sizes, started) for sizes in ((1, many), (many, many), (many, 1))]
+        for case in cases:
+            load(case.served, NOOP, CLIENTS, 2.0)
+        shares = []
+        for number in range(options.rounds):
+            for case in cases[number % 3 :] + cases[: number % 3]:
+                before = handed(case) if case is cases[2] else 0.0
+                requests = measure(case, options.seconds, started)
+                if case is cases[2]:
+                    shares.append((handed(case) - before) / requests)
+        one, own, lent = (statistics.median(case.frontends) for case in cases)
+        for case, figure in zip(cases, (one, own, lent), strict=True):
+            print(
+                f"{case.name}: {figure:.1f} µs of CPU a request in the frontends, others "
+                f"{statistics.median(case.workers):.1f} µs"
+            )
+        pairs = [first / second for first, second in zip(cases[0].frontends, cases[1].frontends, strict=True)]
+        share = statistics.median(shares)
+        cost = max(0.0, (lent - own) / share)
+        print(f"requests for the same CPU time, {many} frontends to 1: {statistics.median(pairs):.2f}")
+        print(f"handed over: {share:.0%} with one worker; a request that is costs {cost:.0f} µs more")
+        work = statistics.median(cases[1].workers)
+        alone = simulated(1, one, work, cost)
+        print(f"a simulation of {CORES} cores with these costs, not a measurement:")
+        for count in (1, 2, 4, 8, 12):
+            rate = simulated(count, one if count == 1 else own, work, cost)
+            print(f"  {count:>2} frontends: {rate:,.0f} requests a second, {rate / alone:.1f} times one's")
+
+
+if __name__ == "__main__":
+    main()
