@@ -79,7 +79,7 @@ def main(config: ServerConfig, report_ready_fd: int | None = None, check: Callab
     if config.frontends > 1:
         from ts_frontend.frontends.keeper import Keeper  # one frontend needs none
 
-        keeper = Keeper(_imported, partial(_sibling, config))
+        keeper = Keeper(_as_keeper, partial(_sibling, config))
     if os.getpid() == 1:  # the kernel passes signals to the first process only if they are handled
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     try:
@@ -202,8 +202,17 @@ async def _run(
 # --- a sibling of the lead
 
 
+def _as_keeper() -> None:
+    """The lead gets the signals, and tells its siblings; ended ones need no wait."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(number, lambda *_: None)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    _imported()
+
+
 def _sibling(config: ServerConfig, number: int, line_fd: int, sockets: Mapping[str, Sequence[int]]) -> int:
     """Runs the frontend `number`, as `frontends.keeper` forks it; returns its exit status."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     own = f"frontend{number}"
     config = replace(
         config,

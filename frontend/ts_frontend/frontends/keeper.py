@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 import socket
 import sys
 import traceback
@@ -21,12 +20,11 @@ RunSibling = Callable[[int, int, "Mapping[str, Sequence[int]]"], int]
 
 _MESSAGE_BYTES_MAX = 65_536
 _DESCRIPTORS_MAX = 250
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 
 
 class Keeper:
-    """The lead's side of its keeper, which ends with the lead. `prepare`: imports what all siblings need; `run`:
-    runs one."""
+    """The lead's side of its keeper, which ends with the lead. `prepare`: what it does first, for all siblings;
+    `run`: runs one."""
 
     def __init__(self, prepare: Callable[[], object], run: RunSibling) -> None:
         self._sock, theirs = socket.socketpair()
@@ -45,9 +43,6 @@ class Keeper:
 
 
 def _keep(sock: socket.socket, prepare: Callable[[], object], run: RunSibling) -> NoReturn:
-    for number in _IGNORED:  # the lead gets them, and tells its siblings
-        signal.signal(number, lambda *_: None)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     _, last = resource.getrlimit(resource.RLIMIT_NOFILE)
     os.closerange(3, sock.fileno())
     os.closerange(sock.fileno() + 1, min(last, 1 << 20))
@@ -58,7 +53,6 @@ def _keep(sock: socket.socket, prepare: Callable[[], object], run: RunSibling) -
             os._exit(0)
         if os.fork() == 0:
             sock.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _become(json.loads(data), fds, run)
         for fd in fds:
             os.close(fd)
