@@ -130,7 +130,8 @@ def main() -> None:
     options = parser.parse_args()
     with failures_as_messages(), tempfile.TemporaryDirectory(prefix="cores-") as folder, processes() as started:
         many = options.frontends
-        cases = [start(Path(folder), *sizes, started) for sizes in ((1, many), (many, many), (many, 1))]
+        sizes = ((1, many), (many, many), (many, 1))
+        cases = [start(Path(folder), fronts, workers, started) for fronts, workers in sizes]
         for case in cases:
             load(case.served, NOOP, CLIENTS, 2.0)
         shares = []

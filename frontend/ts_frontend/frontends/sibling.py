@@ -207,7 +207,6 @@ class Sibling:
             model = await manager.add(await manager.build(kept, requested, loaded_at_startup=False))
         else:
             model = await manager.start_and_replace(kept, await manager.loader.open(kept, requested), requested)
-        manager.loader.set_fetched(model, fetched)
         self._stamps = {each: stamp for each, stamp in self._stamps.items() if each in [*manager.registry]}
         self._stamps[model] = one["stamp"]
         model.scale_between(state.min_workers, state.max_workers)
