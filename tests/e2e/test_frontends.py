@@ -186,6 +186,10 @@ def test_a_model_with_one_worker_answers_at_each_frontend(one_worker: Serving, t
     assert until(lambda: metric(one_worker, "ts_running_requests") == 0)
 
 
+def says(file: Path, word: str) -> bool:
+    return file.exists() and file.read_text() == word
+
+
 def rests(counted: Path, server: Serving) -> bool:
     """Whether the handler counts no further while other requests are answered."""
     before = counted.read_text()
@@ -207,7 +211,7 @@ def test_streams_are_handed_over_with_their_cancel_and_their_credit(one_worker: 
             until(partial(rests, counted, one_worker), lambda: one_worker.log)
             assert int(counted.read_text()) < 5_000, "its handler doesn't wait for the slow reader"
             call.cancel()
-        until(lambda place=place: place.exists() and place.read_text() == "cancelled", lambda: one_worker.log)
+        until(partial(says, place, "cancelled"), lambda: one_worker.log)
     one_worker.unregister("stream")
 
 
