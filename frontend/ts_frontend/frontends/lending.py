@@ -476,7 +476,10 @@ class _Guest:
             if self.job.stream:
                 await self._stream()
             else:
-                self._send_first(await self.job.result(), last=True)
+                first, *rest = await self.job.pieces() or [b""]
+                self._send_first(first, last=not rest)
+                for left, piece in zip(range(len(rest) - 1, -1, -1), rest, strict=True):
+                    self._link.push(Chunk(self._number, piece, not left))
         except ServeError as error:
             self._link.refuse(self._number, error)
         finally:
