@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 import heapq
 import random
-import statistics
 import tempfile
 import urllib.request
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 from measuring.processes import Processes, failures_as_messages, processes, tree
@@ -27,14 +26,26 @@ from measuring.workloads import HTTP, HTTP_ANSWER, NOOP
 CORES, CLIENTS, SIMULATED_S = 16, 64, 0.5
 
 
-class Case(NamedTuple):
-    """A server with so many frontends and workers, and the CPU time of a request by round, in microseconds."""
+@dataclass
+class Case:
+    """A server, and what all rounds together took: CPU seconds of its frontends and of the others, requests, those that
+    were handed over."""
 
     name: str
     served: Served
     metrics: str
-    frontends: list[float]
-    workers: list[float]
+    frontends_s: float = 0.0
+    others_s: float = 0.0
+    requests: int = 0
+    handed: float = 0.0
+
+    @property
+    def cost_us(self) -> float:
+        return self.frontends_s / self.requests * 1e6
+
+    @property
+    def share(self) -> float:
+        return self.handed / self.requests
 
 
 def start(folder: Path, frontends: int, workers: int, started: Processes) -> Case:
@@ -47,7 +58,7 @@ def start(folder: Path, frontends: int, workers: int, started: Processes) -> Cas
     wait_until_ready(served, NOOP, started)
     line = found.process.cmdline()
     metrics = next(word.partition("=")[2] for word in line if word.startswith("metrics_address="))
-    return Case(name, served, metrics, [], [])
+    return Case(name, served, metrics)
 
 
 def cpu_s(case: Case) -> tuple[float, float]:
@@ -64,19 +75,22 @@ def cpu_s(case: Case) -> tuple[float, float]:
 
 
 def handed(case: Case) -> float:
+    """The requests that its frontends have handed over."""
+    if "frontends=1" in case.served.process.cmdline():
+        return 0.0
     with urllib.request.urlopen(f"{case.metrics}/metrics?name[]=ts_handed_over_requests_total") as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#"))
 
 
-def measure(case: Case, seconds: float, started: Processes) -> int:
+def measure(case: Case, seconds: float, started: Processes) -> None:
     started.check()
-    before = cpu_s(case)
-    requests = load(case.served, NOOP, CLIENTS, seconds).requests
-    spent = [after - one for after, one in zip(cpu_s(case), before, strict=True)]
-    case.frontends.append(spent[0] / requests * 1e6)
-    case.workers.append(spent[1] / requests * 1e6)
-    return requests
+    before, handed_before = cpu_s(case), handed(case)
+    case.requests += load(case.served, NOOP, CLIENTS, seconds).requests
+    own, others = cpu_s(case)
+    case.frontends_s += own - before[0]
+    case.others_s += others - before[1]
+    case.handed += handed(case) - handed_before
 
 
 def simulated(frontends: int, ask_us: float, work_us: float, hand_us: float) -> float:
@@ -134,29 +148,24 @@ def main() -> None:
         cases = [start(Path(folder), fronts, workers, started) for fronts, workers in sizes]
         for case in cases:
             load(case.served, NOOP, CLIENTS, 2.0)
-        shares = []
         for number in range(options.rounds):
             for case in cases[number % 3 :] + cases[: number % 3]:
-                before = handed(case) if case is cases[2] else 0.0
-                requests = measure(case, options.seconds, started)
-                if case is cases[2]:
-                    shares.append((handed(case) - before) / requests)
-        one, own, lent = (statistics.median(case.frontends) for case in cases)
-        for case, figure in zip(cases, (one, own, lent), strict=True):
+                measure(case, options.seconds, started)
+        for case in cases:
+            work = case.others_s / case.requests * 1e6
             print(
-                f"{case.name}: {figure:.1f} µs of CPU a request in the frontends, others "
-                f"{statistics.median(case.workers):.1f} µs"
+                f"{case.name}: {case.cost_us:.1f} µs of CPU a request in the frontends and {work:.1f} µs in others; "
+                f"{case.share:.0%} of {case.requests} requests handed over"
             )
-        pairs = [first / second for first, second in zip(cases[0].frontends, cases[1].frontends, strict=True)]
-        share = statistics.median(shares)
-        cost = max(0.0, (lent - own) / share)
-        print(f"requests for the same CPU time, {many} frontends to 1: {statistics.median(pairs):.2f}")
-        print(f"handed over: {share:.0%} with one worker; a request that is costs {cost:.0f} µs more")
-        work = statistics.median(cases[1].workers)
-        alone = simulated(1, one, work, cost)
+        one, own, lent = cases
+        cost = max(0.0, (lent.cost_us - own.cost_us) / max(lent.share - own.share, 0.01))
+        print(f"requests for the same CPU time, {many} frontends to 1: {one.cost_us / own.cost_us:.2f}")
+        print(f"a request that is handed over costs {cost:.0f} µs more")
+        work = one.others_s / one.requests * 1e6
+        alone = simulated(1, one.cost_us, work, cost)
         print(f"a simulation of {CORES} cores with these costs, not a measurement:")
         for count in (1, 2, 4, 8, 12):
-            rate = simulated(count, one if count == 1 else own, work, cost)
+            rate = simulated(count, one.cost_us if count == 1 else own.cost_us, work, cost)
             print(f"  {count:>2} frontends: {rate:,.0f} requests a second, {rate / alone:.1f} times one's")
 
 
