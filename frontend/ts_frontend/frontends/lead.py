@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ts_frontend.authorization.authorization import Authorization
+from ts_frontend.config.kinds import ConfigError
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import Draining, InvalidArgument, ServeError, WorkerStartFailed
 from ts_frontend.frontends.figures import summed
@@ -42,7 +43,12 @@ class Neighbours:
         self._size_max = max(config.max_request_size, config.max_response_size) + MESSAGE_OVERHEAD_BYTES
         path = _path(place, number)
         path.unlink(missing_ok=True)
-        self._lending = Lending(manager.registry, path, self._size_max, config.stream_credit_bytes)
+        try:
+            self._lending = Lending(manager.registry, path, self._size_max, config.stream_credit_bytes)
+        except OSError as error:
+            raise ConfigError(
+                f"temp_dir {place} can't have the frontends' sockets: {error}; name a shorter one"
+            ) from None
         self._borrowing: dict[int, Borrowing] = {}
         self._handed_before = 0
         self._turn = asyncio.Lock()
