@@ -6,7 +6,7 @@ error bodies (as of TorchServe 0.12). The message gives the reason, the value an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ts.protocol.codes import Code as Code
@@ -56,6 +56,21 @@ class Ending(NamedTuple):
         found = self.kind.__new__(self.kind, *self.arguments)
         found.__dict__.update(self.details)
         return found
+
+    def plain(self) -> tuple[str, list[Any], dict[str, Any]]:
+        """The error for another process, which `ending_of` reads; without its hint."""
+        details = {key: value for key, value in self.details.items() if isinstance(value, (str, int, float))}
+        return self.kind.__name__, [value for value in self.arguments if isinstance(value, (str, int))], details
+
+
+def ending_of(name: str, arguments: Sequence[Any], details: Mapping[str, Any]) -> Ending:
+    """The Ending of which another process has sent the `plain` form; a kind that isn't known here is a ServeError."""
+    kinds: list[type[ServeError]] = [ServeError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    kind = next((one for one in kinds if one.__name__ == name), ServeError)
+    code = {"code": Code(details["code"])} if "code" in details else {}
+    return Ending(kind, tuple(arguments), {**details, **code})
 
 
 class InvalidArgument(ServeError):

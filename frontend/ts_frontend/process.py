@@ -12,12 +12,14 @@ import json
 import logging
 import os
 import signal
+import socket
 import stat
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -73,6 +75,11 @@ def main(config: ServerConfig, report_ready_fd: int | None = None, check: Callab
     forget_secrets()
     raise_open_files()
     short = few_open_files()
+    keeper = None
+    if config.frontends > 1:
+        from ts_frontend.frontends.keeper import Keeper  # one frontend needs none
+
+        keeper = Keeper(_as_keeper, partial(_sibling, config))
     if os.getpid() == 1:  # the kernel passes signals to the first process only if they are handled
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     try:
@@ -85,7 +92,7 @@ def main(config: ServerConfig, report_ready_fd: int | None = None, check: Callab
     leaves: dict[str, Any] | None = None
     try:
         forkserver = first_forkserver(config, left.get("forkserver"))
-        server_of = partial(_server, config, logs, forkserver, left.get("sockets", {}))
+        server_of = partial(_server, config, logs, forkserver, left.get("sockets", {}), keeper=keeper)
         status, leaves = _run_loop(_run(config, logs, report, server_of, check))
     except (OSError, ServeError, RuntimeError, ValueError) as error:
         log.error("%s", error, exc_info=not isinstance(error, (OSError, ServeError)))
@@ -141,14 +148,22 @@ async def _end_tasks() -> bool:
 
 
 def _server(
-    config: ServerConfig, logs: Logs, forkserver: StartedForkserver | None, sockets: Mapping[str, Sequence[int]]
+    config: ServerConfig,
+    logs: Logs,
+    forkserver: StartedForkserver | None,
+    sockets: Mapping[str, Sequence[int]],
+    **more: Any,
 ) -> Server:
+    return _imported()(config, logs, forkserver=forkserver, left_sockets=sockets, **more)
+
+
+def _imported() -> type[Server]:
     gc.disable()  # modules stay alive: collecting among them would only take time
     from ts_frontend.server import Server  # commands that only look for a running server needn't import all of this
 
     gc.freeze()
     gc.enable()
-    return Server(config, logs, forkserver=forkserver, left_sockets=sockets)
+    return Server
 
 
 async def _run(
@@ -182,6 +197,76 @@ async def _run(
             raise
     report.failed("it was asked to stop before it was ready")  # does nothing after the report of a success
     return signals.status, None if signals.status else server.left
+
+
+# --- a sibling of the lead
+
+
+def _as_keeper() -> None:
+    """The lead gets the signals, and tells its siblings; ended ones need no wait."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(number, lambda *_: None)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    _imported()
+
+
+def _sibling(config: ServerConfig, number: int, line_fd: int, sockets: Mapping[str, Sequence[int]]) -> int:
+    """Runs the frontend `number`, as `frontends.keeper` forks it; returns its exit status."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    own = f"frontend{number}"
+    config = replace(
+        config,
+        frontend=number,
+        snapshot=None,
+        ncs=True,
+        shared_snapshot=None,
+        exit_on_error=False,
+        log_location=config.log_location / own,
+        metrics_location=None if config.metrics_location is None else config.metrics_location / own,
+    )
+    logs = setup_logs(config)
+    try:
+        forkserver = first_forkserver(config, None)
+        status = _run_loop(_run_sibling(config, logs, forkserver, line_fd, sockets))
+    finally:
+        logs.close()
+    leave_within(EXIT_S_MAX, status)
+    return status
+
+
+async def _run_sibling(
+    config: ServerConfig,
+    logs: Logs,
+    forkserver: StartedForkserver | None,
+    line_fd: int,
+    sockets: Mapping[str, Sequence[int]],
+) -> int:
+    from ts_frontend.frontends.sibling import Sibling
+
+    orphaned = asyncio.Event()
+    sibling = Sibling(config, socket.socket(fileno=line_fd), orphaned.set)
+    orphan = owned(orphaned.wait())
+    begun = owned(sibling.begun())
+    await asyncio.wait({begun, orphan}, return_when=asyncio.FIRST_COMPLETED)
+    if not begun.done():
+        begun.cancel()
+        return 1
+    server = _server(config, logs, forkserver, sockets, sibling=sibling)
+    keep_freed()
+    running = owned(server.run(lambda *_: sibling.serves(server.stop), lambda _: None))
+    await asyncio.wait({running, orphan}, return_when=asyncio.FIRST_COMPLETED)
+    if not running.done():
+        log.error("The lead has ended: this frontend ends, too.")
+        end_within(EXIT_S_MAX)
+        running.cancel()
+        await asyncio.wait({running})
+        return 1
+    orphan.cancel()
+    if (error := running.exception()) is not None:
+        sibling.failed(str(error))
+        await sibling.flush()
+        raise error
+    return 0
 
 
 # --- signals

@@ -30,6 +30,9 @@ from ts_frontend.config.kinds import ConfigError, bucket_of
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
+from ts_frontend.frontends.keeper import Keeper
+from ts_frontend.frontends.lead import Lead
+from ts_frontend.frontends.sibling import Sibling
 from ts_frontend.limits.fleet import Fleet
 from ts_frontend.limits.limits import Limits
 from ts_frontend.listeners.listeners import Listeners
@@ -124,7 +127,8 @@ class Parts:
     """The parts of a server, built from its configuration and connected. None of them runs yet.
 
     `supervisor` makes their workers, `directory` is for their temporary files, `left` are the sockets that another
-    server has left. Raises ConfigError.
+    server has left. `keeper`: makes the siblings of this frontend, if it has any; `sibling`: this one is one of them.
+    Raises ConfigError.
     """
 
     def __init__(
@@ -140,6 +144,8 @@ class Parts:
         limits: Limits | None = None,
         fleet: Fleet | None = None,
         left: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        keeper: Keeper | None = None,
+        sibling: Sibling | None = None,
     ) -> None:
         self._config, self._metrics = config, metrics
         self._limits, self._fleet = limits, fleet
@@ -165,7 +171,14 @@ class Parts:
             self.rollouts,
             limits,
             left,
+            {} if sibling is None else sibling.ports,
         )
+        self.lead: Lead | None = None
+        if keeper is not None:
+            self.lead = lead = Lead(config, keeper, self.manager, self.repository, authorization, directory)
+            self.listeners.metrics_pages.gather = lead.gather
+            metrics.join = lead.join
+            metrics.gather(lead.families, always=True)
         if authorization is not None:
             metrics.gather(lambda: [refused_calls(authorization.refusals.counts, metrics.host)], always=True)
         #: Loops that run while the server serves, with the subjects of their messages.
@@ -206,6 +219,7 @@ class Parts:
             on_change=self._changed,
             demand=Demand(limit, measure_of(self._gpus) if limit.gpus else processes_memory),
             admission=Admission(config.registered_memory_max, lambda: [model.pool for model in self.registry]),
+            frontends=config.frontends,
         )
         if config.shared_snapshot is not None and config.dev_model is None:
             self._share(config.shared_snapshot)
@@ -266,7 +280,11 @@ class Parts:
             addresses, console = self.listeners.addresses, config.enable_console
             reloading = Reloading(self.manager, config.dev_model, addresses, console=console)
             yield reloading.watch, "The watch over the model of torchserve dev"
-        sampling = system_metrics(config, self._metrics, self._gpus, worker_env(config), self._worker_pids)
+        sampling = (
+            None
+            if config.frontend
+            else system_metrics(config, self._metrics, self._gpus, worker_env(config), self._worker_pids)
+        )
         if sampling is not None:
             yield sampling.run, "The sampling of system metrics"
         if authorization is not None:
@@ -280,6 +298,8 @@ class Parts:
         self.recorder.changed()
         if self.sharing is not None:
             self.sharing.changed()
+        if self.lead is not None:
+            self.lead.changed()
 
     def _share(self, place: Path) -> None:
         config, metrics = self._config, self._metrics
@@ -301,7 +321,8 @@ class Parts:
 class Server:
     """One server, made from its configuration. `run` starts, serves and drains. `launcher`: starts its workers (None:
     chosen by the configuration); `clock`: for its pauses; `forkserver`: the first one, if it was started already;
-    `left_sockets`: those that the server which it replaces has left."""
+    `left_sockets`: those that the server which it replaces has left, or that the lead has made; `keeper`, `sibling`: as
+    of `Parts`."""
 
     def __init__(
         self,
@@ -311,6 +332,8 @@ class Server:
         clock: Clock | None = None,
         forkserver: StartedForkserver | None = None,
         left_sockets: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        keeper: Keeper | None = None,
+        sibling: Sibling | None = None,
     ) -> None:
         self.config = config
         self._logs = logs
@@ -318,6 +341,7 @@ class Server:
         self._clock = clock or Clock()
         self._forkserver = forkserver
         self._left_sockets = left_sockets
+        self._keeper, self._sibling = keeper, sibling
         #: What it leaves to the server that replaces it in this process; None unless one is to.
         self.left: dict[str, Any] | None = None
         self._metrics = open_metrics(config, logs)
@@ -374,6 +398,7 @@ class Server:
             log.warning("%s", BYPASSED)
         keys = self._authorized() if serving else contextlib.nullcontext()
         caches = open_caches(config)
+        lead: Lead | None = None
         with work_dir(config.temp_dir) as directory, keys as authorization:
             limits = open_limits(config, authorization) if serving else None
             fleet = open_fleet(config, limits)
@@ -384,7 +409,7 @@ class Server:
                     asyncio.to_thread(remove_abandoned, config.temp_dir), "The removal of killed servers' directories"
                 )
                 tracing = open_tracing(config) if serving else None  # its threads must start after the forkserver
-                yield Parts(
+                parts = Parts(
                     config,
                     self._logs,
                     self._metrics,
@@ -396,8 +421,16 @@ class Server:
                     limits,
                     fleet,
                     self._left_sockets,
+                    self._keeper,
+                    self._sibling,
                 )
+                lead = parts.lead
+                yield parts
             finally:
+                if lead is not None:
+                    await lead.close()
+                if self._sibling is not None:
+                    await self._sibling.close()
                 if fleet is not None:
                     await fleet.close()
                 forkserver = await supervisor.close(leave_forkserver=self.left is not None)
@@ -412,7 +445,8 @@ class Server:
     def _authorized(self) -> Iterator[Authorization | None]:
         """The keys that calls need, while the block runs; None if they need none. The log gives the reason."""
         config = self.config
-        authorization = open_authorization(config, config.key_dir)
+        sibling = self._sibling
+        authorization = open_authorization(config, config.key_dir) if sibling is None else sibling.authorization()
         tokens, model_api = config_checks.who_may(config)
         log.log(logging.INFO if authorization or config.loopback_only else logging.WARNING, "%s", tokens)
         if authorization is not None and authorization.made_in is not None:
@@ -448,6 +482,8 @@ class Server:
             launcher=self._launcher,
             clock=self._clock,
             cluster=cluster,
+            frontend=config.frontend,
+            frontends=config.frontends,
         )
 
     # --- lifecycle
@@ -474,12 +510,17 @@ class Server:
             failures += await parts.repository.start(config.load_model)
             if failures and config.exit_on_error:
                 raise StartRefused("\n".join((*failures, "exit_on_error is on")))
+            if self._sibling is not None:
+                await self._sibling.join(manager, parts.repository, self._metrics)
         except BaseException:
             await manager.tasks.close(0.0)
             raise
         parts.rollouts.restore({} if config.snapshot is None else config.snapshot.rollouts)
         self.serving = True
         await parts.listeners.serving.start()
+        if parts.lead is not None:
+            progress("starting the other frontends")
+            await parts.lead.start(parts.listeners.serving.another, parts.listeners.serving.own_ports())
         parts.recorder.attach(manager, lambda: states_of(parts.workflows), config.snapshot, parts.rollouts.states)
         await parts.recorder.write(SnapshotKind.STARTUP)
         return [*restored(config.snapshot, manager), *failures, *missing]
@@ -504,6 +545,8 @@ class Server:
         if self.left is not None:
             self.left["sockets"] = parts.listeners.serving.leave()
         parts.health.drain()
+        if parts.lead is not None:
+            parts.lead.drain()
         if config.drain_grace_s and self.left is None:
             log.info("No longer ready; serving for %g s, until clients are routed elsewhere.", config.drain_grace_s)
             await self._clock.pause(config.drain_grace_s, asyncio.Event())
@@ -513,6 +556,9 @@ class Server:
             model.give_up_waiting("was to end with the server")
         parts.manager.tasks.end_loads()
         await parts.listeners.serving.drain(config.drain_timeout_s)
+        front = parts.lead or self._sibling
+        if front is not None:
+            await front.drained()
         if parts.sharing is not None:
             await parts.sharing.close()
         await parts.recorder.close()
@@ -542,7 +588,11 @@ def open_limits(config: ServerConfig, authorization: Authorization | None) -> Li
         kinds = (KeyKind.INFERENCE, KeyKind.MANAGEMENT)
         return authorization is not None and any(authorization.opens(kind, [value]) for kind in kinds)
 
-    return Limits(config.limits_file, is_key)
+    limits = Limits(config.limits_file, is_key)
+    if config.frontends > 1 and not config.limits_redis:
+        limits.servers = config.frontends
+        limits.change()
+    return limits
 
 
 def open_fleet(config: ServerConfig, limits: Limits | None) -> Fleet | None:

@@ -206,6 +206,7 @@ def test_processes_are_started_in_few_places() -> None:
         "worker/ts/launcher.py",
         "worker/ts/model_server.py",
         "frontend/ts_frontend/cli/launch.py",
+        "frontend/ts_frontend/frontends/keeper.py",
         "frontend/ts_frontend/workers/launchers.py",
         "worker/ts/runtime/agent.py",
         "worker/ts/runtime/forkable.py",

@@ -16,7 +16,7 @@ import secrets
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 from ts_frontend.config.keys import (
@@ -274,6 +274,8 @@ class Authorization:
         self._outside: Keys = outside() if outside is not None else {}
         self._problem = ""
         self._renewing = asyncio.Lock()
+        #: Called after each renewal; other frontends have the new key once it returns.
+        self.on_renewed: Callable[[], Awaitable[None]] = _nobody
         self._made: Keys = self._first_keys()
         self._keys: Keys = {}
         self._use()
@@ -293,6 +295,11 @@ class Authorization:
 
     def _use(self) -> None:
         self._keys = joined(self._outside, self._made)
+
+    @property
+    def made(self) -> Keys:
+        """The keys that are made here."""
+        return self._made
 
     @property
     def made_in(self) -> Path | None:
@@ -345,6 +352,7 @@ class Authorization:
                 self._made = made
             finally:
                 self._use()
+            await self.on_renewed()
         log.info("A new %s key is in %s", kind.value, self._file.path)
 
     async def watch(self, interval_s: float) -> None:
@@ -377,6 +385,10 @@ class Authorization:
         self._file.remove()
 
 
+async def _nobody() -> None:
+    """There is one frontend."""
+
+
 def open_authorization(config: ServerConfig, directory: Path) -> Authorization | None:
     """The keys of a server that was started in `directory`; None when it requires none.
 
@@ -394,7 +406,7 @@ def open_authorization(config: ServerConfig, directory: Path) -> Authorization |
         )
     try:
         return Authorization(
-            _outside(config),
+            keys_outside(config),
             file,
             life_s=config.token_expiration_min * 60,
             overlap_s=config.token_overlap_s,
@@ -403,7 +415,7 @@ def open_authorization(config: ServerConfig, directory: Path) -> Authorization |
         raise ConfigError(f"token_path: {error}") from None
 
 
-def _outside(config: ServerConfig) -> Callable[[], Keys] | None:
+def keys_outside(config: ServerConfig) -> Callable[[], Keys] | None:
     """A function that reads the given keys, from `token_path` or the settings; None without any."""
     given = {
         KeyKind.MANAGEMENT: config.management_token,

@@ -118,11 +118,39 @@ def problems(config: ServerConfig) -> Iterator[str]:
     """Yields a line for each problem that keeps a server with these settings from starting."""
     yield from _tls(config)
     yield from _ports(config)
+    if config.frontends > 1:
+        yield from _frontends(config)
     if config.bypass_serve:
         for key in config.outside_addresses():
             yield (
                 f"{key} {shown(config, key)}: with bypass_serve, handlers run inside the server, for development; "
                 "every address has to be a loopback address"
+            )
+
+
+def _frontends(config: ServerConfig) -> Iterator[str]:
+    """Yields a line for each setting that several frontends can't have."""
+    several = f"frontends {shown(config, 'frontends')}"
+    for key, why in (
+        ("ray_address", "one frontend places the workers of a cluster"),
+        ("bypass_serve", "handlers run inside one process"),
+        ("dev_model", "a developer's model has one worker"),
+        ("debug", "a debugged handler has one worker"),
+        ("debugpy_port", "a debugged handler has one worker"),
+        ("registered_memory_max", "each frontend would count only its own workers"),
+        ("shared_memory_keys", "regions of shared memory are registered with one frontend"),
+        ("grpc_metrics", "each frontend would show only its own: metrics_address has those of all"),
+    ):
+        if getattr(config, key):
+            yield f"{several}: not with {key} {shown(config, key)}: {why}. Use frontends=1, or leave {key} out"
+    if config.model_repository and config.model_control_mode == "poll":
+        yield f"{several}: not with model_control_mode=poll: frontends would differ. Use explicit, or frontends=1"
+    inference = config.inference_address
+    for key in ("management_address", "metrics_address") if inference.port or inference.path else ():
+        if getattr(config, key) == inference and config.enable_http:
+            yield (
+                f"{several}: not with {key} {shown(config, key)}, which is the inference_address: all frontends listen "
+                "there. Give it an address of its own, or use frontends=1"
             )
 
 

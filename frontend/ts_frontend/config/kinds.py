@@ -87,6 +87,20 @@ def choice(*allowed: str) -> SettingKind:
     return SettingKind(" \\| ".join(f"`{word}`" for word in allowed), parse)
 
 
+FRONTENDS_MAX = 64
+
+
+def _frontends(text: str) -> int:
+    if text.lower() == "auto":
+        return 0
+    if not text.isdecimal() or not 1 <= int(text) <= FRONTENDS_MAX:
+        raise ValueError(f"allowed are auto and 1 to {FRONTENDS_MAX}")
+    return int(text)
+
+
+FRONTENDS = SettingKind("integer \\| `auto`", _frontends)
+
+
 def address(api: str) -> SettingKind:
     return SettingKind("URL", lambda text: parse_address(text, api))
 

@@ -486,6 +486,8 @@ def _resolved(layers: Sequence[_Layer], environ: Mapping[str, str], found: _Find
     _note_snapshot(layers[-1], chosen, found)
     ranks = {key: rank for key in values for rank, layer in enumerate(layers) if layer.values.get(key) is chosen[key]}
     Derived(values, sources, ranks).add()
+    if values.get("frontends") == 0:
+        values["frontends"] = min(8, max(1, (os.cpu_count() or 1) // 4))
     return ServerConfig(**values, sources=sources, snapshot=snapshot, environment=dict(environ))
 
 

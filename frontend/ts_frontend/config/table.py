@@ -22,6 +22,7 @@ from ts_frontend.config.foreign.platforms import AUTO, NONE, PLATFORMS
 from ts_frontend.config.kinds import (
     BOOLEAN,
     EXTRA_PORTS,
+    FRONTENDS,
     HOST,
     HOSTS,
     KEYS,
@@ -408,6 +409,13 @@ class ServerConfig:
     )
     trace_rate: int | None = _own(whole(1), None, "Triton's: every N-th request to a model is traced; not set: 1")
     trace_count: int | None = _own(whole(-1), None, "Triton's: number of requests to trace; not set: -1, no limit")
+    frontends: int = _own(
+        FRONTENDS,
+        1,
+        "whole frontends behind one address, for machines of many cores; auto: 1 on up to 4 cores, else one for each "
+        "4, at most 8 ([performance.md](performance.md#several-frontends))",
+        restored=False,
+    )
     worker_start: str = _own(
         choice("fork", "exec"),
         "fork",
@@ -750,6 +758,8 @@ class ServerConfig:
     snapshot: Snapshot | None = None
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     mlserver: MLServerDefaults = MLServerDefaults()
+    #: The number of this process among the `frontends`: 0 for the one that was started, the lead.
+    frontend: int = 0
 
     @property
     def hosts(self) -> tuple[str, ...]:

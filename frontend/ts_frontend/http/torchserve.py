@@ -244,10 +244,14 @@ class HttpMetrics:
 
     def __init__(self, registry: MetricsRegistry, gpus: Gpus) -> None:
         self._registry, self._gpus = registry, gpus
+        #: Gathers the figures of other frontends, which the registry joins.
+        self.gather: Callable[[], Awaitable[None]] | None = None
 
     async def read(self, request: HttpRequest) -> HttpAnswer:
         """Answers in Prometheus' text format, or OpenMetrics if preferred: the metrics named in `name[]`, or all."""
         await self._gpus.fresh()
+        if self.gather is not None:
+            await self.gather()
         names, registry = wanted(request.query), self._registry
         if preferred(request.header(b"accept")):
             kind, text = OPEN_CONTENT_TYPE, registry.openmetrics(names)

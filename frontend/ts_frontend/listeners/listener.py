@@ -30,7 +30,7 @@ class Listener:
     """One address and its services. `port` 0 takes a free one (`Serving.port` returns it); `path`: a Unix socket's, in
     place of host and port, and `path_mode` its file mode. `http` answers requests other than gRPC (without it: 404);
     with it and without `routes` there is no gRPC. `flooded` is called for each connection whose client resets too many
-    streams."""
+    streams. `shared`: several frontends listen there; `sibling`: this one got its sockets from the lead."""
 
     name: str
     host: str
@@ -42,6 +42,8 @@ class Listener:
     path: str = ""
     path_mode: int = 0o600
     flooded: Callable[[], None] = _nothing
+    shared: bool = False
+    sibling: bool = False
 
     @property
     def where(self) -> str:

@@ -19,6 +19,7 @@ from ts_frontend.config.kinds import ExtraPort
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.console.collector import Collector
 from ts_frontend.console.site import Site
+from ts_frontend.errors import InvalidArgument
 from ts_frontend.grpc import health as health_service
 from ts_frontend.grpc import reflection
 from ts_frontend.grpc.auth import guarded
@@ -109,7 +110,7 @@ HTTP_IDLE_S_MAX = 120.0
 
 
 class Listeners:
-    """The listeners of one server. `serving` serves them. `left`: as of `Serving`."""
+    """The listeners of one frontend. `serving` serves them. `left`, `ports`: as of `Serving`."""
 
     def __init__(
         self,
@@ -126,6 +127,7 @@ class Listeners:
         rollouts: Rollouts,
         limits: Limits | None = None,
         left: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        ports: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._config, self._gpus = config, gpus
         self._authorization, self._limits = authorization, limits
@@ -144,9 +146,9 @@ class Listeners:
         self._unread = Unread(config.unread_bytes_max, config.write_timeout_s)
         self._streams = OpenStreams(config.arriving_bytes_max)
         self._regions = Regions(config.shared_memory_keys)
-        self._log_settings = LogSettings(logs, manager.check_model_api)
+        self._log_settings = LogSettings(logs, self._check_settings)
         sampling = sampling_of(config, on=False) if tracing is None else tracing.sampling
-        self._traces = TraceSettings(manager.registry, sampling, manager.check_model_api)
+        self._traces = TraceSettings(manager.registry, sampling, self._check_settings)
         self._tls = certificate_files(config)
         if config.certificate_file and self._tls is None:
             logger.warning("certificate_file is set, but no address uses TLS: write https:// or enable_grpc_ssl=true")
@@ -155,10 +157,21 @@ class Listeners:
         self._started_s = time.time()
         self._http = self._http_addresses()
         self._routes = with_routes(config.health_route, config.predict_route)
+        self.metrics_pages = HttpMetrics(metrics, gpus)
         self._services = self._http_services()
-        self.served = [*self._grpc_listeners(), *self._http_listeners()]
+        served = [*self._grpc_listeners(), *self._http_listeners()]
+        self.served = [one for one in served if one.shared or not config.frontend]
         self._left = left
-        self.serving = Serving(self.served, left)
+        self.serving = Serving(self.served, left, ports)
+
+    def _check_settings(self) -> None:
+        """Raises ServeError if clients may not change the settings of the log and of traces."""
+        self._manager.check_model_api()
+        if self._config.frontends > 1:
+            raise InvalidArgument(
+                "With several frontends the settings of the log and of traces can't be changed while they serve: "
+                "change log_level, trace_rate and the like in the configuration, or set frontends=1"
+            )
 
     def _gather(self) -> None:
         metrics, unread = self._metrics, self._unread
@@ -270,7 +283,8 @@ class Listeners:
             else None
         )
         flooded = self._flooded(name)
-        return Listener(name, host, port, table, limits, tls, app, path, self._path_mode, flooded)
+        shared, sibling = config.frontends > 1 and name != MANAGEMENT, config.frontend > 0
+        return Listener(name, host, port, table, limits, tls, app, path, self._path_mode, flooded, shared, sibling)
 
     def _traced(self, method: Method) -> Method:
         if self._tracing is None:
@@ -367,7 +381,7 @@ class Listeners:
             management,
             HttpRollouts(self._rollouts),
             HttpWorkflows(self._workflows, model_api=config.model_api_enabled),
-            HttpMetrics(self._metrics, self._gpus),
+            self.metrics_pages,
             HttpAzureML(
                 registry, self._health, loaded_at_startup, config.environment.get("HTTP_X_MS_SERVER_VERSION", "")
             ),
@@ -465,7 +479,8 @@ class Listeners:
             unread=self._unread,
         )
         path, mode, flooded = address.path, self._path_mode, self._flooded(name)
-        return Listener(name, address.host, address.port, {}, limits, tls, app, path, mode, flooded)
+        shared, sibling = config.frontends > 1 and HTTP_INFERENCE in apis, config.frontend > 0
+        return Listener(name, address.host, address.port, {}, limits, tls, app, path, mode, flooded, shared, sibling)
 
     def _flooded(self, api: str) -> Callable[[], None]:
         """Returns the counter for an API's connections whose clients reset too many streams."""

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -39,13 +40,20 @@ REFUSALS: Final = {
 
 class Serving:
     """The listeners of one server, in the running event loop. They are started and drained once. `left`: the sockets
-    that the server which this one replaces has left, by the listeners' `where`."""
+    that the server which this one replaces has left, by the listeners' `where`; `ports`: those of listeners of another
+    frontend."""
 
-    def __init__(self, listeners: Sequence[Listener], left: Mapping[str, Sequence[int]] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        listeners: Sequence[Listener],
+        left: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        ports: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         if len({listener.name for listener in listeners}) != len(listeners):
             raise ValueError("two listeners have one name")
         self._listeners = {listener.name: ServedListener(listener) for listener in shared_out(listeners)}
         self._left = dict(left)
+        self._ports = ports
         self._drained = asyncio.Event()
 
     async def start(self) -> None:
@@ -66,7 +74,15 @@ class Serving:
 
     def port(self, name: str) -> int:
         """The port of the listener `name`, chosen by the system for port 0."""
-        return self._listeners[name].port
+        return self._ports[name] if name in self._ports else self._listeners[name].port
+
+    def another(self) -> dict[str, list[socket.socket]]:
+        """The sockets of another frontend, by the shared listeners' `where`."""
+        return {one.where: one.another() for one in self._listeners.values() if one.shared}
+
+    def own_ports(self) -> dict[str, int]:
+        """The ports of the listeners that other frontends don't have, by their names."""
+        return {name: one.port for name, one in self._listeners.items() if not one.shared}
 
     def leave(self) -> dict[str, list[int]]:
         """Leaves the sockets to the next server in this process, before `drain`."""
@@ -103,6 +119,13 @@ class ServedListener:
     @property
     def where(self) -> str:
         return self._listener.where
+
+    @property
+    def shared(self) -> bool:
+        return self._listener.shared
+
+    def another(self) -> list[socket.socket]:
+        return [] if self._listening is None else self._listening.another()
 
     def leave(self) -> list[int]:
         self._leaves = True

@@ -15,6 +15,7 @@ import struct
 import sys
 import time
 from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -63,7 +64,7 @@ class Listening:
         self._path = path
         self._file = _identity(path) if path else None
         #: The port; 0 for a Unix socket.
-        self.port = 0 if path else int(sockets[0].getsockname()[1])
+        self.port = 0 if sockets[0].family == socket.AF_UNIX else int(sockets[0].getsockname()[1])
 
     def leave(self) -> list[int]:
         """Leaves the sockets to the next server in this process, whose clients wait meanwhile: descriptors of them."""
@@ -72,6 +73,11 @@ class Listening:
         for fd in found:
             os.set_inheritable(fd, True)
         return found
+
+    def another(self) -> list[socket.socket]:
+        """Sockets at the same address for another frontend, bound and not listening yet: the system divides new clients
+        among the frontends. At a path they are these sockets themselves."""
+        return [_another(one) for one in self.sockets]
 
     async def refuse(self) -> None:
         """Refuses new connections, and returns when those that the system already holds have been accepted."""
@@ -139,7 +145,8 @@ def listen(listener: Listener, left: Sequence[int] = ()) -> Listening:
     Raises ListenFailed.
     """
     if left:
-        return Listening([_taken(fd, listener.limits.write_s_max) for fd in left], listener.path)
+        path = "" if listener.sibling else listener.path
+        return Listening([_taken(fd, listener.limits.write_s_max, shared=listener.shared) for fd in left], path)
     if listener.path:
         return _listen_at(listener)
     host = listener.host.strip("[]") or None
@@ -153,6 +160,7 @@ def listen(listener: Listener, left: Sequence[int] = ()) -> Listening:
                     _with_port(address, sockets),
                     listener.limits.write_s_max,
                     last_chance=not sockets and len(found) == 1,
+                    shared=listener.shared,
                 )
                 if one is not None:
                     sockets.append(opened.enter_context(one))
@@ -167,9 +175,26 @@ def listen(listener: Listener, left: Sequence[int] = ()) -> Listening:
         return Listening(sockets)
 
 
-def _taken(fd: int, write_s_max: float) -> socket.socket:
-    """The listening socket that another server has left."""
+def _another(one: socket.socket) -> socket.socket:
+    if one.family == socket.AF_UNIX or not hasattr(socket, "SO_REUSEPORT"):
+        return one.dup()
+    other = socket.socket(one.family, socket.SOCK_STREAM)
+    try:
+        _set_options(other, one.family, shared=True)
+        other.bind(one.getsockname())
+    except BaseException:
+        other.close()
+        raise
+    return other
+
+
+def _taken(fd: int, write_s_max: float, *, shared: bool) -> socket.socket:
+    """The socket that another server has left, or that the lead has made; it listens from now on."""
     one = socket.socket(fileno=fd)
+    if shared and one.family != socket.AF_UNIX and hasattr(socket, "SO_REUSEPORT"):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        one.listen(CONNECTIONS_PENDING_MAX)
     one.setblocking(False)
     one.set_inheritable(False)
     limit_writes(one, write_s_max)
@@ -195,7 +220,7 @@ def check_free(listeners: Iterable[Listener], left: Container[str] = ()) -> None
     the server that this one replaces, by the listeners' `where`, which are there already."""
     for listener in listeners:
         if listener.port and not listener.path and listener.where not in left:
-            listen(listener).close()
+            listen(replace(listener, shared=False)).close()
 
 
 def _listen_at(listener: Listener) -> Listening:
@@ -275,13 +300,13 @@ def limit_writes(one: socket.socket, write_s_max: float) -> None:
 
 
 def _listen_on(
-    family: int, address: tuple[object, ...], write_s_max: float, *, last_chance: bool
+    family: int, address: tuple[object, ...], write_s_max: float, *, last_chance: bool, shared: bool
 ) -> socket.socket | None:
     """Returns a listening socket; None if the address family isn't available, unless `last`."""
     one = None
     try:
         one = socket.socket(family, socket.SOCK_STREAM)
-        _set_options(one, family)
+        _set_options(one, family, shared=shared)
         limit_writes(one, write_s_max)
         one.bind(address)
         one.listen(CONNECTIONS_PENDING_MAX)
@@ -294,9 +319,11 @@ def _listen_on(
     return one
 
 
-def _set_options(one: socket.socket, family: int) -> None:
+def _set_options(one: socket.socket, family: int, *, shared: bool) -> None:
     one.setblocking(False)
-    # Not SO_REUSEPORT: with it, a second server would silently take half of the connections.
+    # SO_REUSEPORT only for several frontends: with it, a second server would silently take half of the connections.
+    if shared and hasattr(socket, "SO_REUSEPORT"):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # Accepted connections inherit these on Linux.
     one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -52,6 +52,7 @@ class Adapters:
     async def load(self, name: str, version: str | None, adapter: str, src: str) -> Outcome:
         """Loads an adapter from a folder in each worker, and in each later one. Raises ServeError; no worker then has
         it."""
+        self._manager.check_alone("Changes of adapters")
         model = self._registry.find(name, version)
         _check_changeable(model)
         if not _NAME.fullmatch(adapter):
@@ -63,6 +64,7 @@ class Adapters:
 
     async def unload(self, name: str, version: str | None, adapter: str) -> Outcome:
         """Unloads an adapter. Requests that have begun keep it. Raises ServeError."""
+        self._manager.check_alone("Changes of adapters")
         model = self._registry.find(name, version)
         return await self._manager.tasks.load(self._unload(model, adapter))
 

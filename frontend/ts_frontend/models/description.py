@@ -18,7 +18,7 @@ GPU_USAGE_UNKNOWN = "N/A"
 def describe(model: Model) -> dict[str, Any]:
     """One version, without `customizedMetadata`."""
     settings = model.settings
-    queued = model.ledger.queued
+    queued = model.queued
     out: dict[str, Any] = {
         "modelName": model.name,
         "modelVersion": model.version,
@@ -76,6 +76,18 @@ def describe(model: Model) -> dict[str, Any]:
         if last is not None:
             out[name] = last.shown(time=_local_time(last.at))
     return out
+
+
+def whole(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The description of a model by one frontend, with the workers and waiting requests of others."""
+    for one in others:
+        own["workers"] += one["workers"]
+        for key, value in one["jobQueueStatus"].items():
+            own["jobQueueStatus"][key] += value
+        for key in ("loadFailure", "lastWorkerFailure"):
+            if key in one:
+                own.setdefault(key, one[key])
+    return own
 
 
 def _sharing(model: Model) -> dict[str, Any]:

@@ -116,6 +116,10 @@ class ModelFactory:
                 f"Archive of model {name} names no handler, and default_service_handler is not set. "
                 "torch-model-archiver --handler packs one; `torchserve dev` serves a handler's file as it is"
             )
+        divided = self._divided(settings, archive)
+        at_lead = bool(config.frontend) and not divided
+        if at_lead:
+            settings = replace(settings, autoscale=None, demand=None, use_job_ticket=False, batch_size=1)
         self._check_devices(name, settings)
         settings = self._with_device_warnings(name, version, settings)
         if config.bypass_serve and (python or settings.torchrun is not None):
@@ -131,7 +135,7 @@ class ModelFactory:
             Asker(name, version, frozenset(), dialects=not by_dialect, mark=content), settings, signature
         )
         limits = None if self._client_limits is None else self._client_limits.of(name)
-        queue = self._queue(name, settings, archive.priorities, limits)
+        queue = self._queue(name, settings, archive.priorities, limits, stateful=settings.stateful and not at_lead)
         metrics = self._metrics.model(name, version)
         counted = CountedBatches(metrics.batches if limits is None else limits.measuring(metrics.batches))
         pool = self._supervisor.pool(
@@ -154,6 +158,13 @@ class ModelFactory:
         graph, steps = self._graph(name, version, archive.graph, signature, counted)
         if graph is not None:
             pool.leave_to_others(lambda: not graph.trouble())
+        guests: Ledger | None = None
+        share: Callable[[int], int] | None = None
+        if config.frontends > 1 and graph is None:
+            guests, share = Ledger(), partial(share_of, config.frontend, config.frontends if divided else 1)
+            pool.frontends = config.frontends if divided else 1
+            if limits is not None:
+                limits.follow(guests)
         tracing = self._tracing
         ledger = Ledger() if tracing is None else tracing.ledger(name, version)
         if limits is not None:
@@ -180,10 +191,19 @@ class ModelFactory:
             cache=cache,
             graph=graph,
             steps=steps,
+            share=share,
+            guests=guests,
         )
         if limits is not None:
             limits.tells_tokens = lambda: model.openai is not None and model.openai.speaks
         return model
+
+    def _divided(self, settings: ModelSettings, archive: Archive) -> bool:
+        """Whether the model's workers are divided among the frontends. Otherwise the lead has all of them: what decides
+        about workers, or about the requests of one, must see all."""
+        single = settings.autoscale, settings.demand, settings.torchrun, settings.cluster, self._rate_limiter
+        alone = settings.stateful or settings.use_job_ticket or settings.share_weights or settings.continuous_batching
+        return not alone and all(one is None for one in single) and not archive.needs
 
     def _graph(
         self,
@@ -250,10 +270,16 @@ class ModelFactory:
         return may_need_torch(archive.dir, self._handler(archive, settings))
 
     def _queue(
-        self, name: str, settings: ModelSettings, priorities: Priorities | None, limits: ModelLimits | None
+        self,
+        name: str,
+        settings: ModelSettings,
+        priorities: Priorities | None,
+        limits: ModelLimits | None,
+        *,
+        stateful: bool,
     ) -> WorkQueue:
         refusal = NO_WORKER.format(name=name)
-        if settings.stateful:
+        if stateful:
             sequences = self._limits(settings)
             fair = None if limits is None else limits.sequences(sequences)
             return SequenceQueue(sequences, sequence_headers(self._config), refusal, fair)
@@ -471,6 +497,11 @@ class ModelFactory:
             **({} if config.dev_model is None else _debugging(config)),
             "mark_lines": config.log_format == "json" and not config.bypass_serve,
         }
+
+
+def share_of(frontend: int, frontends: int, workers: int) -> int:
+    """The workers of a frontend, by its number."""
+    return 0 if frontend >= frontends else workers // frontends + (frontend < workers % frontends)
 
 
 def requirements_in(path: Path) -> tuple[str, ...]:

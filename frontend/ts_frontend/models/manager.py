@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,13 +25,13 @@ from ts_frontend.errors import (
     WorkerStartFailed,
 )
 from ts_frontend.models.archive import Archive
-from ts_frontend.models.description import LIST_LIMIT_MAX, describe, page
+from ts_frontend.models.description import LIST_LIMIT_MAX, describe, page, whole
 from ts_frontend.models.loader import ModelLoader
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import Requested, check_range
 from ts_frontend.models.store.store import Fetched
-from ts_frontend.tasks import ENDING, Tasks, undone_on_failure
+from ts_frontend.tasks import ENDING, Tasks, owned, undone_on_failure
 from ts_frontend.workers.admission import Admission, Check
 from ts_frontend.workers.demand import Demand, ResidentState, UnloadCause
 from ts_frontend.workers.failures import StartFailed
@@ -66,6 +66,7 @@ class ModelManager:
         on_change: Callable[[], None],
         demand: Demand | None = None,
         admission: Admission | None = None,
+        frontends: int = 1,
     ) -> None:
         self.registry = registry
         self._admission = admission or Admission()
@@ -75,16 +76,31 @@ class ModelManager:
         self._model_api = model_api
         self._unregister_timeout_s = unregister_timeout_s
         self._on_change = on_change
+        self._frontends = frontends
         #: Models of register calls whose workers start for the first time: they are withdrawn if that fails.
         self.entering: set[Model] = set()
         #: Returns why a model differs from the shared snapshot, "" if it doesn't; None without one.
         self.standing: Callable[[Model], str] | None = None
         #: Returns the rollout that a model version takes part in, if any.
         self.rollout_of: Callable[[Model], Mapping[str, Any] | None] = lambda model: None
+        #: Tells the other frontends of the models of now; returns once they have them, and with True their workers.
+        #: Raises ServeError that names a frontend whose workers can't be started.
+        self.tell: Callable[[bool], Coroutine[Any, Any, None]] = _nobody
+        #: The descriptions of a model by the other frontends.
+        self.elsewhere: Callable[[Model], Awaitable[list[dict[str, Any]]]] = _nowhere
 
     def changed(self) -> None:
         """To be called after a change that a restart should remember, and that no method of this class has made."""
         self._on_change()
+
+    def check_alone(self, what: str) -> None:
+        """Raises InvalidArgument with several frontends, of which each would do something else."""
+        if self._frontends > 1:
+            raise InvalidArgument(f"{what} need one frontend, and this server has {self._frontends}: set frontends=1")
+
+    async def _changed_everywhere(self) -> None:
+        self._on_change()
+        await self.tell(False)
 
     # --- register
 
@@ -109,25 +125,28 @@ class ModelManager:
 
     async def _registered(self, fetched: Fetched, requested: Requested, synchronous: bool, check: Check) -> Outcome:
         model = await self.add(await self.build(fetched, requested, loaded_at_startup=False))
-        count, warnings = model.minimum, model.settings.warnings
+        count, own, warnings = model.minimum, model.own(model.minimum), model.settings.warnings
         title = f'Model "{model.name}" Version: {model.version} registered with'
         if model.resident is not None:
-            self._on_change()
+            await self._changed_everywhere()
             return Outcome(200, f"{title} 0 initial workers. Its first request loads it (loadOnDemand).", warnings)
         if not count:
-            self._on_change()
+            await self._changed_everywhere()
             return Outcome(
                 200, f"{title} 0 initial workers. Use scale workers API to add workers for the model.", warnings
             )
         if not synchronous:
-            self.tasks.background(self._scale_admitted(model, count, check))
+            self.tasks.background(self._scale_admitted(model, own, check))
+            await self.tell(False)
             return Outcome(202, PROCESSING, warnings)
         self.entering.add(model)
         try:
             async with undone_on_failure() as undo:
                 undo.push_async_callback(self._withdraw, model)
-                await _start_workers(model, count)
+                await _start_workers(model, own)
                 await check(model.name, partial(self._withdraw, model))
+                self.entering.discard(model)
+                await self.tell(True)
         finally:
             self.entering.discard(model)
         self._on_change()
@@ -196,7 +215,7 @@ class ModelManager:
             undo.pop_all()
             undo.push_async_callback(self.loader.remove, model)
             if model.settings.demand is None:
-                await _start_workers(model, model.minimum)
+                await _start_workers(model, model.own(model.minimum))
                 await check(model.name, partial(self.loader.remove, model))
             return model
 
@@ -224,6 +243,7 @@ class ModelManager:
 
     async def _withdraw(self, model: Model) -> None:
         self.registry.discard(model)
+        await self.tell(False)
         model.fail_rest(f'Model "{model.name}" could not be started')
         await self.loader.remove(model)
 
@@ -245,7 +265,7 @@ class ModelManager:
         """Removes a version, default or not, and ends it; False when not all its accepted requests were answered within
         `drain_s`, None for the time limit of unregister calls."""
         self.registry.discard(model)
-        self._on_change()
+        await self._changed_everywhere()
         in_time = await model.drain(self._unregister_timeout_s if drain_s is None else drain_s)
         model.fail_rest(f'Model "{model.name}" version {model.version} was unregistered')
         await self._removed(model, self.loader.remove(model))
@@ -290,16 +310,20 @@ class ModelManager:
             self._on_change()
             return
         try:
-            await _start_workers(model, count, drain_s)
+            told = owned(self.tell(True))
+            try:
+                await _start_workers(model, count, drain_s)
+            finally:
+                await told
         finally:
             self._on_change()
 
     async def start_workers(self, model: Model) -> None:
-        await self._scale(model, model.minimum, None)
+        await self._scale(model, model.own(model.minimum), None)
 
     async def set_default(self, name: str, version: str) -> Outcome:
         self.registry.set_default(name, version)
-        self._on_change()
+        await self._changed_everywhere()
         return Outcome(200, f'Default version successfully updated for model "{name}" to "{version}"')
 
     # --- list, describe
@@ -312,14 +336,17 @@ class ModelManager:
 
     async def describe(self, name: str, version: str | None = None, customized: bool = False) -> list[dict[str, Any]]:
         if version == "all":
-            return [self._described(model) for model in self.registry.versions(name)]
+            return [await self._described_everywhere(model) for model in self.registry.versions(name)]
         model = self.registry.find(name, version)
-        description = self._described(model)
+        description = await self._described_everywhere(model)
         if customized:
             description["customizedMetadata"] = await self._customized(model)
         return [description]
 
-    def _described(self, model: Model) -> dict[str, Any]:
+    async def _described_everywhere(self, model: Model) -> dict[str, Any]:
+        return whole(self.described(model), await self.elsewhere(model))
+
+    def described(self, model: Model) -> dict[str, Any]:
         description = describe(model)
         if self.standing is not None:
             failure = self.standing(model)
@@ -353,6 +380,14 @@ class ModelManager:
         for model in models:
             model.fail_rest(ENDING)
             await self._removed(model, self.loader.close(model, 1.0))
+
+
+async def _nobody(_: bool) -> None:
+    """There is one frontend."""
+
+
+async def _nowhere(_: Model) -> list[dict[str, Any]]:
+    return []
 
 
 def _listed(model: Model) -> dict[str, str]:

@@ -103,9 +103,9 @@ class ServedModels:
 def _values(model: Model) -> Iterator[tuple[Any, ...]]:
     """Yields the name of each metric of a model, its value, and its label besides the model's."""
     pool, ledger, slots = model.pool, model.ledger, model.pool.slots
-    yield "ts_queued_requests", ledger.queued
+    yield "ts_queued_requests", model.queued
     yield "ts_queue_capacity", model.settings.job_queue_size
-    yield "ts_running_requests", ledger.sent
+    yield "ts_running_requests", model.running
     if at_once := sum(slot.worker.concurrency for slot in slots if slot.worker is not None and slot.ready):
         yield "ts_concurrency", at_once
     for state in JobState:
@@ -320,7 +320,7 @@ def compatible_families(models: Registry, sums: MetricsRegistry) -> list[Family]
         each(
             "nv_inference_pending_request_count",
             "Requests that wait for a worker",
-            lambda one: one.ledger.queued,
+            lambda one: one.queued,
             GAUGE,
         ),
         each(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from ts.protocol.frames import Input, Pairs
+from ts.protocol.frames import Input, Item, Pairs
 from ts.protocol.path_template import BadTemplate, PathTemplate
 from ts_frontend.caching.cache import ModelCache
 from ts_frontend.errors import (
@@ -111,6 +111,8 @@ class Model:
         cache: ModelCache | None = None,
         graph: Runs | None = None,
         steps: Sequence[tuple[str, str]] = (),
+        share: Callable[[int], int] | None = None,
+        guests: Ledger | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -124,6 +126,9 @@ class Model:
         self._metrics = metrics
         self._counted = counted
         self.ledger = ledger or Ledger()
+        #: The jobs that other frontends have handed over, None if there are none.
+        self.guests = guests
+        self._share = share
         #: Requests that were never queued, by reason.
         self.refused = dict.fromkeys((*REFUSALS.values(), "other"), 0)
         self.scaler = scaler
@@ -151,10 +156,14 @@ class Model:
         #: When it was registered, in seconds since the epoch.
         self.created_s = time.time()
 
+    def own(self, workers: int) -> int:
+        """The part of the model's workers that this frontend has."""
+        return workers if self._share is None else self._share(workers)
+
     def scale_between(self, minimum: int, maximum: int) -> int:
         """Sets the worker counts. Returns those to run now: `minimum`, or the present number under autoscaling."""
         self.minimum, self.maximum = minimum, maximum
-        return minimum if self.scaler is None else self.scaler.between(minimum, maximum)
+        return self.own(minimum) if self.scaler is None else self.scaler.between(minimum, maximum)
 
     def adopt(self, archive: Archive, settings: ModelSettings) -> None:
         """Takes over the archive and settings as its handler has completed them."""
@@ -173,6 +182,18 @@ class Model:
     def observe(self, latencies: LatencyCounts | None) -> None:
         """Also counts its requests' latencies in `latencies` from now on; None stops that."""
         self._metrics.observe(latencies)
+
+    @property
+    def queued(self) -> int:
+        """The requests that wait here for a worker, those of other frontends among them."""
+        return self.ledger.queued + (0 if self.guests is None else self.guests.queued)
+
+    @property
+    def running(self) -> int:
+        """The requests on workers of this frontend."""
+        if self.guests is None:
+            return self.ledger.sent
+        return self.ledger.sent + self.guests.sent - sum(one.jobs for one in self.pool.lenders)
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
@@ -256,6 +277,31 @@ class Model:
             self.pool.end_by(deadline_s)
         return job
 
+    def take_over(self, item: Item, *, stream: bool, alone: bool, fed: bool) -> Job:
+        """Accepts a request from another frontend, which counts it; only the workers of this one run it. `fed`: it gets
+        further inputs. Raises as `submit`, but also accepts while the model is removed."""
+        assert self.guests is not None
+        if self.resident is not None:
+            self.resident.asked()
+        elif all(slot.gave_up for slot in self.pool.slots):
+            raise NoWorker(NO_WORKER.format(name=self.name) + self.pool.refusal())
+        if self.pool.load_failure is not None:
+            raise self.pool.not_loaded()
+        job = (self._new_fed if fed else self._new_job)(
+            self.guests,
+            item.inputs,
+            request_id=item.request_id,
+            headers=item.headers,
+            deadline_s=item.deadline_s,
+            stream=stream,
+            alone=alone,
+            response_bytes_max=self._response_bytes_max,
+        )
+        self.queue.put(job)
+        if item.deadline_s != math.inf:
+            self.pool.end_by(item.deadline_s)
+        return job
+
     def _cached(
         self,
         cache: ModelCache,
@@ -296,13 +342,17 @@ class Model:
             log.warning("Model %s: %s", self, refusal)
             self.settings = replace(self.settings, warnings=(*self.settings.warnings, refusal))
 
-    def _infos(self) -> Iterator[Mapping[str, Any]]:
-        """The handler's `info` of each ready worker; of a model on demand without workers, that of the last one."""
+    def infos(self) -> Iterator[Mapping[str, Any]]:
+        """The handler's `info` of each ready worker; of a model on demand without workers, that of the last one; then
+        what other frontends lend."""
         for slot in self.pool.slots:
             if slot.worker is not None and slot.worker.info:
                 yield slot.worker.info
         if self.resident is not None and self.resident.info:
             yield self.resident.info
+        for lender in self.pool.lenders:
+            if lender.info:
+                yield lender.info
 
     @property
     def _fills_batches(self) -> bool:
@@ -313,7 +363,7 @@ class Model:
     def signature(self) -> Signature:
         """The tensors declared by its files or, where they declare none, by its handler when it was loaded."""
         if not self._signature.declared:
-            for info in self._infos():
+            for info in self.infos():
                 if info.get("signature"):
                     found = signature_from(info["signature"])
                     return replace(found, metadata={**self._signature.metadata, **found.metadata})
@@ -342,14 +392,14 @@ class Model:
         """Whether one call of its handler takes the requests of a whole stream, as reported by ready workers. Requests
         of a sequence come one by one."""
         if not self._takes_streams and not self.settings.stateful:
-            self._takes_streams = any(info.get("takes_streams") for info in self._infos())
+            self._takes_streams = any(info.get("takes_streams") for info in self.infos())
         return self._takes_streams
 
     @property
     def routes(self) -> Sequence[Route]:
         """The paths that its handler answers besides the protocols', as reported by a ready worker."""
         if self._routes is None and self.archive.adapter:
-            for info in self._infos():
+            for info in self.infos():
                 self._routes = list(self._routes_of(info))
                 break
         return self._routes or ()
@@ -365,7 +415,7 @@ class Model:
     def openai(self) -> OpenAIHandler | None:
         """Its handler's support of OpenAI's API, as reported by a ready worker; None before the first is ready."""
         if self._openai is None:
-            for info in self._infos():
+            for info in self.infos():
                 said = info.get("openai") or {}
                 honours = said.get("honours", ())
                 self._own_names = tuple(said.get("names") or ())
@@ -411,7 +461,7 @@ class Model:
     def streams(self) -> bool:
         """Whether answers to successive requests may interleave: decoupled, or of a generator or async handler."""
         return self.signature.decoupled or any(
-            info.get("handler_kind") in ("generator", "async") for info in self._infos()
+            info.get("handler_kind") in ("generator", "async") for info in self.infos()
         )
 
     def config_message(self) -> dict[str, Any]:
@@ -468,7 +518,8 @@ class Model:
         self._leaving = True
         self.give_up_waiting("was unregistered")
         empty: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.ledger.when_empty(lambda: empty.set_result(None))
+        guests = self.guests or self.ledger
+        self.ledger.when_empty(lambda: guests.when_empty(lambda: empty.set_result(None)))
         done, _ = await asyncio.wait({empty}, timeout=timeout_s)
         return bool(done)
 
@@ -478,5 +529,5 @@ class Model:
             self.cache.close()
         if self.graph is not None:
             self.graph.close()
-        for job in list(self.ledger.live.values()):
+        for job in [*self.ledger.live.values(), *(self.guests or self.ledger).live.values()]:
             job.fail(Draining(reason))

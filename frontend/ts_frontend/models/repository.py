@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -221,6 +221,10 @@ class Repository:
         self._loader = _RepositoryLoader(manager, workers)
         self._known: dict[str, _Known] = {}
         self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        #: The arguments of the last load call of each model, if siblings of this frontend need them; and what hands the
+        #: calls of a sibling to the lead.
+        self.loads: dict[str, dict[str, Any]] | None = None
+        self.lead: Callable[[str, dict[str, Any]], Awaitable[Any]] | None = None
 
     async def start(self, wanted: Sequence[str]) -> list[str]:
         """Loads the models of the start (`wanted`: in explicit mode); returns a sentence for each that failed."""
@@ -300,6 +304,27 @@ class Repository:
         the model's directory. The previous model serves until the new one is ready, and stays if that fails. Raises
         ServeError."""
         self._check("load")
+        arguments: dict[str, Any] = {
+            "config_text": config_text,
+            "url": url,
+            "files": None if files is None else dict(files),
+        }
+        if self.lead is not None:
+            await self.lead("load", {"name": name, **arguments})
+            return
+        if self.loads is not None:
+            self.loads[name] = arguments
+        await self.load_here(name, **arguments)
+        await self._manager.tell(True)
+
+    async def load_here(
+        self,
+        name: str,
+        config_text: str | None = None,
+        url: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """`load` at this frontend alone, also if the server allows no calls."""
         if files is not None:
             if not self._takes_files:
                 raise LoadRefused(
@@ -327,6 +352,9 @@ class Repository:
         loaded and isn't served is no error. `dependents`: also the models of an ensemble's steps that no other ensemble
         has. Raises ModelNotFound for any other."""
         self._check("unload")
+        if self.lead is not None:
+            await self.lead("unload", {"name": name, "dependents": dependents})
+            return
         registry = self._manager.registry
         steps = {step for model in registry if model.name == name for step, _ in model.steps} if dependents else set()
         here = self._is_here(name)

@@ -160,6 +160,7 @@ class Rollouts:
 
     def start(self, name: str, given: Mapping[str, Any], reason: str = "it was asked for") -> dict[str, Any]:
         """Begins a rollout, in place of one that runs. Raises InvalidArgument, ModelNotFound, ModelVersionNotFound."""
+        self._manager.check_alone("Rollouts")
         default = self._registry.find(name)
         rule = read_rule(given, default.version)
         new = self._registry.find(name, rule.version)
@@ -357,9 +358,10 @@ class Rollouts:
         """Goes on with the rollouts of the last run. One that can't be read is logged and left out."""
         for name, found in states.items():
             try:
+                self._manager.check_alone("Rollouts")
                 rollout = Rollout.restored(name, found)
             except (ServeError, KeyError, TypeError, ValueError, AttributeError) as error:
-                log.error("The rollout of model %s in the snapshot is left out, it can't be read: %s", name, error)
+                log.error("The rollout of model %s in the snapshot is left out: %s", name, error)
                 continue
             self._all[name] = rollout
             if rollout.state in ACTIVE:

@@ -49,12 +49,14 @@ class Placement:
 
     Models without `deviceIds` share one turn over all devices: the first worker gets (0 + 1) mod N, and so on. A model
     with `deviceIds` has its own turn over them, from the first; a model with a `parallelLevel` too, over blocks of that
-    many devices.
+    many devices. `start`: the part of the devices after which the turns begin, 0 to 1: the frontends of a server begin
+    at different ones.
     """
 
-    def __init__(self, inventory: Inventory) -> None:
+    def __init__(self, inventory: Inventory, start: float = 0.0) -> None:
         self.inventory = inventory
-        self._turn = 0
+        self._start = start
+        self._turn = int(inventory.count * start)
         self._turns: dict[object, int] = {}
 
     def usable(self, device_type: str, device_ids: Sequence[int]) -> list[int]:
@@ -72,18 +74,19 @@ class Placement:
         if not usable:
             return CPU
         if level:
-            first = self._turn_of(model) % max(1, len(usable) // level) * level
+            blocks = max(1, len(usable) // level)
+            first = self._turn_of(model, blocks) * level
             group = tuple(usable[first : first + level])
             return Device(inventory.kind, group[0], group)
         if usable_ids(device_ids, inventory.count):
-            return Device(inventory.kind, usable[self._turn_of(model) % len(usable)])
+            return Device(inventory.kind, usable[self._turn_of(model, len(usable))])
         self._turn = (self._turn + 1) % inventory.count
         return Device(inventory.kind, self._turn)
 
-    def _turn_of(self, model: object) -> int:
-        turn = self._turns.get(model, 0)
+    def _turn_of(self, model: object, places: int) -> int:
+        turn = self._turns.get(model, int(places * self._start))
         self._turns[model] = turn + 1
-        return turn
+        return turn % places
 
     def forget(self, model: object) -> None:
         self._turns.pop(model, None)

@@ -8,10 +8,10 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
-from typing import Any
+from typing import Any, Protocol
 
 from ts_frontend.errors import PROCESS_DIED, ModelNotLoaded, NoWorker
 from ts_frontend.scheduling.queues import WorkQueue
@@ -71,6 +71,27 @@ class PoolResources:
     holder: HolderLauncher | None = None
     waiting: Callable[[int], str] | None = None
     cluster: ClusterState | None = None
+
+
+class Lender(Protocol):
+    """The workers that another frontend lends to a pool. `open`: requests may wait for them; `ready`: one is ready;
+    `jobs`: the requests there."""
+
+    @property
+    def open(self) -> bool: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def jobs(self) -> int: ...
+
+    @property
+    def info(self) -> Mapping[str, Any]: ...
+
+    def tick(self, now_s: float) -> None: ...
+
+    def end_late(self, now_s: float) -> float: ...
 
 
 class Clock:
@@ -350,6 +371,9 @@ class Pool:
         self._due: asyncio.TimerHandle | None = None
         #: Whether other models, which do the work in place of workers, are ready; None with workers.
         self._others_ready: Callable[[], bool] | None = None
+        #: What other frontends lend to it, and the number of frontends that divide its workers.
+        self.lenders: Sequence[Lender] = ()
+        self.frontends = 1
 
     # --- scaling and refusals
 
@@ -360,7 +384,9 @@ class Pool:
     @property
     def ready(self) -> bool:
         """Whether a worker, or the models that do the work in place of workers, can take a request."""
-        return self.ready_count > 0 if self._others_ready is None else self._others_ready()
+        if self._others_ready is not None:
+            return self._others_ready()
+        return self.ready_count > 0 or any(one.ready for one in self.lenders)
 
     def leave_to_others(self, ready: Callable[[], bool]) -> None:
         """Has no workers from now on: other models do the work, which is ready when they are."""
@@ -370,7 +396,12 @@ class Pool:
     @property
     def busy(self) -> bool:
         """Returns whether there are workers, retiring ones included, or requests."""
-        return bool(self.slots or self._leaving or len(self.queue))
+        return bool(self.slots or self._leaving or len(self.queue) or any(one.jobs for one in self.lenders))
+
+    def lent(self) -> None:
+        """To be called when the lenders or their states have changed."""
+        self._changed()
+        self._fail_what_waits()
 
     def refusal(self) -> str:
         """Returns the reason why there is no worker, for the caller's error; "" when it isn't known."""
@@ -496,9 +527,10 @@ class Pool:
         """Reports a possible change of readiness. Fails the waiting requests when no start succeeds."""
         slots = self.slots
         self.on_busy()
-        self.unavailable = all(slot.gave_up for slot in slots)
+        open_elsewhere = any(one.open for one in self.lenders)
+        self.unavailable = all(slot.gave_up for slot in slots) and not open_elsewhere
         failures = [slot.load_failure for slot in slots]
-        self.load_failure = failures[-1] if failures and None not in failures else None
+        self.load_failure = failures[-1] if failures and None not in failures and not open_elsewhere else None
         if self.load_failure is not None and not self.unavailable and len(self.queue):
             self.queue.fail_all(self.not_loaded())
         try:
@@ -520,7 +552,7 @@ class Pool:
         """The model's workers that share this machine's cores: those on the CPU."""
         if slot.device.is_gpu or self.resources.cluster is not None or self.plan.in_process:
             return 1
-        return max(1, sum(not one.device.is_gpu for one in self.slots))
+        return max(1, sum(not one.device.is_gpu for one in self.slots) * self.frontends)
 
     def started(self, worker: Worker) -> None:
         self.on_ready(worker.info)
@@ -579,6 +611,8 @@ class Pool:
             self.queue.expire(now_s)
         workers = [slot.worker for slot in (*self.slots, *self._leaving) if slot.worker is not None]
         running_s = min((worker.end_late(now_s) for worker in workers), default=math.inf)
+        for lender in self.lenders:
+            running_s = min(running_s, lender.end_late(now_s))
         waiting_s = min((job.deadline_s for job in self.queue.waiting()), default=math.inf)
         next_s = min(running_s, waiting_s)
         if next_s != math.inf:
@@ -671,7 +705,9 @@ class Pool:
             slot.look(now_s)
             if slot.worker is not None:
                 slot.worker.tick(now_s)
-        if self.ready_count:
+        for lender in self.lenders:
+            lender.tick(now_s)
+        if self.ready_count or self.lenders:
             self._ready_s = now_s
             return
         limit_s = self.plan.response_timeout_s

@@ -40,7 +40,8 @@ OnLine = Callable[[int, str, str, str], None]
 
 class Supervisor:
     """Makes pools and ticks them. `launcher` replaces the launcher that `fork` and `in_process` select; `clock` is
-    the clock of restarts; `cluster` starts workers on other machines."""
+    the clock of restarts; `cluster` starts workers on other machines. `frontend`: the number of this one of the
+    `frontends`, whose workers have different ids."""
 
     def __init__(
         self,
@@ -58,8 +59,10 @@ class Supervisor:
         launcher: Launcher | None = None,
         clock: Clock | None = None,
         cluster: ClusterLauncher | None = None,
+        frontend: int = 0,
+        frontends: int = 1,
     ) -> None:
-        self.placement = Placement(inventory)
+        self.placement = Placement(inventory, frontend / frontends)
         self._exec = ExecLauncher()
         self._torchrun = TorchrunLauncher(work_dir, self._exec)
         self._fork: ForkLauncher | None = None
@@ -68,7 +71,7 @@ class Supervisor:
         self._launcher: Launcher = launcher or (InProcessLauncher() if in_process else self._fork or self._exec)
         self._clock = clock
         self.cluster = cluster
-        self._ids = itertools.count(first_worker_id)
+        self._ids = itertools.count(first_worker_id + frontend, frontends)
         self._distribution_id = first_distribution_id
         self._on_line = on_line
         self._pools: set[Pool] = set()

@@ -70,6 +70,7 @@ class WorkflowManager:
         startup_timeout: int | None = None,
     ) -> Outcome:
         """Registers a workflow, entirely or not at all; it goes on if the caller is cancelled."""
+        self.models.check_alone("Workflows")
         return await self.models.tasks.load(
             self._register(url, workflow_name, Timeouts(response_timeout, startup_timeout))
         )

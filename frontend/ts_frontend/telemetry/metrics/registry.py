@@ -133,6 +133,8 @@ class MetricsRegistry:
         self._gathered: list[Callable[[], Iterable[Family]]] = []
         self._always: list[Callable[[], Iterable[Family]]] = []
         self._gathered_names: frozenset[str] | None = None
+        #: Adds the figures of other frontends.
+        self.join: Callable[[Iterable[Family]], Iterable[Family]] | None = None
         self._http: dict[int, Sample] = {}
         self._unsummed = Unsummed()
         self._http_tallies: dict[int, Tally] = {}
@@ -150,7 +152,7 @@ class MetricsRegistry:
     def text(self, names: Collection[str] = ()) -> str:
         """The metrics API's answer; in `log` mode only the families that are always shown, and a comment that names the
         logs. `names`: only those families or series."""
-        text = exposition(self._read(), names)
+        text = exposition(self.families(), names)
         return text if self.everything else ELSEWHERE.format(mode=self.mode) + text
 
     def openmetrics(self, names: Collection[str] = ()) -> str:
@@ -160,7 +162,11 @@ class MetricsRegistry:
             labels = (name, version, self.host)
             found[OWN_LATENCY.name, labels] = ["" if it is None else it.text(it.took_s) for it in one.took]
             found[OWN_QUEUE.name, labels] = ["" if it is None else it.text(it.queued_s) for it in one.queued]
-        return openmetrics(self._read(), names, found)
+        return openmetrics(self.families(), names, found)
+
+    def families(self) -> Iterable[Family]:
+        """All families, with the figures of other frontends that were gathered for this answer."""
+        return self._read() if self.join is None else self.join(self._read())
 
     def _read(self) -> Iterator[Family]:
         self._unsummed.sum_up()

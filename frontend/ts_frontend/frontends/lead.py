@@ -1,0 +1,317 @@
+"""The lead: the frontend that was started, with the management. It starts its siblings and tells them of changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ts_frontend.authorization.authorization import Authorization
+from ts_frontend.config.kinds import ConfigError
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.errors import Draining, InvalidArgument, ServeError, WorkerStartFailed
+from ts_frontend.frontends.figures import summed
+from ts_frontend.frontends.keeper import Keeper
+from ts_frontend.frontends.lending import Borrowing, Lending, connected
+from ts_frontend.frontends.line import Line
+from ts_frontend.models.manager import ModelManager
+from ts_frontend.models.model import Model
+from ts_frontend.models.repository import Repository
+from ts_frontend.models.startup import state_of
+from ts_frontend.tasks import kept, owned, watched
+from ts_frontend.telemetry.metrics.families import Definition, Family, MetricKind
+from ts_frontend.workers.failures import Backoff
+
+log = logging.getLogger(__name__)
+
+#: Seconds until a sibling that keeps ending is started again, at most; and those for a sibling to end with the lead.
+RESTART_S_MAX = 30.0
+ENDS_S_MAX = 10.0
+MESSAGE_OVERHEAD_BYTES = 1 << 20
+
+
+class Neighbours:
+    """What lead and siblings share: each lends its workers at a socket in `place`, and borrows from the others."""
+
+    def __init__(self, config: ServerConfig, manager: ModelManager, number: int, place: Path) -> None:
+        self._number, self._place, self._manager = number, place, manager
+        self._size_max = max(config.max_request_size, config.max_response_size) + MESSAGE_OVERHEAD_BYTES
+        path = _path(place, number)
+        path.unlink(missing_ok=True)
+        try:
+            self._lending = Lending(manager.registry, path, self._size_max, config.stream_credit_bytes)
+        except OSError as error:
+            raise ConfigError(
+                f"temp_dir {place} can't have the frontends' sockets: {error}; name a shorter one"
+            ) from None
+        self._borrowing: dict[int, Borrowing] = {}
+        self._handed_before = 0
+        self._turn = asyncio.Lock()
+
+    async def meet(self, numbers: Sequence[int]) -> None:
+        """Borrows from these frontends, for the models of now."""
+        async with self._turn:
+            for number in numbers:
+                if number != self._number and number not in self._borrowing:
+                    try:
+                        sock = await connected(_path(self._place, number))
+                    except OSError as error:
+                        log.warning("Frontend %d lends nothing: %s", number, error)
+                        continue
+                    self._borrowing[number] = Borrowing(number, sock, self._size_max, self._forget)
+            models = list(self._manager.registry)
+            for one in list(self._borrowing.values()):
+                one.follow(models)
+
+    def families(self) -> list[Family]:
+        """The number of requests that this frontend has handed over."""
+        return [_one("ts_handed_over_requests_total", "Requests that one frontend handed to another", self._handed())]
+
+    def _handed(self) -> float:
+        return float(self._handed_before + sum(one.handed for one in self._borrowing.values()))
+
+    def _forget(self, borrowing: Borrowing) -> None:
+        if self._borrowing.get(borrowing.number) is borrowing:
+            del self._borrowing[borrowing.number]
+            self._handed_before += borrowing.handed
+
+    async def close(self) -> None:
+        for one in list(self._borrowing.values()):
+            one.close()
+        await self._lending.close()
+
+
+def _path(place: Path, number: int) -> Path:
+    return place / f"f{number}"
+
+
+def _one(name: str, text: str, value: float) -> Family:
+    kind = MetricKind.COUNTER if name.endswith("_total") else MetricKind.GAUGE
+    family = Family(Definition(name, kind, "Count", ()), text)
+    family.sample(()).add(value)
+    return family
+
+
+class Lead:
+    """Siblings 1 to `config.frontends` - 1 of this frontend, made by `keeper`. `sockets`: makes the sockets of another
+    one, by the listeners' `where`; `ports`: those of the listeners that only the lead has."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        keeper: Keeper,
+        manager: ModelManager,
+        repository: Repository,
+        authorization: Authorization | None,
+        place: Path,
+    ) -> None:
+        self._config, self._keeper, self._place = config, keeper, place
+        self._manager, self._repository, self._authorization = manager, repository, authorization
+        self._neighbours = Neighbours(config, manager, 0, place)
+        self._lines: dict[int, Line] = {}
+        self._changes = 0
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._sockets: Callable[[], Mapping[str, Sequence[socket.socket]]] = dict
+        self._ports: Mapping[str, int] = {}
+        self._drains: asyncio.Task[None] | None = None
+        self._ending = False
+        self._restarts = 0
+        self._figures: list[Any] = []
+        manager.tell, manager.elsewhere = self.tell, self._described
+        repository.loads = {}
+        if authorization is not None:
+            authorization.on_renewed = lambda: self.tell(False)
+
+    async def start(
+        self, sockets: Callable[[], Mapping[str, Sequence[socket.socket]]], ports: Mapping[str, int]
+    ) -> None:
+        """Starts the siblings, once this frontend listens. Raises ServeError if one can't start."""
+        self._sockets, self._ports = sockets, ports
+        lines = await asyncio.gather(*(self._started(one) for one in range(1, self._config.frontends)))
+        self._tasks = [
+            watched(self._keep(number, line), f"The supervision of frontend {number}")
+            for number, line in enumerate(lines, 1)
+        ]
+        self._tasks.append(kept(self._follow, "The telling of changes to other frontends"))
+        await self.tell(False)
+
+    # --- siblings
+
+    async def _started(self, number: int) -> Line:
+        ours, theirs = socket.socketpair()
+        sockets = self._sockets()
+        try:
+            self._keeper.fork(number, theirs, sockets)
+        except OSError as error:
+            ours.close()
+            raise ServeError(f"Frontend {number} can't be started: its keeper has ended ({error})") from error
+        finally:
+            for one in (theirs, *(one for some in sockets.values() for one in some)):
+                one.close()
+        line = Line(ours, self._asked)
+        await line.open()
+        running = watched(line.run(), f"The line to frontend {number}")
+        try:
+            pid = await line.call("begin", {**self._state(), "place": str(self._place), "ports": dict(self._ports)})
+        except ServeError as error:
+            line.close()
+            await asyncio.wait({running})
+            raise ServeError(f"Frontend {number} did not start: {error.message}") from error
+        except BaseException:
+            line.close()
+            raise
+        self._lines[number] = line
+        log.info("Frontend %d serves (pid %s).", number, pid)
+        return line
+
+    async def _keep(self, number: int, line: Line) -> None:
+        """Starts the sibling again when it ends, after growing pauses if it keeps ending."""
+        backoff = Backoff(float("inf"), RESTART_S_MAX)
+        while True:
+            begun_s = time.monotonic()
+            await line.ended.wait()
+            self._lines.pop(number, None)
+            if self._ending:
+                return
+            if time.monotonic() - begun_s > RESTART_S_MAX:
+                backoff.worked()
+            while not self._ending:
+                backoff.failed(time.monotonic())
+                pause_s = backoff.delay_s(0.5)
+                self._restarts += 1
+                log.warning("Frontend %d has ended, and is started again in %.1f s.", number, pause_s)
+                await asyncio.sleep(pause_s)
+                try:
+                    line = await self._started(number)
+                    break
+                except ServeError as error:
+                    log.error("%s", error.message)
+            await self.tell(False)
+
+    async def _asked(self, name: str, value: Any) -> Any:
+        """Answers a sibling: it hands on the calls of repositories that it gets."""
+        if name == "load":
+            return await self._repository.load(**value)
+        if name == "unload":
+            return await self._repository.unload(value["name"], dependents=value["dependents"])
+        raise InvalidArgument(f"A frontend asked for {name!r}, which the lead doesn't know")
+
+    # --- changes
+
+    def changed(self) -> None:
+        """To be called after a change of the models that nobody waits for."""
+        self._changed.set()
+
+    async def _follow(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self.tell(False)
+            except ServeError as error:
+                log.error("%s", error.message)
+
+    async def tell(self, wait: bool) -> None:
+        """As of `ModelManager.tell`."""
+        if not self._lines or self._ending:
+            return
+        state = {**self._state(), "wait": wait}
+        lines = list(self._lines.items())
+        ends = await asyncio.gather(*(line.call("follow", state) for _, line in lines), return_exceptions=True)
+        await self._neighbours.meet([*self._lines])
+        for (number, line), end in zip(lines, ends, strict=True):
+            if isinstance(end, Draining) and not line.up:
+                continue  # its successor gets the state of then
+            if isinstance(end, ServeError):
+                raise WorkerStartFailed(f"Frontend {number}: {end.message}")
+            if isinstance(end, BaseException):
+                raise end
+
+    def _state(self) -> dict[str, Any]:
+        """What the siblings follow: the models, in the order of their registration, and the keys."""
+        self._changes += 1
+        registry, loads = self._manager.registry, self._repository.loads or {}
+        models = [
+            {
+                "stamp": model.created_s,
+                "name": model.name,
+                "version": model.version,
+                "default": registry.is_default(model),
+                "stored": model.archive.remembered,
+                "state": asdict(state_of(model, self._manager)),
+                "load": loads.get(model.name, {}),
+            }
+            for model in registry
+            if not model.workflow and model not in self._manager.entering
+        ]
+        keys = {} if self._authorization is None else self._authorization.made
+        return {
+            "number": self._changes,
+            "models": models,
+            "keys": {kind.value: [(one.secret, one.expires_s) for one in some] for kind, some in keys.items()},
+            "frontends": [0, *self._lines],
+        }
+
+    # --- one description of all
+
+    async def _described(self, model: Model) -> list[dict[str, Any]]:
+        return [one for one in await self._of_all("describe", [model.name, model.version]) if one]
+
+    async def gather(self) -> None:
+        """Gathers the siblings' metrics, for `join`."""
+        self._figures = await self._of_all("figures", None)
+
+    def join(self, own: Iterable[Family]) -> Iterable[Family]:
+        """The metrics of this frontend with those of its siblings, as they were gathered."""
+        return summed(own, self._figures)
+
+    async def _of_all(self, name: str, value: Any) -> list[Any]:
+        found = await asyncio.gather(*(line.call(name, value) for line in self._lines.values()), return_exceptions=True)
+        for one in found:
+            if isinstance(one, BaseException) and not isinstance(one, ServeError):
+                raise one
+        return [one for one in found if not isinstance(one, BaseException)]
+
+    def families(self) -> list[Family]:
+        return [
+            _one("ts_frontends", "Frontends that serve", 1.0 + len(self._lines)),
+            _one("ts_frontend_restarts_total", "Frontends that ended and were started again", float(self._restarts)),
+            *self._neighbours.families(),
+        ]
+
+    # --- the end
+
+    def drain(self) -> None:
+        """Has the siblings drain like this frontend; `drained` waits for them."""
+        self._ending = True
+        self._drains = owned(self._drain())
+
+    async def _drain(self) -> None:
+        await self._of_all("drain", None)
+
+    async def drained(self) -> None:
+        """Returns when all frontends have answered their requests: until then they need each other's workers."""
+        if self._drains is not None:
+            await self._drains
+
+    async def close(self) -> None:
+        """Ends the siblings."""
+        self._ending = True
+        lines = list(self._lines.values())
+        await self._of_all("end", None)
+        if lines:
+            await asyncio.wait([owned(line.ended.wait()) for line in lines], timeout=ENDS_S_MAX)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._neighbours.close()
+        for line in lines:
+            line.close()
+        self._keeper.close()
