@@ -152,10 +152,6 @@ def test_predictions_and_management_over_grpc_with_tls(secured: Any, pki: Path) 
         assert "echo" in ManagementAPIsServiceStub(channel).ListModels(ListModelsRequest(), timeout=GUARD_S).msg
 
 
-def test_the_metrics_address_may_do_without(secured: Any) -> None:
-    assert ask(secured.port("http_metrics"), "GET", "/metrics")[0] == 200
-
-
 def test_what_is_announced(secured: Any) -> None:
     assert announced(secured.log, "http_inference").startswith("https://127.0.0.1:")
     assert announced(secured.log, "http_management").startswith("https://localhost:")
@@ -170,11 +166,6 @@ def test_plain_words_on_a_tls_address(secured: Any) -> None:
         ask(secured.port("http_inference"), "GET", "/ping")
     with grpc.insecure_channel(secured.inference) as channel, pytest.raises(grpc.RpcError):
         predict(channel, timeout=5)
-
-
-def test_clients_that_do_not_trust_the_authority(secured: Any) -> None:
-    with pytest.raises(ssl.SSLCertVerificationError):
-        ask(secured.port("http_inference"), "GET", "/ping", context=ssl.create_default_context())
 
 
 def test_old_versions_are_refused_and_http_2_is_offered(secured: Any) -> None:
@@ -401,17 +392,6 @@ def test_unix_sockets(start: Any, store: Path, tmp_path_factory: pytest.TempPath
         assert b"Healthy" in subprocess.run(command, capture_output=True, timeout=GUARD_S).stdout
     assert server.terminate() == 0
     assert not rest.exists() and not rpc.exists()
-
-
-def test_a_unix_socket_in_use_is_named(start: Any, serving: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("u")
-    with socket.socket(socket.AF_UNIX) as taken:
-        taken.bind(str(folder / "s"))
-        taken.listen()
-        (folder / "store").mkdir()
-        log = refused(serving, folder, inference_address=f"unix:{folder / 's'}")
-    assert f"http_inference: cannot listen on {folder / 's'}: another server listens there" in log
-    assert "Traceback" not in log
 
 
 def has_ipv6() -> bool:

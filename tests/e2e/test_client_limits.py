@@ -203,12 +203,6 @@ def test_openais_error_is_a_rate_limit(http: httpx.Client) -> None:
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
 
 
-def test_paths_without_models_have_no_limits(http: httpx.Client) -> None:
-    answers = [http.get("/v1/models", headers={"x-client": "lists"}) for _ in range(5)]
-    assert {answer.status_code for answer in answers} == {200}
-    assert not any(name.startswith("x-ratelimit") for name in answers[0].headers)
-
-
 def predictions(channel: grpc.Channel, metadata: list[tuple[str, str]]) -> Any:
     request = PredictionsRequest(model_name="upper", input={"data": b"a"})
     return InferenceAPIsServiceStub(channel).Predictions.with_call(request, metadata=metadata, timeout=GUARD_S)
@@ -441,28 +435,6 @@ def test_a_greedy_client_delays_others_by_its_turn_alone(server: Any) -> None:
     names = order.read_text().split()
     assert names.pop(0) == "before" and len(names) == 69
     assert max(map(names.index, small)) < 2 * len(small), "it gets one turn in each round of the ten clients"
-
-
-def test_worker_time_is_divided_by_weights(server: Any) -> None:
-    limits = server.place / "limits.yaml"
-    named = {"heavy": 3, "light": 1}
-    text = (
-        ONCE + "  works:\n    clients: {" + ", ".join(f"{name}: {{weight: {one}}}" for name, one in named.items()) + "}"
-    )
-    limits.write_text(text.replace("  lone:", "  heavy: {who: header:heavy}\n  light: {who: header:light}\n  lone:"))
-    server.wait_for_log("The limits were read again")
-
-    def worked() -> dict[str, float]:
-        return {one: metric(server, "ts_client_worker_seconds_total", client=one) for one in named}
-
-    with ThreadPoolExecutor(16) as pool:
-        running = [pool.submit(asked_by, server, "heavy", 12, 25) for _ in range(6)]
-        running += [pool.submit(asked_by, server, "light", 4, 60) for _ in range(6)]
-        until(lambda: sum(worked().values()) > 1.5)
-        spent = worked()
-        for one in running:
-            one.result(GUARD_S)
-    assert 3 * 0.75 < spent["heavy"] / spent["light"] < 3 * 1.33, spent
 
 
 def test_a_broken_file_keeps_the_limits(server: Any, http: httpx.Client) -> None:

@@ -271,6 +271,8 @@ class Clients:
 
 
 SERVICES = [name for name in vars(Clients) if not name.startswith("_") and name != "close"]
+#: One of each kind: a message, a stream of them, tensors, and HTTP with and without.
+QUICK = ("predictions", "stream_predictions_2", "model_infer", "model_stream_infer", "http_predictions", "http_infer")
 #: How a request ends: the model, what its handler does, how long its client waits.
 WAYS: dict[str, tuple[str, str, float]] = {
     "raises": ("whole", "raise", GUARD_S),
@@ -332,7 +334,9 @@ def occupies_late(server: Any, clients: Clients, asked: list[Any], begun: int) -
     return bool(server.alive.begun("late") > begun)
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize(
+    "service", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in SERVICES]
+)
 def test_a_failure_leaves_nothing_behind(server: Any, clients: Clients, service: str) -> None:
     """Each way to fail COUNTED times; the objects left by any single way would exceed the limit."""
     call = getattr(clients, service)

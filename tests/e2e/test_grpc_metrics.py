@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import re
-import socket
-import ssl
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -117,24 +113,6 @@ def test_every_message_of_streams_counts(stub: Any, risen: Any) -> None:
     assert (one_way["msg_received_total"], one_way["msg_sent_total"], one_way["handling_seconds_count"]) == (1, 3, 1)
 
 
-def test_label_values(served: Any, stub: Any) -> None:
-    stub.ServerLive(pb.ServerLiveRequest(), timeout=GUARD_S)
-    list(stub.ModelInferStream(text("a"), timeout=GUARD_S))
-    list(stub.ModelStreamInfer(iter([text("a")]), timeout=GUARD_S))
-    _, shown = get(served.port("http_metrics"))
-    for kind, method in (
-        ("UNARY", "ServerLive"),
-        ("SERVER_STREAMING", "ModelInferStream"),
-        ("BIDI_STREAMING", "ModelStreamInfer"),
-    ):
-        labels = f'grpc_type="{kind}",grpc_service="{SERVICE}",grpc_method="{method}",'
-        assert f"grpc_server_started_total{{{labels}}} " in shown
-        assert f'grpc_server_handled_total{{{labels}grpc_code="OK",}} ' in shown
-        assert f'grpc_server_handling_seconds_bucket{{{labels}le="+Inf",}} ' in shown
-    assert "# TYPE grpc_server_handling_seconds histogram\n" in shown
-    assert "ts_inference_requests_total" not in shown, "metrics_mode is log"
-
-
 def test_a_cancelled_stream_is_counted(served: Any, stub: Any, risen: Any) -> None:
     endless = iter(lambda: text("a"), None)
     answers = stub.ModelStreamInfer(endless, timeout=GUARD_S)
@@ -160,25 +138,6 @@ def test_http_on_the_grpc_port_while_calls_run(served: Any, stub: Any) -> None:
     assert get(port, f"/{SERVICE}/ModelInfer", "POST")[0] == 415
 
 
-def test_the_port_speaks_http_2_without_tls_too(served: Any) -> None:
-    import h2.connection
-    import h2.events
-
-    connection = h2.connection.H2Connection()
-    body, ended = b"", False
-    with socket.create_connection(("127.0.0.1", served.port("grpc_inference")), timeout=GUARD_S) as link:
-        connection.initiate_connection()
-        names = {":method": "GET", ":path": "/metrics", ":scheme": "http", ":authority": "localhost"}
-        connection.send_headers(1, list(names.items()), end_stream=True)
-        while not ended:
-            link.sendall(connection.data_to_send())
-            for event in connection.receive_data(link.recv(65_536)):
-                if isinstance(event, h2.events.DataReceived):
-                    body += event.data
-                ended |= isinstance(event, h2.events.StreamEnded)
-    assert b"\n# HELP grpc_server_started_total" in body
-
-
 def test_off_unless_asked(start: Callable[..., Any]) -> None:
     server = start()
     server.wait_for_log("http_metrics listens")
@@ -195,19 +154,3 @@ def test_the_profile_of_dynamo_has_it(start: Callable[..., Any]) -> None:
         GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=GUARD_S)
     status, shown = get(server.port("grpc_inference"))
     assert (status, 'grpc_method="ServerLive",grpc_code="OK",} 1.0' in shown) == (200, True)
-
-
-def test_with_tls_the_port_answers_https(start: Callable[..., Any], tmp_path: Path) -> None:
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    more = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*words.split(), *more], check=True, capture_output=True)
-    server = start(enable_grpc_ssl="true", certificate_file=certificate, private_key_file=key, grpc_metrics="true")
-    trusting = ssl.create_default_context(cafile=str(certificate))
-    port = int(re.findall(r"grpc_inference listens on \S+:(\d+)", server.log)[0])
-    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=GUARD_S, context=trusting)
-    connection.request("GET", "/metrics")
-    assert connection.getresponse().status == 200
-    connection.close()
-    with grpc.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(certificate.read_bytes())) as channel:
-        assert GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=GUARD_S).live

@@ -621,6 +621,7 @@ def write_kserve(store: Path, answer: str) -> None:
         archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest("mnist", "handler.py", "1.0")))
 
 
+@pytest.mark.long
 def test_kserve_v1(start: Any, store: Path) -> None:
     replace_store(store)
     write_kserve(store, "2")
@@ -632,6 +633,7 @@ def test_kserve_v1(start: Any, store: Path) -> None:
     check("200", perform(server, "200"))
 
 
+@pytest.mark.long
 def test_kserve_v2(start: Any, store: Path) -> None:
     replace_store(store)
     write_kserve(store, "1")

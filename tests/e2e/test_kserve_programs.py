@@ -300,6 +300,7 @@ def test_nothing_of_it_when_it_is_off(start: Start) -> None:
     assert program.ask("/v2/health/live")[0] == 200
 
 
+@pytest.mark.long
 def test_archives_and_repositories_beside_a_program(start: Start, tmp_path: Path) -> None:
     """Options before the program are the server's, those behind it both's."""
     store, repository = tmp_path / "store", tmp_path / "repository"
@@ -326,13 +327,6 @@ def test_archives_and_repositories_beside_a_program(start: Start, tmp_path: Path
     assert program.ask("/v2/repository/models/other/load", {})[0] == 400, "others may not load what they like"
 
 
-def test_a_store_that_is_not_there(start: Start) -> None:
-    program = start("aissemble_readme", "--model_store=/nowhere")
-    assert program.process.wait(GUARD_S) == 1
-    program.wait_for("model_store (--model_store) directory not found: /nowhere")
-    program.wait_for("nothing of it is served without --models=NAME")
-
-
 def test_properties_of_krausening(start: Start, tmp_path: Path) -> None:
     """Promises 003-20, 003-21; every option and source in test_kserve_options.py."""
     port = free_port()
@@ -347,20 +341,7 @@ def test_properties_of_krausening(start: Start, tmp_path: Path) -> None:
     assert "preprocess_ms" not in program.log
 
 
-@pytest.mark.parametrize(
-    ("argv", "environ", "text"),
-    [
-        (["--http_port=x"], {}, "Invalid integer value 'x'"),
-        ([], {"KSERVE_ACCESS_LOG_FORMAT": "%(nope)s"}, "%(nope)s is unknown"),
-    ],
-)
-def test_options_that_cannot_be_read(start: Start, argv: list[str], environ: dict[str, str], text: str) -> None:
-    program = start("aissemble_readme", *argv, **environ)
-    assert program.process.wait(GUARD_S) == 1
-    program.wait_for("(end)")
-    assert text in program.log and "Traceback" not in program.log
-
-
+@pytest.mark.long
 def test_a_program_started_by_its_modules_name(start: Start, tmp_path: Path) -> None:
     """With relative imports, in a package."""
     package = tmp_path / "package"
@@ -642,6 +623,7 @@ def test_a_predictor_that_is_not_there_is_503_and_one_too_slow_504(protocol: str
     assert asyncio.run(status(free_port())) == 503
 
 
+@pytest.mark.long
 def test_a_transformer_in_front_of_a_predictor(start: Start, predictors: Program) -> None:
     host = f"127.0.0.1:{predictors.port('grpc_inference')}"
     transformer = start(

@@ -177,16 +177,6 @@ def test_tls_and_sizes_by_flags(start, tmp_path):
         GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=5)
 
 
-def test_a_certificate_of_another_key_is_refused(start, tmp_path):
-    """Promise 001-45."""
-    for name in ("server", "other"):
-        issue(tmp_path, name)
-    files = ("--cert-file", str(tmp_path / "server.crt"), "--key-file", str(tmp_path / "other.key"))
-    server = start("--use-tls", *files, wait=False)
-    assert server.wait() == 1
-    assert "server.crt" in server.log and "other.key" in server.log and "Traceback" not in server.log
-
-
 def test_an_idle_client_may_ping(start):
     """Promise 001-21, shortened: every ping is answered, and the connection stays. gRPC's own default closes it at the
     third."""

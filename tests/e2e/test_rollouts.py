@@ -670,6 +670,7 @@ def test_a_version_on_demand_is_loaded_by_its_share(tmp_path: Path, store: Path,
     rolled.close()
 
 
+@pytest.mark.long
 def test_killed_processes_lose_no_rollout(tmp_path: Path, store: Path, start: Start) -> None:
     """A worker's death takes the calls that it ran, and the server's leaves the step as it was."""
     archives = write_versions(store, "text", "stream", "tensors")

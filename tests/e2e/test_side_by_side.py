@@ -235,6 +235,7 @@ def has_torch(served: Any, name: str) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the files that a process has mapped are read, as Linux has them")
+@pytest.mark.long
 def test_models_without_torch_do_not_wait_for_its_import(
     tmp_path: Path, directory: Path, serving: Callable[..., Any]
 ) -> None:

@@ -243,7 +243,7 @@ def spans(file: Path) -> list[tuple[float, float]]:
     return sorted((begun[name], float(when)) for word, name, when in lines if word == "end")
 
 
-@pytest.mark.parametrize("at_once", [1, 4])
+@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_models_of_a_repository_load_side_by_side(start, tmp_path, at_once):
     repository, times = tmp_path / "repository", tmp_path / "times"
     for name in ("one", "two", "three"):

@@ -184,18 +184,6 @@ def test_no_request_is_lost_while_keys_change(first_keys: Any) -> None:
     assert set(outcomes) == {200, "OK"}, outcomes
 
 
-def test_a_secret_that_breaks_leaves_the_keys(first_keys: Any) -> None:
-    server, place = first_keys, first_keys.directory / "mounted"
-    complaints = server.log.count("The keys stay as they were")
-    mount(place, FIRST | {"inference": ""})
-    server.wait_for_log("The keys stay as they were", complaints + 1)
-    assert status(server, "inference", "/predictions/probe", FIRST["inference"]) == 200
-    shutil.move(place, place.with_name("away"))
-    server.wait_for_log("The keys stay as they were", complaints + 2)
-    assert status(server, "inference", "/models", FIRST["management"]) == 200
-    shutil.move(place.with_name("away"), place)
-
-
 # --- time, other servers, the end
 
 
@@ -223,32 +211,6 @@ def test_tokens_are_off_on_loopback(shared: Any) -> None:
     assert "Token authorization is off: every inference and management address is a loopback address." in shared.log
     assert status(shared, "management", "/token?type=inference") == 404
     assert not (shared.directory / "key_file.json").exists()
-
-
-def test_tokens_turned_off_by_name(start: Any, tmp_path: Path) -> None:
-    server = start("--disable-token-auth", inference_address="http://0.0.0.0:0")
-    assert "Token authorization is off: disable_token_authorization=true (--disable-token-auth)." in server.log
-    assert status(server, "management", "/models") == 200
-    assert not (tmp_path / "key_file.json").exists()
-
-
-def test_two_servers_of_one_directory(
-    start: Any, serving: Any, tmp_path: Path, store: Path, client_command: Any
-) -> None:
-    first = start(disable_token_authorization="false")
-    keys = keys_of(tmp_path)
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "tmp").mkdir()
-    # Another temporary directory, so that it isn't the server that already runs.
-    done = client_command(tmp_path, "--foreground", "--ncs", "--model-store", str(store), "--set",
-                          "disable_token_authorization=false", *ports(), TMPDIR=str(other / "tmp"))  # fmt: skip
-    assert done.returncode == 1
-    assert "key_file.json has the keys of another server that runs" in done.stdout
-    assert keys_of(tmp_path) == keys
-    assert status(first, "management", "/models", keys["management"]) == 200
-    done = client_command(tmp_path, "--stop", TMPDIR=str(other / "tmp"))
-    assert keys_of(tmp_path) == keys
 
 
 def ports() -> list[str]:

@@ -365,15 +365,6 @@ def test_statistics_are_metrics_too(served: Any, stub: GRPCInferenceServiceStub)
 # --- paths and bodies
 
 
-def test_what_no_path_of_v2_answers_is_an_error_in_the_protocols_form(served: Any) -> None:
-    for path in ("/v2/nothing", "/v2/models/scores/nothing", "/v2/models/scores/versions/1/infer/more"):
-        found = httpx.get(served.http + path)
-        assert (found.status_code, list(found.json())) == (404, ["error"])
-    assert httpx.get(f"{served.http}/v2/models/scores/infer").status_code == 405
-    head = httpx.head(f"{served.http}/v2/health/ready")
-    assert (head.status_code, head.content) == (200, b"")
-
-
 def test_calls_with_room_for_one_answer(served: Any) -> None:
     """Of a model that sends another number of them."""
     bodies: dict[str, Any] = {
@@ -397,11 +388,6 @@ def test_v1_instances_become_what_the_model_declares(served: Any) -> None:
     assert found.json() == {"predictions": [[1.0, 2.5], [3.0, 4.0]]}
     found = httpx.post(f"{call}:explain", json={"instances": [[1]]}, timeout=GUARD_S)
     assert (found.status_code, found.json()) == (501, {"error": "Model scores gives no explanations"})
-
-
-def test_shared_memory_is_named_where_it_is_allowed(served: Any, stub: GRPCInferenceServiceStub) -> None:
-    assert "system_shared_memory" in httpx.get(f"{served.http}/v2").json()["extensions"]
-    assert "system_shared_memory" in stub.ServerMetadata(pb.ServerMetadataRequest()).extensions
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "raw deflate"])
@@ -451,26 +437,6 @@ def test_an_output_may_be_asked_for_as_its_largest_classes(served: Any, stub: GR
     put(request.outputs[0].parameters["classification"], 0)
     with pytest.raises(grpc.RpcError, match="classification is a number of classes"):
         stub.ModelInfer(request)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "says"),
-    [
-        ({"triton_secret": True}, "'triton_secret': names that begin with triton_ are reserved"),
-        ({"priority": -1}, "'priority' is a number, at least 0, not -1"),
-        ({"sequence_start": 1}, "'sequence_start' is true or false, not 1"),
-        ({"timeout": "5"}, "timeout is a number of microseconds, not '5'"),
-    ],
-)
-def test_reserved_parameters_are_checked(
-    served: Any, stub: GRPCInferenceServiceStub, parameters: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(grpc.RpcError) as refused:
-        stub.ModelInfer(floats(1, **parameters))
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert says in refused.value.details()
-    found = post(served, "models/scores/infer", json_request(1, parameters=parameters))
-    assert found.status_code == 400 and says in found.json()["error"]
 
 
 def test_a_timeout_in_microseconds_is_a_deadline(served: Any, repository: Path, stub: GRPCInferenceServiceStub) -> None:
@@ -621,11 +587,6 @@ def test_regions_that_may_not_be_registered(served: Any, stub: GRPCInferenceServ
     assert cuda.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert post(served, "cudasharedmemory/region/c/register", {}).status_code == 501
     assert post(served, "cudasharedmemory/unregister").status_code == 200
-
-
-def test_shared_memory_that_nobody_registered_is_an_error(stub: GRPCInferenceServiceStub, region: Region) -> None:
-    with pytest.raises(grpc.RpcError, match="no shared memory region"):
-        stub.ModelInfer(shared_request(region))
 
 
 @pytest.mark.external
