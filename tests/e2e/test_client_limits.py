@@ -156,13 +156,6 @@ def http(server: Any) -> Iterator[httpx.Client]:
         yield client
 
 
-def metric(server: Any, name: str, **labels: str) -> float:
-    text = httpx.get(f"http://127.0.0.1:{server.port('http_metrics')}/metrics", timeout=GUARD_S).text
-    lines = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
-    wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(one in line for one in wanted))
-
-
 TENSOR = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}
 CHAT = {"model": "upper", "messages": [{"role": "user", "content": "a"}]}
 #: The path, the body, and the message in the body of the refusal, by dialect.
@@ -268,7 +261,7 @@ def test_items_are_limited_over_http_and_grpc(server: Any, http: httpx.Client) -
             infer(rows(1), metadata=metadata, timeout=GUARD_S)
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "(items_per_second) for model rows" in error.value.details()
-    assert metric(server, "ts_client_refused_requests_total", client="other", limit="items") >= 3
+    assert server.metric("ts_client_refused_requests_total", client="other", limit="items") >= 3
 
 
 def test_each_request_of_a_stream_counts(server: Any) -> None:
@@ -425,10 +418,10 @@ def test_a_greedy_client_delays_others_by_its_turn_alone(server: Any) -> None:
     small = [f"small{number}" for number in range(9)]
     with ThreadPoolExecutor(80) as pool:
         asked = [pool.submit(asked_by, server, "before", "hold", 1)]
-        until(lambda: metric(server, "ts_running_requests", model_name="works") == 1)
+        until(lambda: server.metric("ts_running_requests", model_name="works") == 1)
         for number, name in ((60, ["greedy"] * 60), (69, small)):
             asked += [pool.submit(asked_by, server, one, 5, 1) for one in name]
-            until(lambda most=number: metric(server, "ts_queued_requests", model_name="works") == most)  # type: ignore[misc]
+            until(lambda most=number: server.metric("ts_queued_requests", model_name="works") == most)  # type: ignore[misc]
         (server.place / "order.go").touch()
         for one in asked:
             one.result(GUARD_S)
@@ -453,11 +446,11 @@ def test_a_broken_file_keeps_the_limits(server: Any, http: httpx.Client) -> None
 def test_metrics_have_the_names_of_the_file_alone(server: Any, http: httpx.Client) -> None:
     for name in ("fast", "somebody"):
         http.post("/predictions/works", content="0 x", headers={"x-client": name})
-    assert metric(server, "ts_client_requests_total", client="fast") > 0
-    assert metric(server, "ts_client_requests_total", client="other") > 0
-    assert not metric(server, "ts_client_requests_total", client="header:somebody")
-    assert metric(server, "ts_client_refused_requests_total", client="other", limit="requests") > 0
-    assert metric(server, "ts_refused_requests_total", model_name="upper", reason="limited") > 0
+    assert server.metric("ts_client_requests_total", client="fast") > 0
+    assert server.metric("ts_client_requests_total", client="other") > 0
+    assert not server.metric("ts_client_requests_total", client="header:somebody")
+    assert server.metric("ts_client_refused_requests_total", client="other", limit="requests") > 0
+    assert server.metric("ts_refused_requests_total", model_name="upper", reason="limited") > 0
 
 
 def test_top_shows_clients(server: Any, http: httpx.Client, client_command: Callable[..., Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from e2e.conftest import text_request
 from support import GUARD_S, http_call
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -40,12 +41,6 @@ def samples(text: str, method: str) -> dict[str, float]:
             assert parts["grpc_service"] == SERVICE
             found[f"{name}:{parts['grpc_code']}" if "grpc_code" in parts else name] = float(value)
     return found
-
-
-def text(value: str) -> pb.ModelInferRequest:
-    tensor = pb.ModelInferRequest.InferInputTensor(name="data", datatype="BYTES", shape=[1])
-    raw = len(value).to_bytes(4, "little") + value.encode()
-    return pb.ModelInferRequest(model_name="words", inputs=[tensor], raw_input_contents=[raw])
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +83,7 @@ def risen(served: Any) -> Callable[[str], dict[str, float]]:
 def test_unary_calls_by_code(stub: Any, risen: Any) -> None:
     """Promises 001-30, 001-31."""
     for _ in range(3):
-        stub.ModelInfer(text("a b"), timeout=GUARD_S)
+        stub.ModelInfer(text_request("words", "a b"), timeout=GUARD_S)
     with pytest.raises(grpc.RpcError) as refused:
         stub.ModelInfer(pb.ModelInferRequest(model_name="missing"), timeout=GUARD_S)
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
@@ -106,15 +101,15 @@ def test_unary_calls_by_code(stub: Any, risen: Any) -> None:
 
 def test_every_message_of_streams_counts(stub: Any, risen: Any) -> None:
     """Promises 001-32, 001-33."""
-    assert len(list(stub.ModelStreamInfer(iter([text("a b")] * 10), timeout=GUARD_S))) == 20
-    assert len(list(stub.ModelInferStream(text("a b c"), timeout=GUARD_S))) == 3
+    assert len(list(stub.ModelStreamInfer(iter([text_request("words", "a b")] * 10), timeout=GUARD_S))) == 20
+    assert len(list(stub.ModelInferStream(text_request("words", "a b c"), timeout=GUARD_S))) == 3
     two_way, one_way = risen("ModelStreamInfer"), risen("ModelInferStream")
     assert (two_way["msg_received_total"], two_way["msg_sent_total"], two_way["handled_total:OK"]) == (10, 20, 1)
     assert (one_way["msg_received_total"], one_way["msg_sent_total"], one_way["handling_seconds_count"]) == (1, 3, 1)
 
 
 def test_a_cancelled_stream_is_counted(served: Any, stub: Any, risen: Any) -> None:
-    endless = iter(lambda: text("a"), None)
+    endless = iter(lambda: text_request("words", "a"), None)
     answers = stub.ModelStreamInfer(endless, timeout=GUARD_S)
     next(answers)
     answers.cancel()
@@ -128,7 +123,7 @@ def test_http_on_the_grpc_port_while_calls_run(served: Any, stub: Any) -> None:
     """Promise 001-29."""
     port = served.port("grpc_inference")
     with ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(stub.ModelInfer, text("a"), timeout=GUARD_S) for _ in range(20)]
+        calls = [pool.submit(stub.ModelInfer, text_request("words", "a"), timeout=GUARD_S) for _ in range(20)]
         scrapes = [get(port) for _ in range(5)]
         assert all(call.result().outputs for call in calls)
     assert {status for status, _ in scrapes} == {200}

@@ -436,17 +436,6 @@ def test_parameters_that_cannot_be_meant(server: Any, query: str, word: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("query", "word"),
-    [("min_worker=x", "min_worker"), ("min_worker=-1", "min_worker"), ("min_worker=99999999999", "min_worker")]
-    + [("min_worker=1025", "1024"), ("min_worker=1&max_worker=99999999999", "max_worker"), ("min_worker=%ff", "UTF-8")],
-)
-def test_worker_counts_that_cannot_be_meant(server: Any, query: str, word: str) -> None:
-    found, kind, message = refused(manage(server, "PUT", f"/models/probe?{query}"))
-    assert (found, kind) == (400, "BadRequestException")
-    assert word in message
-
-
-@pytest.mark.parametrize(
     ("body", "word"),
     [
         *[

@@ -242,13 +242,6 @@ def test_what_a_handler_gets_wrong_is_its_own(scaling: Program) -> None:
     assert scaling.infer("scaling", "x", [1])[0] == 200
 
 
-def test_v1_reaches_it_too(scaling: Program) -> None:
-    assert scaling.ask("/v1/models/scaling:predict", {"instances": [1, 2]})[:2] == (200, {"predictions": [[3.0, 6.0]]})
-    assert scaling.ask("/v1/models/scaling:explain", {"instances": [1]})[0] == 501
-    missing = {"error": "Model not found: nope. Models here: scaling."}
-    assert scaling.ask("/v1/models/nope:predict", {"instances": [1]})[:2] == (404, missing)
-
-
 def test_kserves_paths(scaling: Program) -> None:
     assert scaling.ask("/")[:2] == (200, {"status": "alive"})
     assert scaling.ask("/v1/models")[1] == scaling.ask("/v2/models")[1] == {"models": ["scaling"]}
@@ -517,11 +510,6 @@ def test_predictors_over_v1(predictors: Program) -> None:
     assert predictors.ask("/v1/models/waiting:explain", {"instances": [1]})[0] == 501
     assert predictors.ask("/v1/models/plain:predict", {"instances": [0]})[:2] == (400, {"error": "no zeros"})
     assert predictors.ask("/v1/models/plain:predict", {"instances": 0})[0] == 400
-
-
-def test_predictors_over_v2(predictors: Program) -> None:
-    status, answer = predictors.infer("plain", "x", [1.0, 2.0])
-    assert (status, answer["outputs"]) == (200, [{"name": "sum", "datatype": "FP64", "shape": [1], "data": [30.0]}])
 
 
 @pytest.mark.parametrize(

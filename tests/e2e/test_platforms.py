@@ -129,14 +129,6 @@ def test_a_model_that_cannot_be_served_ends_the_server_with_its_reason(
     assert done.returncode == 1 and said in done.stdout + done.stderr, done
 
 
-@pytest.mark.parametrize(("words", "variables"), [(["--platform", "none"], {}), ([], {"TS_PLATFORM": "none"})])
-def test_a_platform_that_is_named_counts_with_serve(
-    torchserve: Callable[..., Any], words: list[str], variables: dict[str, str]
-) -> None:
-    done = torchserve("serve", *words, env={**os.environ, **variables})
-    assert done.returncode == 1 and "Missing mandatory parameter --model-store" in done.stderr, done
-
-
 SEQUENCE = """
 count = {}
 def model_fn(model_dir):

@@ -215,10 +215,8 @@ def test_what_a_killed_worker_has_not_read_is_answered_by_the_next(start, write,
 
     def requests() -> tuple[int, int]:
         """Those that the worker was sent, and those that wait."""
-        text = httpx.get(f"http://127.0.0.1:{server.port('http_metrics')}/metrics", timeout=GUARD_S).text
-        found = re.findall(r'^ts_(running|queued)_requests\{model_name="lengths",.*\} ([0-9.]+)', text, re.MULTILINE)
-        counts = {name: int(float(count)) for name, count in found}
-        return counts["running"], counts["queued"]
+        running, queued = (server.metric(f"ts_{name}_requests", model_name="lengths") for name in ("running", "queued"))
+        return int(running), int(queued)
 
     async def scenario() -> list[str]:
         request = PredictionsRequest(model_name="lengths", input={"data": b"x" * size})

@@ -83,30 +83,6 @@ def test_scaling_under_load_loses_no_request(start, tmp_path):
     assert answered == (tmp_path / "ran").stat().st_size > 0
 
 
-def test_versions_live_side_by_side_and_the_default_can_be_moved(start, write):
-    for version in ("1.0", "2.0"):
-        write("pair", VERSIONED.format(version=version), version=version, directory=f"pair-{version}")
-    server = start()
-    assert server.register("pair-1.0") == 'Model "pair" Version: 1.0 registered with 1 initial workers'
-    server.register("pair-2.0")
-    assert server.predict("pair", {}) == b"1.0"
-    assert server.predict("pair", {}, version="2.0") == b"2.0"
-    request = SetDefaultRequest(model_name="pair", model_version="2.0")
-    assert "updated" in server.manage("SetDefault", request)
-    assert server.predict("pair", {}) == b"2.0"
-    with pytest.raises(grpc.RpcError) as refused:
-        server.unregister("pair")
-    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert server.unregister("pair", "1.0") == 'Model "pair" unregistered'
-    server.unregister("pair")
-    with pytest.raises(grpc.RpcError) as gone:
-        server.predict("pair", {})
-    assert (gone.value.code(), gone.value.details()) == (
-        grpc.StatusCode.NOT_FOUND,
-        "Model not found: pair. Models here: none.",
-    )
-
-
 def test_streams_and_unary_requests_share_a_generator(start, write, probe_handler):
     server = start()
     server.register("generating", batch_size=4)

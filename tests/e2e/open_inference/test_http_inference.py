@@ -57,14 +57,6 @@ def test_metadata(http: httpx.Client) -> None:
 # --- tensors
 
 
-def test_nested_data_and_declared_models(http: httpx.Client) -> None:
-    """A model that declares its tensors is asked without a version, too."""
-    answer = infer(http, "same", tensor("INT32", [2, 2], [[1, 2], [3, 4]]))
-    assert answer.json()["outputs"][0] == {"name": "x", "datatype": "INT32", "shape": [2, 2], "data": [1, 2, 3, 4]}
-    answer = infer(http, "sum", tensor("FP32", [1], [1], "a"), tensor("FP32", [1], [2], "b"), path="")
-    assert answer.json()["outputs"][0]["data"] == [3.0]
-
-
 def test_binary_tensors_both_ways(http: httpx.Client) -> None:
     data = np.array([1, 2, 3], "<f4").tobytes()
     text = struct.pack("<I", 2) + b"ab"
@@ -115,38 +107,10 @@ def test_events_of_a_stream(http: httpx.Client) -> None:
     assert [one["outputs"][0]["data"] for one in found] == [["a "], ["b "]]
 
 
-def test_an_error_before_the_first_event_has_its_status(http: httpx.Client) -> None:
-    answer = http.post("/v2/models/words/versions/1.0/infer_stream", json={"inputs": [tensor("FP33", [1], [1])]})
-    assert answer.status_code == 400 and "FP33" in answer.json()["error"]
-
-
-def test_generate(http: httpx.Client) -> None:
-    answer = http.post(
-        "/v2/models/upper/generate", json={"text_input": "ab", "parameters": {"max_tokens": 3}, "id": "7"}
-    )
-    assert answer.json() == {"id": "7", "model_name": "upper", "model_version": "1.0", "text_output": "AB"}
-    answer = http.post("/v2/models/words/versions/1.0/generate", json={"text_input": "a b", "max_tokens": 3})
-    assert answer.json()["text_output"] == "a b "
-    answer = http.post("/v2/models/sum/generate", json={"a": [1, 2], "b": [3, 4]})
-    assert answer.json()["sum"] == [4.0, 6.0]
-
-
-def test_generate_stream(http: httpx.Client) -> None:
-    answer = http.post("/v2/models/words/generate_stream", json={"text_input": "a b"})
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    found = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-1]]
-    assert [one["text_output"] for one in found] == ["a ", "b "]
-
-
 def test_generate_takes_v2_requests_too(http: httpx.Client) -> None:
     """As MLServer's does: an answer in the same form, the texts of a stream joined."""
     answer = http.post("/v2/models/words/generate", json={"inputs": [tensor("BYTES", [1], ["a b"])]})
     assert answer.json()["outputs"][0]["data"] == ["a b "]
-
-
-def test_generate_without_an_input_names_what_is_taken(http: httpx.Client) -> None:
-    answer = http.post("/v2/models/sum/generate", json={"c": 1})
-    assert answer.status_code == 400 and "a, b" in answer.json()["error"]
 
 
 # --- what can't be
@@ -170,22 +134,6 @@ def test_bad_tensors_name_tensor_and_reason(http: httpx.Client, case: str) -> No
     answer = http.post("/v2/models/same/versions/1.0/infer", content=content)
     assert answer.status_code == 400, answer.text
     assert all(word in answer.json()["error"] for word in words), answer.text
-
-
-def test_wrong_length_of_the_json_part(http: httpx.Client) -> None:
-    for length in ("x", "-1", "1000"):
-        answer = http.post(
-            "/v2/models/same/versions/1.0/infer", content=b"{}", headers={"Inference-Header-Content-Length": length}
-        )
-        assert answer.status_code == 400 and length in answer.json()["error"]
-
-
-def test_unknown_model_version_and_a_handler_that_raises(http: httpx.Client) -> None:
-    one = tensor("FP32", [1], [1])
-    assert infer(http, "nobody", one).status_code == 404
-    assert infer(http, "same", one, path="versions/9/").status_code == 404
-    answer = infer(http, "raises", one)
-    assert answer.status_code == 500 and answer.json()["error"].startswith("Prediction failed: ")
 
 
 @pytest.mark.parametrize(
