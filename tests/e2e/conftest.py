@@ -364,6 +364,12 @@ def write_model(
     return target.name
 
 
+def probe_store(directory: Path) -> Path:
+    """A model store with the model `probe` alone."""
+    write_model(directory / "store", "probe", ARCHIVES / "probe" / "handler.py")
+    return directory / "store"
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     """A model store with the test's models as directories."""

@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from e2e.conftest import write_model
 from support import GUARD_S, http_call
 
 HANDLER = """
@@ -63,11 +64,7 @@ def handle(data, context):
 def server(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     directory = tmp_path_factory.mktemp("answers")
     for name in ("one", "other"):
-        model = directory / "store" / name
-        (model / "MAR-INF").mkdir(parents=True)
-        (model / "handler.py").write_text(HANDLER)
-        described = {"modelName": name, "handler": "handler.py", "modelVersion": "1.0"}
-        (model / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"runtime": "python", "model": described}))
+        write_model(directory / "store", name, HANDLER)
     with serving(directory, directory / "store", {}, ["--ncs"]) as server:
         server.register("one")
         server.register("other")

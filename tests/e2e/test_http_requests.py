@@ -20,6 +20,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, StreamEnded, StreamReset
 
+from e2e.conftest import write_model
 from support import GUARD_S, http_call, until
 
 LIMIT_BYTES = 1_000_000
@@ -41,11 +42,7 @@ def handle(data, context):
 @contextlib.contextmanager
 def probed(serving: Any, directory: Path, **settings: object) -> Iterator[Any]:
     """A server with the model `probe` and small limits."""
-    model = directory / "store" / "probe"
-    (model / "MAR-INF").mkdir(parents=True)
-    (model / "handler.py").write_text(HANDLER)
-    manifest = {"runtime": "python", "model": {"modelName": "probe", "handler": "handler.py", "modelVersion": "1.0"}}
-    (model / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    write_model(directory / "store", "probe", HANDLER)
     (directory / "outside.mar").write_text("not for the server")
     settings |= {"max_request_size": LIMIT_BYTES, "arriving_bytes_max": ARRIVING_BYTES_MAX}
     with serving(directory, directory / "store", settings, ["--ncs"]) as server:

@@ -21,6 +21,7 @@ import grpc
 import psutil
 import pytest
 
+from e2e.conftest import write_model
 from support import GUARD_S, free_port, http_call
 from ts.compat import start as start_module
 from ts.compat.kserve_api.messages import InferInput, InferRequest
@@ -277,6 +278,7 @@ def test_a_line_for_each_request(scaling: Program) -> None:
     scaling.wait_for("asked POST /v2/models/scaling/infer -> 200")
 
 
+@pytest.mark.long
 def test_nothing_of_it_when_it_is_off(start: Start) -> None:
     """Promises 003-07, 003-16, 003-17, 003-18: a model that isn't loaded is not ready."""
     program = start(
@@ -298,12 +300,7 @@ def test_archives_and_repositories_beside_a_program(start: Start, tmp_path: Path
     """Options before the program are the server's, those behind it both's."""
     store, repository = tmp_path / "store", tmp_path / "repository"
     for name in ("upper", "other"):
-        (store / name / "MAR-INF").mkdir(parents=True)
-        (store / name / "handler.py").write_text(
-            "def handle(data, context):\n    return ['row' for row in data or ()]\n"
-        )
-        manifest = {"model": {"modelName": name, "handler": "handler.py", "modelVersion": "1.0"}}
-        (store / name / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+        write_model(store, name, "def handle(data, context):\n    return ['row' for row in data or ()]\n")
     (repository / "one" / "1").mkdir(parents=True)
     (repository / "one" / "1" / "model.py").write_text(
         "class TritonPythonModel:\n    def execute(self, requests):\n        return [None for one in requests]\n"

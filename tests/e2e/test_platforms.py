@@ -93,6 +93,7 @@ def transform_fn(model, data, content_type, accept):
 """
 
 
+@pytest.mark.long
 def test_an_answer_is_streamed(tmp_path: Path, hosted: Callable[..., Any]) -> None:
     sagemaker_model(tmp_path / "model", 3, STREAMS)
     with (
@@ -440,6 +441,7 @@ class _Bucket(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
+@pytest.mark.long
 def test_vertex_names_the_models_folder_in_googles_store(
     tmp_path: Path, hosted: Callable[..., Any], write_to: Callable[..., str]
 ) -> None:

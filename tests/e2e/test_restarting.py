@@ -129,6 +129,7 @@ def test_settings_that_can_not_be_used_change_nothing(served: Any) -> None:
     assert served.predict("talk", b"said") == b"said" and set(workers) <= set(served.worker_pids("talk"))
 
 
+@pytest.mark.long
 def test_an_address_that_is_no_longer_served_is_left(mortal: Any) -> None:
     old, new = mortal.http, f"http://127.0.0.1:{free_port()}"
     configure(mortal, inference_address=new)
@@ -138,6 +139,7 @@ def test_an_address_that_is_no_longer_served_is_left(mortal: Any) -> None:
         httpx.get(f"{old}/ping")
 
 
+@pytest.mark.long
 def test_a_changed_installation_is_imported_anew(start: Any, write: Any, tmp_path: Path) -> None:
     write("talk", TALK)
     (packages := tmp_path / "packages").mkdir()
@@ -148,6 +150,7 @@ def test_a_changed_installation_is_imported_anew(start: Any, write: Any, tmp_pat
     assert served.forkservers().isdisjoint(forkservers) and served.predict("talk", b"said") == b"said"
 
 
+@pytest.mark.long
 def test_a_forkserver_that_has_died_is_started_anew(served: Any) -> None:
     for pid in served.forkservers():
         os.kill(pid, 9)
@@ -162,6 +165,7 @@ def test_who_is_told_to_end_is_not_replaced(mortal: Any) -> None:
     assert mortal.wait() in (0, -signal.SIGTERM, 128 + signal.SIGTERM), mortal.log
 
 
+@pytest.mark.long
 def test_nothing_is_left_open(served: Any) -> None:
     def descriptors() -> int:
         return len(os.listdir(f"/proc/{served.process.pid}/fd"))
@@ -172,6 +176,7 @@ def test_nothing_is_left_open(served: Any) -> None:
     until(lambda: descriptors() <= before)
 
 
+@pytest.mark.long
 def test_what_another_has_put_in_the_way_is_left_alone(served: Any) -> None:
     """In a temporary directory that users share."""
     (foreign := served.directory / "foreign").write_text("kept")

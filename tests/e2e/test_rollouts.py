@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -299,13 +299,13 @@ def held(rolled: Rolled, percent: float, *models: str, **more: Any) -> None:
         rolled.start(model, canaryTrafficPercent=percent, **more)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.__name__)
-def test_each_dialect_is_divided_by_the_requests_id(rolled: Rolled, dialect: Callable[[Rolled, str], str]) -> None:
+def test_each_dialect_is_divided_by_the_requests_id(rolled: Rolled) -> None:
     held(rolled, 50, "text", "stream", "tensors")
     rolled.untold = 0
-    first = [dialect(rolled, f"caller-{number}") for number in range(24)]
-    assert {"1.0", "2.0"} == set(first)
-    assert [dialect(rolled, f"caller-{number}") for number in range(24)] == first
+    for dialect in DIALECTS:
+        first = [dialect(rolled, f"caller-{number}") for number in range(16)]
+        assert {"1.0", "2.0"} == set(first), dialect
+        assert [dialect(rolled, f"caller-{number}") for number in range(16)] == first, dialect
     assert not rolled.untold
 
 
@@ -523,7 +523,9 @@ def compared(rolled: Rolled, model: str, function: str, result: str) -> Any:
     return rolled.status(model)
 
 
-@pytest.mark.parametrize("model", ["blocking", "async", "continuous"])
+@pytest.mark.parametrize(
+    "model", ["blocking", *(pytest.param(model, marks=pytest.mark.long) for model in ("async", "continuous"))]
+)
 def test_the_authors_function_compares_the_answers(rolled: Rolled, model: str) -> None:
     """A worker of the new version runs it; what it raises is kept, and is no verdict."""
     (before,) = [worker["pid"] for worker in rolled.server.describe(model, "2.0")["workers"]]
@@ -543,6 +545,7 @@ def test_the_authors_function_compares_the_answers(rolled: Rolled, model: str) -
     assert [worker["pid"] for worker in rolled.server.describe(model, "2.0")["workers"]] == [before]
 
 
+@pytest.mark.long
 def test_an_authors_comparison_that_takes_too_long_is_given_up(rolled: Rolled) -> None:
     waited = rolled.place / "waited"
     try:
@@ -601,6 +604,7 @@ def test_a_version_may_ask_for_its_rollout_itself(tmp_path: Path, store: Path, s
     server.wait_for_log("Model text 3.0: the rollout of its model-config.yaml has no effect: steps must be")
 
 
+@pytest.mark.long
 def test_a_version_on_demand_is_loaded_by_its_share(tmp_path: Path, store: Path, start: Start) -> None:
     archives = write_versions(store, "tensors", v2="loadOnDemand: true\n")
     server = start()

@@ -128,7 +128,7 @@ def test_scaling_through_the_forkserver_takes_a_tenth_of_what_exec_takes(start, 
     assert took_s["fork"] < took_s["exec"] / 10, took_s
 
 
-@pytest.mark.parametrize("preloaded", ["true", "false"])
+@pytest.mark.parametrize("preloaded", ["true", pytest.param("false", marks=pytest.mark.long)])
 def test_torch_is_imported_before_the_fork_or_by_who_needs_it(start, write, preloaded):
     write("torch_there", TORCH_THERE + NEEDS_TORCH)
     write("not_needed", TORCH_THERE)

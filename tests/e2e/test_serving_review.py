@@ -190,7 +190,7 @@ def comes_down_to(process: psutil.Process, count: int) -> bool:
     return until(lambda: process.num_fds() <= count, lambda: f"{process.num_fds()} descriptors, not {count}")
 
 
-@pytest.mark.parametrize("worker_start", ["fork", "exec"])
+@pytest.mark.parametrize("worker_start", ["fork", pytest.param("exec", marks=pytest.mark.long)])
 def test_what_a_worker_has_started_ends_with_it(start, write, tmp_path, worker_start):
     write("rough", ROUGH)
     server = start(worker_start=worker_start)
@@ -216,7 +216,7 @@ def test_a_model_is_registered_once_however_many_ask_and_whoever_leaves(start):
     assert server.predict("probe", {}, timeout=GUARD_S) == b"ok"
 
 
-@pytest.mark.parametrize("worker_start", ["fork", "exec"])
+@pytest.mark.parametrize("worker_start", ["fork", pytest.param("exec", marks=pytest.mark.long)])
 def test_leaving_while_a_model_loads(start, worker_start):
     """Unregistering and stopping don't wait for a model that never finishes loading."""
     server = start(worker_start=worker_start)

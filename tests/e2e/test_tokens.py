@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import shutil
 import socket
 import stat
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import grpc
 import pytest
 from google.protobuf import empty_pb2
 
+from e2e.conftest import probe_store
 from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as open_inference
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -92,15 +92,6 @@ def refused(call: Any) -> None:
     assert str(caught.value.details()).startswith(f"{REFUSED} (")
 
 
-def fill(directory: Path) -> Path:
-    store = directory / "store"
-    (store / "probe" / "MAR-INF").mkdir(parents=True)
-    shutil.copy(Path(__file__).parent / "archives" / "probe" / "handler.py", store / "probe")
-    manifest = {"runtime": "python", "model": {"modelName": "probe", "handler": "handler.py", "modelVersion": "1.0"}}
-    (store / "probe" / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-    return store
-
-
 @pytest.fixture(scope="module")
 def server(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Asks for keys, and can't register. The model `probe` is there from the start."""
@@ -112,7 +103,7 @@ def server(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
         "default_workers_per_model": 1,
         "max_request_size": 20_000_000,
     }
-    one = serving(directory, fill(directory), settings, ["--ncs", "--models", "probe"])
+    one = serving(directory, probe_store(directory), settings, ["--ncs", "--models", "probe"])
     try:
         one.wait_started()
         until(lambda: ask(one, "GET", "/v2/models/probe/ready", api="http_inference").status == 200)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
+from e2e.conftest import probe_store
 from support import GUARD_S, Reply, free_port, http_call, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
@@ -53,15 +53,6 @@ def mount(place: Path, keys: dict[str, str]) -> None:
     os.replace(place / "..new", place / "..data")
 
 
-def fill(directory: Path) -> Path:
-    store = directory / "store"
-    (store / "probe" / "MAR-INF").mkdir(parents=True)
-    shutil.copy(Path(__file__).parent / "archives" / "probe" / "handler.py", store / "probe")
-    manifest = {"runtime": "python", "model": {"modelName": "probe", "handler": "handler.py", "modelVersion": "1.0"}}
-    (store / "probe" / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-    return store
-
-
 @pytest.fixture(scope="module")
 def mounted(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Keys from a mounted secret (`server.directory / "mounted"`), both HTTP APIs on one listener, CORS on."""
@@ -78,7 +69,7 @@ def mounted(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "default_workers_per_model": 1,
         "env": {"TS_API_TOKEN": "the-api-key"},
     }
-    with serving(directory, fill(directory), settings, ["--ncs", "--models", "probe"]) as one:
+    with serving(directory, probe_store(directory), settings, ["--ncs", "--models", "probe"]) as one:
         until(lambda: status(one, "inference", "/predictions/probe", FIRST["inference"]) == 200)
         yield one
 

@@ -214,7 +214,9 @@ def script(path: Path, server: Any, *words: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, timeout=CALL_S_MAX, check=False)
 
 
-@pytest.mark.parametrize("own_stubs", [False, True], ids=["package", "stubs next to it"])
+@pytest.mark.parametrize(
+    "own_stubs", [False, pytest.param(True, marks=pytest.mark.long)], ids=["package", "stubs next to it"]
+)
 def test_the_client_script(root: Path, tmp_path: Path, start: Callable[..., Any], own_stubs: bool) -> None:
     path = tmp_path / "torchserve_grpc_client.py"
     shutil.copy(root / "ts_scripts" / path.name, path)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from e2e.conftest import write_model
 from support import GUARD_S, http_call, until
 
 HERE = Path(__file__).parent / "workflows"
@@ -115,11 +116,7 @@ class Client:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("workflows") / "store"
-    target = directory / "step"
-    (target / "MAR-INF").mkdir(parents=True)
-    (target / "step.py").write_text((HERE / "step.py").read_text())
-    model = {"modelName": "step", "handler": "step.py", "modelVersion": "1.0"}
-    (target / "MAR-INF/MANIFEST.json").write_text(json.dumps({"runtime": "python", "model": model}))
+    write_model(directory, "step", HERE / "step.py")
     return directory
 
 
@@ -214,7 +211,7 @@ def test_a_failing_node_is_named(client: Client) -> None:
     status, answer = client.predict("leaves", "x", "start=fail")
     assert (status, answer["code"], answer["type"]) == (500, 500, "InternalServerException")
     assert answer["message"].startswith(
-        "Error executing start: Prediction failed: ValueError: as asked (step.py, line "
+        "Error executing start: Prediction failed: ValueError: as asked (handler.py, line "
     )
 
 

@@ -234,6 +234,7 @@ def test_too_many_cancels_end_no_neighbours_and_are_counted(run_server, connect)
         releasing.cancel()
 
 
+@pytest.mark.long
 def test_as_many_cancels_as_clients_make_end_nothing(run_server, connect):
     """359 cancelled calls beside ten streams on one connection, with the default limits."""
     with run_server({"name": "test"}) as server:
