@@ -1,4 +1,4 @@
-"""A short run of the fuzzer: the old findings, and some hundred new inputs for each target."""
+"""A short run of the fuzzer: the old findings, and a hundred new inputs for each target."""
 
 from __future__ import annotations
 
