@@ -107,7 +107,7 @@ LONGEST = (
     "tests/e2e/test_language_model_names.py",
     "tests/e2e/test_serving_torchrun.py",
     "tests/e2e/test_serving_environments.py",
-    "tests/e2e/test_soak.py",
+    "tests/soak/test_soak_run.py",
     "tests/e2e/test_examples_models.py",
 )
 #: An engine of vLLM imports three times as much as a test, and takes minutes on a busy machine.

@@ -124,6 +124,7 @@ def test_the_runtime_for_torchserve_takes_a_models_folder_as_it_is(
     assert code_of(pod.port(port), path) == 200
 
 
+@pytest.mark.long
 def test_the_runtime_for_torchserve_speaks_v2(tmp_path: Path, serve: Callable[[Pod], Serving]) -> None:
     """`protocolVersion: v2` and `grpc-v2` give the runtime the envelope `kservev2`."""
     pod = Pod("kserve/kserve-torchrelay", tmp_path)
@@ -211,7 +212,7 @@ class Doubling(MLModel):
 """
 
 
-@pytest.mark.parametrize("runtime", ["kserve/triton", "kserve/mlserver"])
+@pytest.mark.parametrize("runtime", ["kserve/triton", pytest.param("kserve/mlserver", marks=pytest.mark.long)])
 def test_the_runtimes_serve_repositories_of_other_servers(
     runtime: str, tmp_path: Path, serve: Callable[[Pod], Serving]
 ) -> None:

@@ -24,7 +24,8 @@ import pytest
 
 import ts.version
 from redis_server import Redis
-from support import GUARD_S
+from support import GUARD_S, http_call
+from ts.protocol import open_inference_pb2 as tensors
 from ts.runtime.forkserver import MORE_PRELOADED, PRELOADED
 from ts.runtime.process import THREAD_VARIABLES
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
@@ -267,6 +268,17 @@ class Serving:
     def worker_pids(self, model: str) -> list[int]:
         return [worker["pid"] for worker in self.describe(model)["workers"] if worker["status"] == "READY"]
 
+    def scraped(self) -> str:
+        """The page of the metrics API."""
+        self.wait_for_log("http_metrics listens")
+        return http_call(self.port("http_metrics"), "GET", "/metrics").body.decode()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples with these labels; 0 when there is none."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        lines = [line for line in self.scraped().splitlines() if line.startswith(f"{name}{{")]
+        return sum(float(line.rpartition(" ")[2]) for line in lines if all(one in line for one in wanted))
+
     # --- its end
 
     def terminate(self) -> int:
@@ -281,6 +293,52 @@ class Serving:
         assert self.process.stdout is not None
         self.process.stdout.close()
         return status
+
+
+def text_request(model: str, text: str | bytes, name: str = "data", **more: Any) -> tensors.ModelInferRequest:
+    """A raw tensor of one text. `more`: of the request."""
+    data = text.encode() if isinstance(text, str) else text
+    tensor = tensors.ModelInferRequest.InferInputTensor(name=name, datatype="BYTES", shape=[1])
+    raw = len(data).to_bytes(4, "little") + data
+    return tensors.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=[raw], **more)
+
+
+def text_of(answer: tensors.ModelInferResponse) -> str:
+    """The only text of an answer, raw or typed."""
+    (tensor,) = answer.outputs
+    (raw,) = answer.raw_output_contents or [b"0000" + tensor.contents.bytes_contents[0]]
+    return raw[4:].decode()
+
+
+def openssl(folder: Path, *words: str) -> None:
+    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+
+KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+#: The names of this machine in certificates.
+NAMES = "subjectAltName=IP:127.0.0.1,IP:::1,DNS:localhost"
+
+
+def issue(folder: Path, name: str, days: int = 60) -> None:
+    """`name`.key and `name`.crt for this machine, signed by the folder's authority; negative days: expired."""
+    openssl(folder, "req", *KEY, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+    (folder / "extensions").write_text(f"{NAMES}\n")
+    signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "extensions", "-days", str(days))
+    openssl(folder, "x509", "-req", "-in", f"{name}.csr", *signed, "-out", f"{name}.crt")
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an authority (`ca`), `server` and `client`, which it has signed, and `own`, which signed itself."""
+    folder = tmp_path_factory.mktemp("certificates")
+    openssl(
+        folder, "req", "-x509", *KEY, "-subj", "/CN=authority", "-days", "60", "-keyout", "ca.key", "-out", "ca.crt"
+    )
+    own = ("-subj", "/CN=localhost", "-addext", NAMES, "-days", "60", "-keyout", "own.key", "-out", "own.crt")
+    openssl(folder, "req", "-x509", *KEY, *own)
+    for name in ("server", "client"):
+        issue(folder, name)
+    return folder
 
 
 def request_for(model: str, value: object, version: str = "") -> PredictionsRequest:
@@ -304,6 +362,12 @@ def write_model(
         model["configFile"] = "model-config.yaml"
     (target / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"runtime": "python", "model": model}))
     return target.name
+
+
+def probe_store(directory: Path) -> Path:
+    """A model store with the model `probe` alone."""
+    write_model(directory / "store", "probe", ARCHIVES / "probe" / "handler.py")
+    return directory / "store"
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_every_worker_has_it_even_while_all_of_them_are_busy(server: Any, adapte
     with httpx.Client(timeout=GUARD_S) as client, ThreadPoolExecutor(2) as pool:
         body = {"model": "chat", "prompt": "wait"}
         held = [pool.submit(client.post, f"{server.http}/v1/completions", json=body) for _ in range(2)]
-        until(lambda: running(server) == 2, lambda: server.log)
+        until(lambda: server.metric("ts_running_requests", model_name="chat") == 2, lambda: server.log)
         assert change(server, "POST", "chat/adapters", name="a", src=adapter("a")).json() == {
             "status": 'Adapter "a" of model "chat" loaded'
         }
@@ -121,12 +121,6 @@ def test_every_worker_has_it_even_while_all_of_them_are_busy(server: Any, adapte
     assert listed(server) == {"a": str((server.store / "loras" / "a").resolve())}
     assert change(server, "DELETE", "chat/adapters/a").status_code == 200
     assert said(server, "a").status_code == 404 and listed(server) == {}
-
-
-def running(server: Any) -> int:
-    text = httpx.get(f"http://127.0.0.1:{server.port('http_metrics')}/metrics").text
-    found = [line for line in text.splitlines() if line.startswith("ts_running_requests{") and '"chat"' in line]
-    return int(float(found[0].rpartition(" ")[2])) if found else 0
 
 
 def test_what_one_worker_refuses_none_has(server: Any, adapter: Callable[..., str]) -> None:

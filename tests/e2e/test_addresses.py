@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import re
 import shutil
 import socket
@@ -17,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
+from e2e.conftest import issue, openssl, write_model
 from support import GUARD_S, http_call
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
@@ -38,50 +38,23 @@ def handle(data, context):
 """
 
 
-def openssl(folder: Path, *words: str) -> None:
-    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-
-def issue(folder: Path, name: str, days: int = 60) -> None:
-    """`name`.key and `name`.crt, for this machine, signed by the test's authority; negative days: expired."""
-    openssl(folder, "req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}",
-            "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
-    (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1,IP:::1,DNS:localhost\n")
-    openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
-            "-extfile", "extensions", "-days", str(days), "-out", f"{name}.crt")  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority (ca), and `server` and `client` of it."""
-    folder = tmp_path_factory.mktemp("pki")
-    openssl(folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=authority", "-days", "60",
-            "-keyout", "ca.key", "-out", "ca.crt")  # fmt: skip
-    for name in ("server", "client"):
-        issue(folder, name)
-    return folder
-
-
-def tls_settings(pki: Path, **more: object) -> dict[str, object]:
-    return {"certificate_file": pki / "server.crt", "private_key_file": pki / "server.key", **more}
-
-
-def write_models(store: Path) -> None:
-    for name, handler in (("echo", HANDLER), ("pieces", STREAMING)):
-        (store / name / "MAR-INF").mkdir(parents=True)
-        (store / name / "handler.py").write_text(handler)
-        model = {"modelName": name, "handler": "handler.py", "modelVersion": "1.0"}
-        (store / name / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"runtime": "python", "model": model}))
+def tls_settings(certificates: Path, **more: object) -> dict[str, object]:
+    return {"certificate_file": certificates / "server.crt", "private_key_file": certificates / "server.key", **more}
 
 
 MODELS = ("--ncs", "--models", "echo", "pieces")
 
 
-def client_context(pki: Path, name: str | None = None) -> ssl.SSLContext:
+def write_models(store: Path) -> None:
+    for name, handler in (("echo", HANDLER), ("pieces", STREAMING)):
+        write_model(store, name, handler)
+
+
+def client_context(certificates: Path, name: str | None = None) -> ssl.SSLContext:
     """Trusts the authority; with a certificate of its own if `name` says which."""
-    context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
+    context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
     if name:
-        context.load_cert_chain(pki / f"{name}.crt", pki / f"{name}.key")
+        context.load_cert_chain(certificates / f"{name}.crt", certificates / f"{name}.key")
     return context
 
 
@@ -100,9 +73,9 @@ def ask(
         connection.close()
 
 
-def grpc_credentials(pki: Path, name: str | None = None) -> grpc.ChannelCredentials:
-    own = ((pki / f"{name}.key").read_bytes(), (pki / f"{name}.crt").read_bytes()) if name else ()
-    return grpc.ssl_channel_credentials((pki / "ca.crt").read_bytes(), *own)
+def grpc_credentials(certificates: Path, name: str | None = None) -> grpc.ChannelCredentials:
+    own = ((certificates / f"{name}.key").read_bytes(), (certificates / f"{name}.crt").read_bytes()) if name else ()
+    return grpc.ssl_channel_credentials((certificates / "ca.crt").read_bytes(), *own)
 
 
 def predict(channel: grpc.Channel, data: bytes = b"x", timeout: float = GUARD_S) -> bytes:
@@ -120,12 +93,12 @@ def announced(log: str, name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def secured(serving: Any, pki: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def secured(serving: Any, certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """TLS everywhere but on the metrics address."""
     directory = tmp_path_factory.mktemp("secured")
     write_models(directory / "store")
     settings = tls_settings(
-        pki,
+        certificates,
         inference_address="https://127.0.0.1:0",
         management_address="https://localhost:0",
         enable_grpc_ssl="true",
@@ -134,8 +107,8 @@ def secured(serving: Any, pki: Path, tmp_path_factory: pytest.TempPathFactory) -
         yield server
 
 
-def test_predictions_and_management_over_https(secured: Any, pki: Path) -> None:
-    context = client_context(pki)
+def test_predictions_and_management_over_https(secured: Any, certificates: Path) -> None:
+    context = client_context(certificates)
     inference, management = secured.port("http_inference"), secured.port("http_management")
     big = bytes(range(256)) * 20_000
     assert ask(inference, "POST", "/predictions/echo", big, context=context) == (200, big)
@@ -144,16 +117,12 @@ def test_predictions_and_management_over_https(secured: Any, pki: Path) -> None:
     assert status == 200 and b'"echo"' in models
 
 
-def test_predictions_and_management_over_grpc_with_tls(secured: Any, pki: Path) -> None:
-    trusted = grpc_credentials(pki)
+def test_predictions_and_management_over_grpc_with_tls(secured: Any, certificates: Path) -> None:
+    trusted = grpc_credentials(certificates)
     with grpc.secure_channel(secured.inference, trusted) as channel:
         assert predict(channel, b"secret") == b"secret"
     with grpc.secure_channel(secured.management, trusted) as channel:
         assert "echo" in ManagementAPIsServiceStub(channel).ListModels(ListModelsRequest(), timeout=GUARD_S).msg
-
-
-def test_the_metrics_address_may_do_without(secured: Any) -> None:
-    assert ask(secured.port("http_metrics"), "GET", "/metrics")[0] == 200
 
 
 def test_what_is_announced(secured: Any) -> None:
@@ -172,11 +141,6 @@ def test_plain_words_on_a_tls_address(secured: Any) -> None:
         predict(channel, timeout=5)
 
 
-def test_clients_that_do_not_trust_the_authority(secured: Any) -> None:
-    with pytest.raises(ssl.SSLCertVerificationError):
-        ask(secured.port("http_inference"), "GET", "/ping", context=ssl.create_default_context())
-
-
 def test_old_versions_are_refused_and_http_2_is_offered(secured: Any) -> None:
     port = secured.port("http_inference")
     for version, spoken in (("tls1", False), ("tls1_1", False), ("tls1_2", True), ("tls1_3", True)):
@@ -186,16 +150,26 @@ def test_old_versions_are_refused_and_http_2_is_offered(secured: Any) -> None:
         assert (b"ALPN protocol: h2" in said) is spoken, said
 
 
-def test_http_2_with_curl(secured: Any, pki: Path) -> None:
+def test_http_2_with_curl(secured: Any, certificates: Path) -> None:
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("curl is not installed")
     url = f"https://localhost:{secured.port('http_inference')}/predictions/echo"
-    command = [curl, "-sS", "--http2", "--cacert", str(pki / "ca.crt"), "-w", " %{http_version}", "-d", "hello"]
+    command = [
+        curl,
+        "-sS",
+        "--http2",
+        "--cacert",
+        str(certificates / "ca.crt"),
+        "-w",
+        " %{http_version}",
+        "-d",
+        "hello",
+    ]
     command += ["-H", "Content-Type: application/octet-stream", url]
     assert subprocess.run(command, capture_output=True, timeout=GUARD_S).stdout == b"hello 2"
     own = f"https://localhost:{secured.port('http_management')}"
-    command = [curl, "-sS", "--http2", "--cacert", str(pki / "ca.crt"), "-o", "-", "-w", " %{http_code}"]
+    command = [curl, "-sS", "--http2", "--cacert", str(certificates / "ca.crt"), "-o", "-", "-w", " %{http_code}"]
     for origin, status in ((own, b"200"), ("https://example.org", b"403")):
         done = subprocess.run(
             [*command, "-H", f"Origin: {origin}", f"{own}/models"], capture_output=True, timeout=GUARD_S
@@ -203,12 +177,12 @@ def test_http_2_with_curl(secured: Any, pki: Path) -> None:
         assert done.stdout.endswith(status)
 
 
-def test_the_commands_speak_tls(secured: Any, pki: Path, torchserve: Any) -> None:
+def test_the_commands_speak_tls(secured: Any, certificates: Path, torchserve: Any) -> None:
     ports = [*("--inference-port", str(secured.port("grpc_inference")))]
     ports += ["--management-port", str(secured.port("grpc_management"))]
-    done = torchserve("list", *ports, "--ca-file", str(pki / "ca.crt"))
+    done = torchserve("list", *ports, "--ca-file", str(certificates / "ca.crt"))
     assert done.returncode == 0 and "echo" in done.stdout, done.stderr
-    assert torchserve("ping", *ports, "--ca-file", str(pki / "ca.crt")).stdout == "Healthy\n"
+    assert torchserve("ping", *ports, "--ca-file", str(certificates / "ca.crt")).stdout == "Healthy\n"
     done = torchserve("list", *ports)
     assert done.returncode == 1 and "--ca-file" in done.stderr and "Traceback" not in done.stderr
 
@@ -216,57 +190,69 @@ def test_the_commands_speak_tls(secured: Any, pki: Path, torchserve: Any) -> Non
 # --- client certificates, renewal
 
 
-def test_client_certificates(start: Any, store: Path, pki: Path, torchserve: Any) -> None:
+def test_client_certificates(start: Any, store: Path, certificates: Path, torchserve: Any) -> None:
     write_models(store)
     settings = tls_settings(
-        pki,
+        certificates,
         inference_address="https://127.0.0.1:0",
         management_address="https://127.0.0.1:0",
         enable_grpc_ssl="true",
-        client_ca_file=pki / "ca.crt",
+        client_ca_file=certificates / "ca.crt",
     )
     limits = store.parent / "limits.yaml"
     limits.write_text("clients: {ours: {who: 'certificate:localhost', requests_per_second: 1000, burst: 77}}")
     server = start(*MODELS, limits_file=limits, **settings)
     for version in ("1.1", "2"):
-        words = ["curl", "-sS", "-D-", f"--http{version}", "--cacert", str(pki / "ca.crt")]
+        words = ["curl", "-sS", "-D-", f"--http{version}", "--cacert", str(certificates / "ca.crt")]
         words += ["-d", "x", "-H", "content-type: application/octet-stream"]
-        words += ["--cert", str(pki / "client.crt"), "--key", str(pki / "client.key")]
+        words += ["--cert", str(certificates / "client.crt"), "--key", str(certificates / "client.key")]
         url = f"https://127.0.0.1:{server.port('http_inference')}/predictions/echo"
         answer = subprocess.run([*words, url], capture_output=True, text=True, timeout=GUARD_S)
         assert "x-ratelimit-limit-requests: 77" in answer.stdout, answer
     for name in ("http_inference", "http_management"):
-        assert ask(server.port(name), "GET", "/api-description", context=client_context(pki, "client"))[0] == 200
+        assert (
+            ask(server.port(name), "GET", "/api-description", context=client_context(certificates, "client"))[0] == 200
+        )
         with pytest.raises((ssl.SSLError, ConnectionError, http.client.HTTPException)):
-            ask(server.port(name), "GET", "/api-description", context=client_context(pki))
-    with grpc.secure_channel(server.inference, grpc_credentials(pki, "client")) as channel:
+            ask(server.port(name), "GET", "/api-description", context=client_context(certificates))
+    with grpc.secure_channel(server.inference, grpc_credentials(certificates, "client")) as channel:
         assert predict(channel) == b"x"
         request = PredictionsRequest(model_name="echo", input={"data": b"x"})
         _, call = InferenceAPIsServiceStub(channel).Predictions.with_call(request, timeout=GUARD_S)
         assert ("x-ratelimit-limit-requests", "77") in call.initial_metadata()
-    with grpc.secure_channel(server.inference, grpc_credentials(pki)) as channel, pytest.raises(grpc.RpcError):
+    with grpc.secure_channel(server.inference, grpc_credentials(certificates)) as channel, pytest.raises(grpc.RpcError):
         predict(channel, timeout=5)
-    words = ["list", "--management-port", str(server.port("grpc_management")), "--ca-file", str(pki / "ca.crt")]
-    done = torchserve(*words, "--cert", str(pki / "client.crt"), "--cert-key", str(pki / "client.key"))
+    words = [
+        "list",
+        "--management-port",
+        str(server.port("grpc_management")),
+        "--ca-file",
+        str(certificates / "ca.crt"),
+    ]
+    done = torchserve(
+        *words, "--cert", str(certificates / "client.crt"), "--cert-key", str(certificates / "client.key")
+    )
     assert done.returncode == 0 and "echo" in done.stdout, done.stderr
     refused = torchserve(*words)
     assert refused.returncode == 1 and "--cert" in refused.stderr, refused.stderr
 
 
-def test_a_certificate_is_renewed_while_the_server_runs(start: Any, store: Path, pki: Path, tmp_path: Path) -> None:
+def test_a_certificate_is_renewed_while_the_server_runs(
+    start: Any, store: Path, certificates: Path, tmp_path: Path
+) -> None:
     write_models(store)
-    issue(pki, "expired", days=-1)
+    issue(certificates, "expired", days=-1)
     files = {"certificate_file": tmp_path / "crt", "private_key_file": tmp_path / "key"}
 
     def put(name: str) -> None:
         for ending in ("crt", "key"):
-            shutil.copy(pki / f"{name}.{ending}", tmp_path / "new")
+            shutil.copy(certificates / f"{name}.{ending}", tmp_path / "new")
             (tmp_path / "new").rename(tmp_path / ending)
 
     put("expired")
     server = start(*MODELS, inference_address="https://127.0.0.1:0", certificate_check_s=0.1, **files)
     assert re.search(r"WARN.* certificate_file \S+/crt: a certificate expired on 20", server.log)
-    port, context = server.port("http_inference"), client_context(pki)
+    port, context = server.port("http_inference"), client_context(certificates)
     with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
         ask(port, "GET", "/ping", context=context)
     put("server")
@@ -298,14 +284,23 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "refused"
 
 
-def test_files_that_can_not_be_used_are_named(serving: Any, folder: Path, pki: Path) -> None:
-    openssl(pki, "rsa", "-in", "server.key", "-aes128", "-passout", "pass:pass", "-out", "encrypted.key")
-    https = tls_settings(pki, inference_address="https://127.0.0.1:0")
+def test_files_that_can_not_be_used_are_named(serving: Any, folder: Path, certificates: Path) -> None:
+    openssl(certificates, "ec", "-in", "server.key", "-aes128", "-passout", "pass:pass", "-out", "encrypted.key")
+    https = tls_settings(certificates, inference_address="https://127.0.0.1:0")
     for change, says in (
-        ({"private_key_file": pki / "client.key"}, f"private_key_file {pki}/client.key: isn't the key of"),
-        ({"private_key_file": pki / "encrypted.key"}, f"private_key_file {pki}/encrypted.key: is encrypted"),
-        ({"certificate_file": pki / "no.crt"}, f"file not found: {pki}/no.crt"),
-        ({"client_ca_file": pki / "client.key"}, f"client_ca_file {pki}/client.key: holds a private key"),
+        (
+            {"private_key_file": certificates / "client.key"},
+            f"private_key_file {certificates}/client.key: isn't the key of",
+        ),
+        (
+            {"private_key_file": certificates / "encrypted.key"},
+            f"private_key_file {certificates}/encrypted.key: is encrypted",
+        ),
+        ({"certificate_file": certificates / "no.crt"}, f"file not found: {certificates}/no.crt"),
+        (
+            {"client_ca_file": certificates / "client.key"},
+            f"client_ca_file {certificates}/client.key: holds a private key",
+        ),
     ):
         log = refused(serving, folder, **(https | change))
         assert says in log
@@ -326,7 +321,7 @@ def test_https_without_a_certificate_says_how_to_make_one(serving: Any, folder: 
 @pytest.mark.parametrize("kind", ["PKCS12", "JKS"])
 @pytest.mark.long
 def test_a_key_store_is_converted_by_the_command_of_the_refusal(
-    serving: Any, folder: Path, pki: Path, kind: str
+    serving: Any, folder: Path, certificates: Path, kind: str
 ) -> None:
     """keytool and openssl ask for passwords: here they come from standard input."""
     keytool = shutil.which("keytool")
@@ -401,17 +396,6 @@ def test_unix_sockets(start: Any, store: Path, tmp_path_factory: pytest.TempPath
         assert b"Healthy" in subprocess.run(command, capture_output=True, timeout=GUARD_S).stdout
     assert server.terminate() == 0
     assert not rest.exists() and not rpc.exists()
-
-
-def test_a_unix_socket_in_use_is_named(start: Any, serving: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("u")
-    with socket.socket(socket.AF_UNIX) as taken:
-        taken.bind(str(folder / "s"))
-        taken.listen()
-        (folder / "store").mkdir()
-        log = refused(serving, folder, inference_address=f"unix:{folder / 's'}")
-    assert f"http_inference: cannot listen on {folder / 's'}: another server listens there" in log
-    assert "Traceback" not in log
 
 
 def has_ipv6() -> bool:

@@ -254,6 +254,7 @@ def test_every_way_to_send_an_image(served: Any, nets: Nets) -> None:
 
 
 @pytest.mark.parametrize("model", ["eager", "overlapped"])
+@pytest.mark.long
 def test_each_request_of_a_batch_gets_its_own(served: Any, nets: Nets, model: str) -> None:
     files = [photo(name, width) for name in ("china.jpg", "flower.jpg") for width in (640, 330)]
     with ThreadPoolExecutor(4) as pool:
@@ -285,6 +286,7 @@ def test_how_much_each_pixel_counts(served: Any, nets: Nets) -> None:
 # --- image_segmenter, object_detector
 
 
+@pytest.mark.long
 def test_every_pixel_gets_a_class(served: Any, nets: Nets) -> None:
     file = photo("china.jpg")
     with torch.inference_mode():
@@ -304,6 +306,7 @@ def boxes(net: Any, file: bytes) -> list[tuple[str, list[float], float]]:
     return [(names[label], box, score) for label, box, score in rows if score >= 0.5]
 
 
+@pytest.mark.long
 def test_boxes_of_images_of_any_size(served: Any, nets: Nets) -> None:
     """Sizes differ within the batch; unlikely boxes are left out."""
     files = [photo("china.jpg"), photo("china.jpg", 200), photo("china.jpg", 330, "PNG")]

@@ -156,13 +156,6 @@ def http(server: Any) -> Iterator[httpx.Client]:
         yield client
 
 
-def metric(server: Any, name: str, **labels: str) -> float:
-    text = httpx.get(f"http://127.0.0.1:{server.port('http_metrics')}/metrics", timeout=GUARD_S).text
-    lines = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
-    wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(one in line for one in wanted))
-
-
 TENSOR = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}
 CHAT = {"model": "upper", "messages": [{"role": "user", "content": "a"}]}
 #: The path, the body, and the message in the body of the refusal, by dialect.
@@ -201,12 +194,6 @@ def test_openais_error_is_a_rate_limit(http: httpx.Client) -> None:
     asked = [http.post("/v1/chat/completions", json=CHAT, headers={"x-client": "typed"}) for _ in range(2)]
     error = asked[1].json()["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
-
-
-def test_paths_without_models_have_no_limits(http: httpx.Client) -> None:
-    answers = [http.get("/v1/models", headers={"x-client": "lists"}) for _ in range(5)]
-    assert {answer.status_code for answer in answers} == {200}
-    assert not any(name.startswith("x-ratelimit") for name in answers[0].headers)
 
 
 def predictions(channel: grpc.Channel, metadata: list[tuple[str, str]]) -> Any:
@@ -274,7 +261,7 @@ def test_items_are_limited_over_http_and_grpc(server: Any, http: httpx.Client) -
             infer(rows(1), metadata=metadata, timeout=GUARD_S)
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "(items_per_second) for model rows" in error.value.details()
-    assert metric(server, "ts_client_refused_requests_total", client="other", limit="items") >= 3
+    assert server.metric("ts_client_refused_requests_total", client="other", limit="items") >= 3
 
 
 def test_each_request_of_a_stream_counts(server: Any) -> None:
@@ -431,38 +418,16 @@ def test_a_greedy_client_delays_others_by_its_turn_alone(server: Any) -> None:
     small = [f"small{number}" for number in range(9)]
     with ThreadPoolExecutor(80) as pool:
         asked = [pool.submit(asked_by, server, "before", "hold", 1)]
-        until(lambda: metric(server, "ts_running_requests", model_name="works") == 1)
+        until(lambda: server.metric("ts_running_requests", model_name="works") == 1)
         for number, name in ((60, ["greedy"] * 60), (69, small)):
             asked += [pool.submit(asked_by, server, one, 5, 1) for one in name]
-            until(lambda most=number: metric(server, "ts_queued_requests", model_name="works") == most)  # type: ignore[misc]
+            until(lambda most=number: server.metric("ts_queued_requests", model_name="works") == most)  # type: ignore[misc]
         (server.place / "order.go").touch()
         for one in asked:
             one.result(GUARD_S)
     names = order.read_text().split()
     assert names.pop(0) == "before" and len(names) == 69
     assert max(map(names.index, small)) < 2 * len(small), "it gets one turn in each round of the ten clients"
-
-
-def test_worker_time_is_divided_by_weights(server: Any) -> None:
-    limits = server.place / "limits.yaml"
-    named = {"heavy": 3, "light": 1}
-    text = (
-        ONCE + "  works:\n    clients: {" + ", ".join(f"{name}: {{weight: {one}}}" for name, one in named.items()) + "}"
-    )
-    limits.write_text(text.replace("  lone:", "  heavy: {who: header:heavy}\n  light: {who: header:light}\n  lone:"))
-    server.wait_for_log("The limits were read again")
-
-    def worked() -> dict[str, float]:
-        return {one: metric(server, "ts_client_worker_seconds_total", client=one) for one in named}
-
-    with ThreadPoolExecutor(16) as pool:
-        running = [pool.submit(asked_by, server, "heavy", 12, 25) for _ in range(6)]
-        running += [pool.submit(asked_by, server, "light", 4, 60) for _ in range(6)]
-        until(lambda: sum(worked().values()) > 1.5)
-        spent = worked()
-        for one in running:
-            one.result(GUARD_S)
-    assert 3 * 0.75 < spent["heavy"] / spent["light"] < 3 * 1.33, spent
 
 
 def test_a_broken_file_keeps_the_limits(server: Any, http: httpx.Client) -> None:
@@ -481,11 +446,11 @@ def test_a_broken_file_keeps_the_limits(server: Any, http: httpx.Client) -> None
 def test_metrics_have_the_names_of_the_file_alone(server: Any, http: httpx.Client) -> None:
     for name in ("fast", "somebody"):
         http.post("/predictions/works", content="0 x", headers={"x-client": name})
-    assert metric(server, "ts_client_requests_total", client="fast") > 0
-    assert metric(server, "ts_client_requests_total", client="other") > 0
-    assert not metric(server, "ts_client_requests_total", client="header:somebody")
-    assert metric(server, "ts_client_refused_requests_total", client="other", limit="requests") > 0
-    assert metric(server, "ts_refused_requests_total", model_name="upper", reason="limited") > 0
+    assert server.metric("ts_client_requests_total", client="fast") > 0
+    assert server.metric("ts_client_requests_total", client="other") > 0
+    assert not server.metric("ts_client_requests_total", client="header:somebody")
+    assert server.metric("ts_client_refused_requests_total", client="other", limit="requests") > 0
+    assert server.metric("ts_refused_requests_total", model_name="upper", reason="limited") > 0
 
 
 def test_top_shows_clients(server: Any, http: httpx.Client, client_command: Callable[..., Any]) -> None:

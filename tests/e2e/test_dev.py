@@ -219,6 +219,7 @@ def test_ctrl_c_ends_it_and_all_its_processes(dev: Dev, save: Any) -> None:
     assert not left
 
 
+@pytest.mark.long
 def test_a_folder_without_a_handler_is_served_once_it_has_one(tmp_path: Path) -> None:
     folder = tmp_path / "written"
     folder.mkdir()

@@ -99,6 +99,7 @@ def text_stream(clients: Clients) -> str:
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.long
 def test_every_sample_is_classified(clients: Clients, digits: str, root: Path, version: str) -> None:
     for digit in range(10):
         answer = json.loads(

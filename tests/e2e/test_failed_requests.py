@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ import httpx
 import psutil
 import pytest
 
+from e2e.conftest import text_request
 from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -180,14 +180,6 @@ def prediction(model: str, ask: str) -> PredictionsRequest:
     return PredictionsRequest(model_name=model, input={"data": body(ask)})
 
 
-def tensors(model: str, ask: str) -> pb.ModelInferRequest:
-    data = body(ask)
-    kind = pb.ModelInferRequest.InferInputTensor
-    inputs = [kind(name="data", datatype="BYTES", shape=[1])]
-    content = len(data).to_bytes(4, "little") + data
-    return pb.ModelInferRequest(model_name=model, inputs=inputs, raw_input_contents=[content])
-
-
 def _json(model: str, ask: str) -> dict[str, Any]:
     return {"inputs": [{"name": "data", "datatype": "BYTES", "shape": [1], "data": [body(ask).decode()]}]}
 
@@ -221,17 +213,19 @@ class Clients:
             raise Unanswered
 
     def model_infer(self, model: str, ask: str, wait_s: float) -> None:
-        self.oip.ModelInfer(tensors(model, ask), timeout=wait_s)
+        self.oip.ModelInfer(text_request(model, body(ask)), timeout=wait_s)
 
     def model_stream_infer(self, model: str, ask: str, wait_s: float) -> None:
         metadata = [("oip-stream-dialect", "triton")]
-        answers = list(self.oip.ModelStreamInfer(iter([tensors(model, ask)] * 2), timeout=wait_s, metadata=metadata))
+        answers = list(
+            self.oip.ModelStreamInfer(iter([text_request(model, body(ask))] * 2), timeout=wait_s, metadata=metadata)
+        )
         if any(answer.error_message for answer in answers):
             raise Unanswered
 
     def model_stream_infer_mlserver(self, model: str, ask: str, wait_s: float) -> None:
         metadata = [("oip-stream-dialect", "mlserver")]
-        list(self.oip.ModelStreamInfer(iter([tensors(model, ask)] * 2), timeout=wait_s, metadata=metadata))
+        list(self.oip.ModelStreamInfer(iter([text_request(model, body(ask))] * 2), timeout=wait_s, metadata=metadata))
 
     def model_infer_stream(self, model: str, ask: str, wait_s: float) -> None:
         call = self.channel.unary_stream(
@@ -239,7 +233,7 @@ class Clients:
             request_serializer=pb.ModelInferRequest.SerializeToString,
             response_deserializer=pb.ModelInferResponse.FromString,
         )
-        list(call(tensors(model, ask), timeout=wait_s))
+        list(call(text_request(model, body(ask)), timeout=wait_s))
 
     def _post(self, path: str, wait_s: float, **more: Any) -> None:
         answer = self.http.post(path, timeout=wait_s, **more)
@@ -271,6 +265,8 @@ class Clients:
 
 
 SERVICES = [name for name in vars(Clients) if not name.startswith("_") and name != "close"]
+#: One of each kind: a message, a stream of them, tensors, and HTTP with and without.
+QUICK = ("predictions", "stream_predictions_2", "model_infer", "model_stream_infer", "http_predictions", "http_infer")
 #: How a request ends: the model, what its handler does, how long its client waits.
 WAYS: dict[str, tuple[str, str, float]] = {
     "raises": ("whole", "raise", GUARD_S),
@@ -316,12 +312,8 @@ def settled(alive: Alive, before: dict[str, int], more_max: int) -> dict[str, in
         time.sleep(0.05)
 
 
-def metrics_of(server: Any) -> str:
-    return httpx.get(f"http://127.0.0.1:{server.port('http_metrics')}/metrics").text
-
-
 def is_running(server: Any, model: str) -> bool:
-    return bool(re.search(rf'^ts_running_requests{{model_name="{model}".*}} 1', metrics_of(server), re.MULTILINE))
+    return bool(server.metric("ts_running_requests", model_name=model) == 1)
 
 
 def occupies_late(server: Any, clients: Clients, asked: list[Any], begun: int) -> bool:
@@ -332,7 +324,9 @@ def occupies_late(server: Any, clients: Clients, asked: list[Any], begun: int) -
     return bool(server.alive.begun("late") > begun)
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize(
+    "service", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in SERVICES]
+)
 def test_a_failure_leaves_nothing_behind(server: Any, clients: Clients, service: str) -> None:
     """Each way to fail COUNTED times; the objects left by any single way would exceed the limit."""
     call = getattr(clients, service)

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 import raw
@@ -157,8 +156,7 @@ class Served:
 
     def busy(self) -> dict[str, float]:
         """The gauges of requests that are queued or running, and aren't 0."""
-        port = int(self.server.log.split("metrics listens on ")[1].split("\n")[0].rsplit(":", 1)[1])
-        lines = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=GUARD_S).text.splitlines()
+        lines = self.server.scraped().splitlines()
         gauges = [line for line in lines if line.startswith(("ts_queued_requests{", "ts_running_requests{"))]
         found = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in gauges}
         assert found

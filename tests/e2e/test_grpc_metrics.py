@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import re
-import socket
-import ssl
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from e2e.conftest import text_request
 from support import GUARD_S, http_call
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -44,12 +41,6 @@ def samples(text: str, method: str) -> dict[str, float]:
             assert parts["grpc_service"] == SERVICE
             found[f"{name}:{parts['grpc_code']}" if "grpc_code" in parts else name] = float(value)
     return found
-
-
-def text(value: str) -> pb.ModelInferRequest:
-    tensor = pb.ModelInferRequest.InferInputTensor(name="data", datatype="BYTES", shape=[1])
-    raw = len(value).to_bytes(4, "little") + value.encode()
-    return pb.ModelInferRequest(model_name="words", inputs=[tensor], raw_input_contents=[raw])
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +83,7 @@ def risen(served: Any) -> Callable[[str], dict[str, float]]:
 def test_unary_calls_by_code(stub: Any, risen: Any) -> None:
     """Promises 001-30, 001-31."""
     for _ in range(3):
-        stub.ModelInfer(text("a b"), timeout=GUARD_S)
+        stub.ModelInfer(text_request("words", "a b"), timeout=GUARD_S)
     with pytest.raises(grpc.RpcError) as refused:
         stub.ModelInfer(pb.ModelInferRequest(model_name="missing"), timeout=GUARD_S)
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
@@ -110,33 +101,15 @@ def test_unary_calls_by_code(stub: Any, risen: Any) -> None:
 
 def test_every_message_of_streams_counts(stub: Any, risen: Any) -> None:
     """Promises 001-32, 001-33."""
-    assert len(list(stub.ModelStreamInfer(iter([text("a b")] * 10), timeout=GUARD_S))) == 20
-    assert len(list(stub.ModelInferStream(text("a b c"), timeout=GUARD_S))) == 3
+    assert len(list(stub.ModelStreamInfer(iter([text_request("words", "a b")] * 10), timeout=GUARD_S))) == 20
+    assert len(list(stub.ModelInferStream(text_request("words", "a b c"), timeout=GUARD_S))) == 3
     two_way, one_way = risen("ModelStreamInfer"), risen("ModelInferStream")
     assert (two_way["msg_received_total"], two_way["msg_sent_total"], two_way["handled_total:OK"]) == (10, 20, 1)
     assert (one_way["msg_received_total"], one_way["msg_sent_total"], one_way["handling_seconds_count"]) == (1, 3, 1)
 
 
-def test_label_values(served: Any, stub: Any) -> None:
-    stub.ServerLive(pb.ServerLiveRequest(), timeout=GUARD_S)
-    list(stub.ModelInferStream(text("a"), timeout=GUARD_S))
-    list(stub.ModelStreamInfer(iter([text("a")]), timeout=GUARD_S))
-    _, shown = get(served.port("http_metrics"))
-    for kind, method in (
-        ("UNARY", "ServerLive"),
-        ("SERVER_STREAMING", "ModelInferStream"),
-        ("BIDI_STREAMING", "ModelStreamInfer"),
-    ):
-        labels = f'grpc_type="{kind}",grpc_service="{SERVICE}",grpc_method="{method}",'
-        assert f"grpc_server_started_total{{{labels}}} " in shown
-        assert f'grpc_server_handled_total{{{labels}grpc_code="OK",}} ' in shown
-        assert f'grpc_server_handling_seconds_bucket{{{labels}le="+Inf",}} ' in shown
-    assert "# TYPE grpc_server_handling_seconds histogram\n" in shown
-    assert "ts_inference_requests_total" not in shown, "metrics_mode is log"
-
-
 def test_a_cancelled_stream_is_counted(served: Any, stub: Any, risen: Any) -> None:
-    endless = iter(lambda: text("a"), None)
+    endless = iter(lambda: text_request("words", "a"), None)
     answers = stub.ModelStreamInfer(endless, timeout=GUARD_S)
     next(answers)
     answers.cancel()
@@ -150,7 +123,7 @@ def test_http_on_the_grpc_port_while_calls_run(served: Any, stub: Any) -> None:
     """Promise 001-29."""
     port = served.port("grpc_inference")
     with ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(stub.ModelInfer, text("a"), timeout=GUARD_S) for _ in range(20)]
+        calls = [pool.submit(stub.ModelInfer, text_request("words", "a"), timeout=GUARD_S) for _ in range(20)]
         scrapes = [get(port) for _ in range(5)]
         assert all(call.result().outputs for call in calls)
     assert {status for status, _ in scrapes} == {200}
@@ -158,25 +131,6 @@ def test_http_on_the_grpc_port_while_calls_run(served: Any, stub: Any) -> None:
     assert get(served.port("grpc_management"))[0] == 200
     assert get(port, "/predictions/words")[0] == get(port, "/v2")[0] == 404
     assert get(port, f"/{SERVICE}/ModelInfer", "POST")[0] == 415
-
-
-def test_the_port_speaks_http_2_without_tls_too(served: Any) -> None:
-    import h2.connection
-    import h2.events
-
-    connection = h2.connection.H2Connection()
-    body, ended = b"", False
-    with socket.create_connection(("127.0.0.1", served.port("grpc_inference")), timeout=GUARD_S) as link:
-        connection.initiate_connection()
-        names = {":method": "GET", ":path": "/metrics", ":scheme": "http", ":authority": "localhost"}
-        connection.send_headers(1, list(names.items()), end_stream=True)
-        while not ended:
-            link.sendall(connection.data_to_send())
-            for event in connection.receive_data(link.recv(65_536)):
-                if isinstance(event, h2.events.DataReceived):
-                    body += event.data
-                ended |= isinstance(event, h2.events.StreamEnded)
-    assert b"\n# HELP grpc_server_started_total" in body
 
 
 def test_off_unless_asked(start: Callable[..., Any]) -> None:
@@ -195,19 +149,3 @@ def test_the_profile_of_dynamo_has_it(start: Callable[..., Any]) -> None:
         GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=GUARD_S)
     status, shown = get(server.port("grpc_inference"))
     assert (status, 'grpc_method="ServerLive",grpc_code="OK",} 1.0' in shown) == (200, True)
-
-
-def test_with_tls_the_port_answers_https(start: Callable[..., Any], tmp_path: Path) -> None:
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    more = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*words.split(), *more], check=True, capture_output=True)
-    server = start(enable_grpc_ssl="true", certificate_file=certificate, private_key_file=key, grpc_metrics="true")
-    trusting = ssl.create_default_context(cafile=str(certificate))
-    port = int(re.findall(r"grpc_inference listens on \S+:(\d+)", server.log)[0])
-    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=GUARD_S, context=trusting)
-    connection.request("GET", "/metrics")
-    assert connection.getresponse().status == 200
-    connection.close()
-    with grpc.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(certificate.read_bytes())) as channel:
-        assert GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=GUARD_S).live

@@ -6,13 +6,13 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import torch
 
+from e2e.conftest import write_model
 from support import GUARD_S, Reply, http_call
 
 TELLING = '''
@@ -110,18 +110,6 @@ def call(server: Any, target: str, body: bytes = b"", **headers: str) -> Reply:
     return http_call(server.port("http_inference"), "POST", target, body, headers)
 
 
-def add(store: Path, name: str, source: str, config: str = "") -> None:
-    """A directory model."""
-    folder = store / name
-    (folder / "MAR-INF").mkdir(parents=True)
-    (folder / "handler.py").write_text(source)
-    model = {"modelName": name, "handler": "handler.py", "modelVersion": "1.0"}
-    if config:
-        (folder / "model-config.yaml").write_text(config)
-        model["configFile"] = "model-config.yaml"
-    (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": model}))
-
-
 Open = Callable[..., Any]
 
 
@@ -134,14 +122,14 @@ def opened(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
         key = repr(settings)
         if key not in servers:
             store = tmp_path_factory.mktemp("contract") / "store"
-            add(store, "telling", TELLING)
-            add(store, "giving", GIVING)
-            add(store, "giving3", GIVING, f"batchSize: 3\nmaxBatchDelay: {GUARD_S * 1000}\n")
-            add(store, "reading", READING)
-            add(store, "reading2", READING, f"batchSize: 2\nmaxBatchDelay: {GUARD_S * 1000}\n")
-            add(store, "parsing", PARSING)
-            add(store, "doubler", BAG)
-            add(store, "doubler2", BAG, f"batchSize: 2\nmaxBatchDelay: {GUARD_S * 1000}\n")
+            write_model(store, "telling", TELLING)
+            write_model(store, "giving", GIVING)
+            write_model(store, "giving3", GIVING, config=f"batchSize: 3\nmaxBatchDelay: {GUARD_S * 1000}\n")
+            write_model(store, "reading", READING)
+            write_model(store, "reading2", READING, config=f"batchSize: 2\nmaxBatchDelay: {GUARD_S * 1000}\n")
+            write_model(store, "parsing", PARSING)
+            write_model(store, "doubler", BAG)
+            write_model(store, "doubler2", BAG, config=f"batchSize: 2\nmaxBatchDelay: {GUARD_S * 1000}\n")
             wanted = ("doubler", "doubler2") if "service_envelope" in settings else ("telling",)
             needs_torch = wanted != ("telling",) or not settings
             servers[key] = serving(

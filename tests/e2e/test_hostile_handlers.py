@@ -253,6 +253,19 @@ IN_ONE_WORKER = {
     for name, case in CASES.items()
     if name.startswith(("raises", "answers", "heads")) and case.kind == "def" and "yield" not in case.code
 }
+#: The others have a worker each: those that tell whether an answer, output and the process are looked after at all.
+QUICK = (
+    *IN_ONE_WORKER,
+    *("ends: exits", "ends: kills itself", "ends: closes every descriptor", "ends: writes to its socket"),
+    *(
+        "ends: never answers, deaf",
+        "prints: prints 200 000 lines",
+        "prints: prints a line of 5 MB",
+        "prints: closes 0 to 2",
+    ),
+    *("prints: metrics", "process: forks", "process: ignores SIGTERM", "process: breaks json", "process: no files"),
+    *("answers: pieces with half of a pair", "answers: an async handler that is cancelled"),
+)
 FUNCTIONS = "".join(f"\n@DEEDS.append\ndef deed(data, context):\n    {case.code}\n" for case in IN_ONE_WORKER.values())
 
 
@@ -310,7 +323,7 @@ def grpc_code(server: Any, model: str, body: bytes) -> grpc.StatusCode:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, id=name, marks=pytest.mark.long if name == "process: hangs at exit" else ()) for name in CASES],
+    [pytest.param(name, id=name, marks=() if name in QUICK else pytest.mark.long) for name in CASES],
 )
 def test_a_hostile_handler_harms_its_own_request_alone(
     server: Any, add: Callable[..., str], name: str, request: pytest.FixtureRequest

@@ -1,4 +1,4 @@
-"""The client's view of a working handler: pieces at once, its request id everywhere; and the effect of its leaving."""
+"""The client's view of a working handler: pieces at once, and its request id everywhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from urllib.parse import urlencode
 
 import pytest
 
-from support import GUARD_S, http_call, until
+from e2e.conftest import write_model
+from support import GUARD_S, http_call
 
 HANDLER = """
 import json
@@ -33,28 +34,6 @@ def stream(ask, context):
         send_intermediate_predict_response([f"piece {number} "], context.request_ids, "more", 200, context)
         wait_for(f"{ask['acknowledged']}{number}")
     return "end"
-
-
-def until_cancelled(ask, context):
-    Path(ask["begun"]).touch()
-    while not context.cancelled:
-        time.sleep(0.002)
-    Path(ask["left"]).touch()
-    return "nobody reads this"
-
-
-def stream_until_left(ask, context):
-    try:
-        while True:
-            send_intermediate_predict_response(["x" * 1000], context.request_ids, "more", 200, context)
-    finally:
-        Path(ask["left"]).touch()
-
-
-def hold(ask, context):
-    Path(ask["begun"]).touch()
-    wait_for(ask["release"])
-    return "held"
 
 
 def mark(ask, context):
@@ -85,11 +64,7 @@ def handle(data, context):
 def server(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     directory = tmp_path_factory.mktemp("answers")
     for name in ("one", "other"):
-        model = directory / "store" / name
-        (model / "MAR-INF").mkdir(parents=True)
-        (model / "handler.py").write_text(HANDLER)
-        described = {"modelName": name, "handler": "handler.py", "modelVersion": "1.0"}
-        (model / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"runtime": "python", "model": described}))
+        write_model(directory / "store", name, HANDLER)
     with serving(directory, directory / "store", {}, ["--ncs"]) as server:
         server.register("one")
         server.register("other")
@@ -116,10 +91,6 @@ def acknowledge(server: Any, path: str) -> None:
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     answer = http_call(server.port("http_inference"), "POST", "/predictions/other", urlencode({"path": path}), form)
     assert answer.body == b"acknowledged"
-
-
-def pending(server: Any) -> int:
-    return int(server.describe("one")["jobQueueStatus"]["pendingRequests"])
 
 
 # --- pieces
@@ -150,43 +121,6 @@ def test_each_piece_is_a_chunk_of_its_own(server: Any, tmp_path: Path) -> None:
         answer = b"".join(iter(lambda: one.recv(65_536), b""))
     chunks = b"8\r\npiece 0 \r\n8\r\npiece 1 \r\n8\r\npiece 2 \r\n3\r\nend\r\n0\r\n\r\n"
     assert answer.partition(b"\r\n\r\n")[2] == chunks
-
-
-# --- leaving
-
-
-def test_leaving_cancels_what_runs_and_frees_the_worker(server: Any, tmp_path: Path) -> None:
-    connection = begin(
-        server, {"op": "until_cancelled", "begun": str(tmp_path / "begun"), "left": str(tmp_path / "left")}
-    )
-    until((tmp_path / "begun").exists)
-    connection.close()
-    until((tmp_path / "left").exists)
-    assert predict(server, {"op": "mark", "ran": str(tmp_path / "ran")})[:2] == (200, b"ran")
-
-
-def test_leaving_takes_what_waits_out_of_the_queue(server: Any, tmp_path: Path) -> None:
-    holding = begin(server, {"op": "hold", "begun": str(tmp_path / "begun"), "release": str(tmp_path / "release")})
-    until((tmp_path / "begun").exists)
-    waiting = begin(server, {"op": "mark", "ran": str(tmp_path / "ran")})
-    until(lambda: pending(server))
-    waiting.close()
-    until(lambda: not pending(server))
-    (tmp_path / "release").touch()
-    assert holding.getresponse().read() == b"held"
-    holding.close()
-    assert predict(server, {"op": "mark", "ran": str(tmp_path / "after")})[0] == 200
-    assert not (tmp_path / "ran").exists()
-
-
-def test_leaving_ends_a_stream(server: Any, tmp_path: Path) -> None:
-    connection = begin(server, {"op": "stream_until_left", "left": str(tmp_path / "left")})
-    response = connection.getresponse()
-    assert response.read1(10)
-    response.close()
-    connection.close()
-    until((tmp_path / "left").exists)
-    assert predict(server, {"op": "mark", "ran": str(tmp_path / "ran")})[:2] == (200, b"ran")
 
 
 # --- request ids

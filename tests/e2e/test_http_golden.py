@@ -13,7 +13,6 @@ import re
 import shlex
 import shutil
 import ssl
-import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -549,10 +548,8 @@ def test_cors(start: Any) -> None:
                 assert made.answer_headers[header] == value
 
 
-def test_https(start: Any, tmp_path: Path) -> None:
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 20 -subj /CN=localhost -keyout key.pem -out cert.pem"
-    subprocess.run(command.split(), cwd=tmp_path, check=True, capture_output=True)
-    files = {"certificate_file": tmp_path / "cert.pem", "private_key_file": tmp_path / "key.pem"}
+def test_https(start: Any, certificates: Path) -> None:
+    files = {"certificate_file": certificates / "server.crt", "private_key_file": certificates / "server.key"}
     check("210", perform(start(inference_address="https://127.0.0.1:0", **files), "210"))
 
 
@@ -621,6 +618,7 @@ def write_kserve(store: Path, answer: str) -> None:
         archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest("mnist", "handler.py", "1.0")))
 
 
+@pytest.mark.long
 def test_kserve_v1(start: Any, store: Path) -> None:
     replace_store(store)
     write_kserve(store, "2")
@@ -632,6 +630,7 @@ def test_kserve_v1(start: Any, store: Path) -> None:
     check("200", perform(server, "200"))
 
 
+@pytest.mark.long
 def test_kserve_v2(start: Any, store: Path) -> None:
     replace_store(store)
     write_kserve(store, "1")

@@ -1,4 +1,4 @@
-"""Which API answers where: shared addresses, free ports, addresses that can't be had, engines."""
+"""Which API answers where: shared addresses, free ports, addresses that can't be had, paths that are elsewhere."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from support import free_port, http_call
+from ts_frontend.http.request import NOT_FOUND
 
 
 def ask(port: int, method: str, target: str, body: bytes | None = None) -> tuple[int, Any]:
@@ -79,7 +80,7 @@ def test_without_the_metrics_api_its_port_stays_free(start: Any) -> None:
         ask(port, "GET", "/metrics")
 
 
-@pytest.mark.parametrize("api", ["inference_address", "management_address", "metrics_address", "grpc_inference_port"])
+@pytest.mark.parametrize("api", ["management_address", "grpc_inference_port"])
 def test_a_taken_port_is_named_and_nothing_is_left(start: Any, api: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -115,15 +116,32 @@ def test_one_port_under_two_names_is_refused(start: Any) -> None:
     assert f"cannot listen on localhost:{port}" in server.log
 
 
-def test_what_the_other_port_answers_is_not_found_here(shared: Any) -> None:
-    inference, management = shared.port("http_inference"), shared.port("http_management")
-    for port, method, target in (
-        (inference, "POST", "/models?url=probe"),
-        (inference, "DELETE", "/models/probe"),
-        (inference, "PUT", "/models/probe?min_worker=0"),
-        (management, "POST", "/predictions/probe"),
-        (management, "GET", "/ping"),
-    ):
-        status, answer = ask(port, method, target)
-        assert (status, answer["type"]) == (404, "ResourceNotFoundException"), target
-    assert shared.predict("probe", {"op": "echo"}) == b"ok"
+# --- paths that nobody serves, or another listener
+
+
+@pytest.mark.parametrize(
+    ("api", "path", "told"),
+    [
+        ("http_inference", "/prediction/probe", " Did you mean /predictions/{{model_name}}?"),
+        ("http_management", "/model/probe", " Did you mean /models/{{model_name}}?"),
+        ("http_inference", "/models/probe", " The management API serves this path: port {http_management}."),
+        ("http_management", "/predictions/probe", " The inference API serves this path: port {http_inference}."),
+        ("http_metrics", "/metric", " Did you mean /metrics?"),
+        ("http_inference", "/nosuch", ""),
+    ],
+)
+def test_an_unknown_path_is_told_with_what_is_near(shared: Any, api: str, path: str, told: str) -> None:
+    ports = {one: shared.port(one) for one in ("http_inference", "http_management")}
+    error = {"code": 404, "type": "ResourceNotFoundException", "message": f"{NOT_FOUND}{told.format(**ports)}"}
+    assert ask(shared.port(api), "GET", path) == (404, error)
+
+
+def test_an_unknown_path_of_the_open_inference_protocol(shared: Any) -> None:
+    told = "Not Found: nothing answers POST /v2/model/probe/infer. Did you mean /v2/models/{model_name}/infer?"
+    assert ask(shared.port("http_inference"), "POST", "/v2/model/probe/infer", b"{}") == (404, {"error": told})
+
+
+def test_a_path_of_a_listener_at_a_unix_socket(start: Any, tmp_path: Path) -> None:
+    server = start(inference_address=f"unix:{tmp_path / 'inference.sock'}")
+    told = ask(server.port("http_management"), "GET", "/predictions/x")[1]["message"]
+    assert told == f"{NOT_FOUND} The inference API serves this path: its Unix socket."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import urllib.error
@@ -119,15 +118,6 @@ def test_prometheus_mode_shows_everything(start: Start, write: Callable[..., str
     assert lines(server, "ts_metrics.log") == lines(server, "model_metrics.log") == []
 
 
-def test_the_listener_says_what_it_answers(start: Start) -> None:
-    server = start()
-    server.wait_for_log("http_metrics listens")
-    address = f"http://127.0.0.1:{server.port('http_metrics')}"
-    with urllib.request.urlopen(urllib.request.Request(f"{address}/", method="OPTIONS"), timeout=GUARD_S) as answer:
-        assert list(json.load(answer)["paths"]) == ["/", "/api-description", "/metrics"]
-    assert post(f"{address}/predictions/probe") == 404
-
-
 def test_log_mode_writes_what_torchserve_writes(start: Start, write: Callable[..., str]) -> None:
     write("measured", METRIC_HANDLER)
     server = start()
@@ -230,11 +220,6 @@ def test_a_broken_metrics_file_stops_the_start(start: Start, tmp_path: Path) -> 
     server.wait()
     assert "The server did not start" in server.log
     assert "no metric type 'sum', only counter, gauge, histogram" in server.log
-
-
-def test_no_metrics_listener_when_it_is_off(start: Start) -> None:
-    server = start(enable_metrics_api="false")
-    assert not server.port("http_metrics")
 
 
 def test_openmetrics_for_those_who_prefer_it(start: Start, write: Callable[..., str]) -> None:

@@ -21,6 +21,7 @@ import grpc
 import psutil
 import pytest
 
+from e2e.conftest import write_model
 from support import GUARD_S, free_port, http_call
 from ts.compat import start as start_module
 from ts.compat.kserve_api.messages import InferInput, InferRequest
@@ -242,13 +243,6 @@ def test_what_a_handler_gets_wrong_is_its_own(scaling: Program) -> None:
     assert scaling.infer("scaling", "x", [1])[0] == 200
 
 
-def test_v1_reaches_it_too(scaling: Program) -> None:
-    assert scaling.ask("/v1/models/scaling:predict", {"instances": [1, 2]})[:2] == (200, {"predictions": [[3.0, 6.0]]})
-    assert scaling.ask("/v1/models/scaling:explain", {"instances": [1]})[0] == 501
-    missing = {"error": "Model not found: nope. Models here: scaling."}
-    assert scaling.ask("/v1/models/nope:predict", {"instances": [1]})[:2] == (404, missing)
-
-
 def test_kserves_paths(scaling: Program) -> None:
     assert scaling.ask("/")[:2] == (200, {"status": "alive"})
     assert scaling.ask("/v1/models")[1] == scaling.ask("/v2/models")[1] == {"models": ["scaling"]}
@@ -284,6 +278,7 @@ def test_a_line_for_each_request(scaling: Program) -> None:
     scaling.wait_for("asked POST /v2/models/scaling/infer -> 200")
 
 
+@pytest.mark.long
 def test_nothing_of_it_when_it_is_off(start: Start) -> None:
     """Promises 003-07, 003-16, 003-17, 003-18: a model that isn't loaded is not ready."""
     program = start(
@@ -300,16 +295,12 @@ def test_nothing_of_it_when_it_is_off(start: Start) -> None:
     assert program.ask("/v2/health/live")[0] == 200
 
 
+@pytest.mark.long
 def test_archives_and_repositories_beside_a_program(start: Start, tmp_path: Path) -> None:
     """Options before the program are the server's, those behind it both's."""
     store, repository = tmp_path / "store", tmp_path / "repository"
     for name in ("upper", "other"):
-        (store / name / "MAR-INF").mkdir(parents=True)
-        (store / name / "handler.py").write_text(
-            "def handle(data, context):\n    return ['row' for row in data or ()]\n"
-        )
-        manifest = {"model": {"modelName": name, "handler": "handler.py", "modelVersion": "1.0"}}
-        (store / name / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+        write_model(store, name, "def handle(data, context):\n    return ['row' for row in data or ()]\n")
     (repository / "one" / "1").mkdir(parents=True)
     (repository / "one" / "1" / "model.py").write_text(
         "class TritonPythonModel:\n    def execute(self, requests):\n        return [None for one in requests]\n"
@@ -326,13 +317,6 @@ def test_archives_and_repositories_beside_a_program(start: Start, tmp_path: Path
     assert program.ask("/v2/repository/models/other/load", {})[0] == 400, "others may not load what they like"
 
 
-def test_a_store_that_is_not_there(start: Start) -> None:
-    program = start("aissemble_readme", "--model_store=/nowhere")
-    assert program.process.wait(GUARD_S) == 1
-    program.wait_for("model_store (--model_store) directory not found: /nowhere")
-    program.wait_for("nothing of it is served without --models=NAME")
-
-
 def test_properties_of_krausening(start: Start, tmp_path: Path) -> None:
     """Promises 003-20, 003-21; every option and source in test_kserve_options.py."""
     port = free_port()
@@ -347,20 +331,7 @@ def test_properties_of_krausening(start: Start, tmp_path: Path) -> None:
     assert "preprocess_ms" not in program.log
 
 
-@pytest.mark.parametrize(
-    ("argv", "environ", "text"),
-    [
-        (["--http_port=x"], {}, "Invalid integer value 'x'"),
-        ([], {"KSERVE_ACCESS_LOG_FORMAT": "%(nope)s"}, "%(nope)s is unknown"),
-    ],
-)
-def test_options_that_cannot_be_read(start: Start, argv: list[str], environ: dict[str, str], text: str) -> None:
-    program = start("aissemble_readme", *argv, **environ)
-    assert program.process.wait(GUARD_S) == 1
-    program.wait_for("(end)")
-    assert text in program.log and "Traceback" not in program.log
-
-
+@pytest.mark.long
 def test_a_program_started_by_its_modules_name(start: Start, tmp_path: Path) -> None:
     """With relative imports, in a package."""
     package = tmp_path / "package"
@@ -538,11 +509,6 @@ def test_predictors_over_v1(predictors: Program) -> None:
     assert predictors.ask("/v1/models/plain:predict", {"instances": 0})[0] == 400
 
 
-def test_predictors_over_v2(predictors: Program) -> None:
-    status, answer = predictors.infer("plain", "x", [1.0, 2.0])
-    assert (status, answer["outputs"]) == (200, [{"name": "sum", "datatype": "FP64", "shape": [1], "data": [30.0]}])
-
-
 @pytest.mark.parametrize(
     ("properties", "first", "is_imported"),
     [("", "", False), ("preload_torch=true", "", True), ("", "import torch", True)],
@@ -642,6 +608,7 @@ def test_a_predictor_that_is_not_there_is_503_and_one_too_slow_504(protocol: str
     assert asyncio.run(status(free_port())) == 503
 
 
+@pytest.mark.long
 def test_a_transformer_in_front_of_a_predictor(start: Start, predictors: Program) -> None:
     host = f"127.0.0.1:{predictors.port('grpc_inference')}"
     transformer = start(

@@ -93,6 +93,7 @@ def test_a_model_that_cannot_be_loaded_ends_it(tmp_path: Path) -> None:
     assert not (tmp_path / "store" / "model").exists()
 
 
+@pytest.mark.long
 def test_a_model_of_the_same_name_is_kept(tmp_path: Path) -> None:
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / "vllm.py").touch()

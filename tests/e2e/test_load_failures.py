@@ -247,7 +247,9 @@ def others(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]
         yield server
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "triton" else pytest.mark.long) for name in OTHERS]
+)
 def test_models_of_other_systems_that_cannot_be_loaded_are_refused_at_once_with_the_cause(
     others: Any, name: str
 ) -> None:

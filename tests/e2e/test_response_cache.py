@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -143,30 +142,6 @@ def test_torchserves_apis_share_an_entry(asked: Asked) -> None:
     assert asked.calls("shared") == asked.calls("form") == 1
 
 
-def test_what_is_another_question(asked: Asked) -> None:
-    first = asked.post("own")
-    others = [
-        asked.post("own", x_tenant="a"),
-        asked.post("own", X_Tenant="b"),
-        asked.post("own", content_type="text/plain"),
-        asked.predict("own", name="data"),
-        asked.post("owm"),
-    ]
-    assert {word for _, word in (first, *others)} == {"MISS"}
-    assert asked.predict("own", x_tenant="b") == (others[1][0], "HIT")
-
-
-def test_a_client_may_have_it_run(asked: Asked) -> None:
-    first = asked.post("fresh")
-    fresh = asked.post("fresh", cache_control="no-cache")
-    assert fresh[1] == "MISS" and fresh[0] != first[0]
-    assert asked.post("fresh") == (fresh[0], "HIT")
-    apart, word = asked.post("fresh", cache_control="no-store")
-    assert apart not in (first[0], fresh[0]) and word == ""
-    assert asked.predict("fresh") == (fresh[0], "HIT")
-    assert asked.predict("fresh", cache_control="no-store")[1] == ""
-
-
 def raw(values: Sequence[float], request_id: str = "") -> pb.ModelInferRequest:
     request = typed(values, request_id)
     request.inputs[0].ClearField("contents")
@@ -231,33 +206,6 @@ def test_tensors_in_all_dialects_share_an_entry(asked: Asked) -> None:
     assert json.loads(apart.content[:size]) == json.loads(mixed.content[:size])
 
 
-def test_a_faulty_request_is_refused_as_without_the_cache(asked: Asked) -> None:
-    for message in (body([1]) | {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3], "data": [1]}]}, {}):
-        for _ in range(2):
-            found = asked.http.post("/v2/models/tensors/infer", json=message, timeout=GUARD_S)
-            assert found.status_code == 400 and "x-cache" not in found.headers
-
-
-def test_a_thousand_at_once_run_once(asked: Asked) -> None:
-    count = 1000
-
-    async def all_of_them() -> list[tuple[str, str]]:
-        async with grpc.aio.insecure_channel(asked.server.inference) as channel:
-            stub = InferenceAPIsServiceStub(channel)
-            request = PredictionsRequest(model_name="plain", input={"body": b"wait for all"})
-            calls = [stub.Predictions(request, timeout=GUARD_S) for _ in range(count)]
-            await asyncio.to_thread(asked.waits_for, count)
-            (asked.place / "go").touch()
-            return [
-                ((await call).prediction.decode(), dict(await call.trailing_metadata())["x-cache"]) for call in calls
-            ]
-
-    (asked.place / "go").unlink(missing_ok=True)
-    found = asyncio.run(all_of_them())
-    assert len({text for text, _ in found}) == 1 and asked.calls("wait for all") == 1
-    assert sorted(word for _, word in found) == ["HIT"] * (count - 1) + ["MISS"]
-
-
 @contextmanager
 def waiting(asked: Asked, text: str, *timeouts_s: float) -> Iterator[list[Any]]:
     """Requests that wait for one run, each until its own time."""
@@ -280,38 +228,11 @@ def test_who_leaves_takes_nothing_from_the_others(asked: Asked) -> None:
     assert len(answers) == 1 and asked.calls("wait, some leave") == 1
 
 
-def test_a_deadline_is_its_callers_own(asked: Asked) -> None:
-    with waiting(asked, "wait, one is late", 2, GUARD_S) as calls:
-        assert calls[0].exception(GUARD_S).code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        (asked.place / "go").touch()
-        assert calls[1].result(GUARD_S).prediction.endswith(b"one is late")
-
-
-def test_a_failure_goes_to_all_and_is_not_kept(asked: Asked) -> None:
-    for number in (1, 2):
-        found = asked.http.post("/predictions/plain", content=b"fail", timeout=GUARD_S)
-        assert found.status_code == 409 and asked.calls("fail") == number
-
-
 def test_a_dead_worker_fails_all_that_wait_and_the_next_runs(asked: Asked) -> None:
     with waiting(asked, "wait for the dead", GUARD_S, GUARD_S) as calls:
         os.kill(asked.server.worker_pids("plain")[0], signal.SIGKILL)
         assert {call.exception(GUARD_S).code() for call in calls} == {grpc.StatusCode.UNAVAILABLE}
     assert asked.post("wait for the dead")[1] == "MISS"
-
-
-def test_an_answer_ends_with_its_ttl(asked: Asked) -> None:
-    first, _ = asked.post("old", model="short")
-    until(lambda: asked.post("old", model="short")[0] != first)
-
-
-def test_answers_make_room_for_others(asked: Asked) -> None:
-    first = asked.post("room 0")
-    for number in range(1, 100):
-        asked.post(f"room {number}")
-    assert asked.post("room 0") != (first[0], "HIT")
-    assert asked.metric("ts_cache_bytes", "plain") <= 40_000 and asked.metric("ts_cache_evictions_total", "plain") > 0
-    assert asked.post("large")[1] == asked.post("large")[1] == "MISS"
 
 
 def test_a_registered_version_never_answers_from_an_older_one(asked: Asked) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -60,12 +61,30 @@ def asked(ask: Callable[[], bytes]) -> Iterator[Callable[[], int]]:
     assert not failures, failures[:3]
 
 
+@pytest.fixture(scope="module")
+def kept(serving: Any, write_to: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One server for tests that restart it, and leave its files as they found them."""
+    directory = tmp_path_factory.mktemp("kept")
+    (store := directory / "store").mkdir()
+    write_to(store, "talk", TALK)
+    settings = {"metrics_address": f"unix:{directory}/metrics.sock", "drain_timeout_s": 5}
+    with serving(directory, store, settings, ["--ncs", "--models", "talk=talk"], executed=True) as server:
+        yield server
+
+
 @pytest.fixture
-def served(start: Any, write: Any, tmp_path: Path) -> Any:
+def served(kept: Any) -> Iterator[Any]:
+    settings = kept.directory / "config.properties"
+    before = settings.read_text()
+    yield kept
+    settings.write_text(before)
+
+
+@pytest.fixture
+def mortal(start: Any, write: Any) -> Any:
+    """A server of the test's own."""
     write("talk", TALK)
-    return start(
-        *("--models", "talk=talk"), executed=True, metrics_address=f"unix:{tmp_path}/metrics.sock", drain_timeout_s=5
-    )
+    return start("--models", "talk=talk", executed=True, drain_timeout_s=5)
 
 
 def test_no_request_is_lost_and_settings_are_read_anew(served: Any) -> None:
@@ -110,15 +129,17 @@ def test_settings_that_can_not_be_used_change_nothing(served: Any) -> None:
     assert served.predict("talk", b"said") == b"said" and set(workers) <= set(served.worker_pids("talk"))
 
 
-def test_an_address_that_is_no_longer_served_is_left(served: Any) -> None:
-    old, new = served.http, f"http://127.0.0.1:{free_port()}"
-    configure(served, inference_address=new)
-    assert restart(served.directory).returncode == 0
+@pytest.mark.long
+def test_an_address_that_is_no_longer_served_is_left(mortal: Any) -> None:
+    old, new = mortal.http, f"http://127.0.0.1:{free_port()}"
+    configure(mortal, inference_address=new)
+    assert restart(mortal.directory).returncode == 0
     assert httpx.get(f"{new}/ping").status_code == 200
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{old}/ping")
 
 
+@pytest.mark.long
 def test_a_changed_installation_is_imported_anew(start: Any, write: Any, tmp_path: Path) -> None:
     write("talk", TALK)
     (packages := tmp_path / "packages").mkdir()
@@ -129,6 +150,7 @@ def test_a_changed_installation_is_imported_anew(start: Any, write: Any, tmp_pat
     assert served.forkservers().isdisjoint(forkservers) and served.predict("talk", b"said") == b"said"
 
 
+@pytest.mark.long
 def test_a_forkserver_that_has_died_is_started_anew(served: Any) -> None:
     for pid in served.forkservers():
         os.kill(pid, 9)
@@ -136,13 +158,14 @@ def test_a_forkserver_that_has_died_is_started_anew(served: Any) -> None:
     assert served.predict("talk", b"said") == b"said"
 
 
-def test_who_is_told_to_end_is_not_replaced(served: Any) -> None:
+def test_who_is_told_to_end_is_not_replaced(mortal: Any) -> None:
     """Also if it is told at once, and by SIGUSR2 several times."""
     for number in (signal.SIGUSR2, signal.SIGUSR2, signal.SIGTERM):
-        served.process.send_signal(number)
-    assert served.wait() in (0, -signal.SIGTERM, 128 + signal.SIGTERM), served.log
+        mortal.process.send_signal(number)
+    assert mortal.wait() in (0, -signal.SIGTERM, 128 + signal.SIGTERM), mortal.log
 
 
+@pytest.mark.long
 def test_nothing_is_left_open(served: Any) -> None:
     def descriptors() -> int:
         return len(os.listdir(f"/proc/{served.process.pid}/fd"))
@@ -153,6 +176,7 @@ def test_nothing_is_left_open(served: Any) -> None:
     until(lambda: descriptors() <= before)
 
 
+@pytest.mark.long
 def test_what_another_has_put_in_the_way_is_left_alone(served: Any) -> None:
     """In a temporary directory that users share."""
     (foreign := served.directory / "foreign").write_text("kept")
@@ -166,6 +190,7 @@ def test_what_another_has_put_in_the_way_is_left_alone(served: Any) -> None:
     (place / "full").mkdir(parents=True)
     done = restart(served.directory)
     assert done.returncode == 1 and "Nothing was restarted" in done.stderr, done
+    shutil.rmtree(place)
     assert served.predict("talk", b"said") == b"said"
 
 

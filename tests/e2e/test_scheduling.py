@@ -1,8 +1,7 @@
-"""Job tickets, async communication, micro-batching, and requests that wait in vain."""
+"""Job tickets, async communication, and requests that wait in vain."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -67,39 +66,11 @@ def handle(data, context):
     return None if data is None else answer(data)
 """
 
-MICRO = """
-import time
-from ts.handler_utils.micro_batching import MicroBatching
-from ts.torch_handler.base_handler import BaseHandler
-
-class Micro(BaseHandler):
-    def __init__(self):
-        super().__init__()
-        threads = {"preprocess": 2, "inference": 1, "postprocess": 2}
-        self.handle = MicroBatching(self, micro_batch_size=3, parallelism=threads)
-
-    def initialize(self, context):
-        self.context = context
-        self.initialized = True
-
-    def preprocess(self, data):
-        assert len(data) <= 3
-        return [int(bytes(row.get("body") or row.get("data"))) for row in data]
-
-    def inference(self, data):
-        time.sleep(0.002)
-        return [(value, value * value) for value in data]
-
-    def postprocess(self, data):
-        return [{"value": value, "square": square} for value, square in data]
-"""
-
 MODELS: dict[str, tuple[Path | str, str]] = {
     "ticket": (SUMS, (GOLDEN / "handlers" / "ticket_cfg.yaml").read_text()),
     "tickets": (SUMS, "useJobTicket: true\nminWorkers: 2\n"),
     "engine": (ENGINE, "asyncCommunication: true\nminWorkers: 1\n"),
     "wrapped": (WRAPPED, "asyncCommunication: true\nminWorkers: 1\n"),
-    "micro": (MICRO, "batchSize: 16\nmaxBatchDelay: 20\nminWorkers: 1\n"),
     "hasty": (SUMS, "clientTimeoutInMills: 300\njobQueueSize: 1\nminWorkers: 1\n"),
 }
 
@@ -180,30 +151,8 @@ def test_async_communication_makes_a_wrapped_coroutine_function_async(served: An
         assert [answer.text for answer in pool.map(lambda _: post(served, "wrapped", "x"), range(2))] == ["both"] * 2
 
 
-def test_micro_batches_keep_the_order_of_their_batch(served: Any) -> None:
-    async def ask_all() -> list[Any]:
-        async with httpx.AsyncClient(timeout=GUARD_S, limits=httpx.Limits(max_connections=32)) as client:
-            url = f"{served.http}/predictions/micro"
-            answers = await asyncio.gather(*(client.post(url, content=str(number)) for number in range(200)))
-            return [answer.json() for answer in answers]
-
-    assert asyncio.run(ask_all()) == [{"value": n, "square": n * n} for n in range(200)]
-
-
 def test_what_waits_is_answered_at_its_timeout_and_makes_room(served: Any, tmp_path: Path) -> None:
     with Gate(served, "hasty", tmp_path):
         late = post(served, "hasty", "1")  # while the worker is still busy
         assert (late.status_code, "never ran" in late.json()["message"]) == (504, True)
         assert post(served, "hasty", "2").status_code == 504  # the queue's one place was free again
-
-
-def test_the_servers_end_does_not_wait_for_a_model_that_still_loads(start: Any) -> None:
-    server = start(drain_timeout_s=10 * GUARD_S)
-    server.register("slowstart", synchronous=False)
-    with grpc.insecure_channel(server.inference) as channel:
-        request = PredictionsRequest(model_name="slowstart", input={"data": b"1"})
-        waiting = InferenceAPIsServiceStub(channel).Predictions.future(request, timeout=GUARD_S)
-        until(lambda: server.describe("slowstart")["jobQueueStatus"]["pendingRequests"] == 1)
-        server.terminate()
-        assert waiting.code() is grpc.StatusCode.UNAVAILABLE
-        assert "before a worker was ready" in waiting.details()

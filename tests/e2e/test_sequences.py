@@ -46,7 +46,6 @@ MODELS = {
     "single": config(batch=1),
     "few": config(sequences=2, jobs=1, batch=1),
     "brief": config(idle_ms=150, sequences=1),
-    "aging": config(sequences=1) + "sequenceTimeoutMSec: 400\n",
     "plain": "batchSize: 4\n",
 }
 
@@ -166,21 +165,6 @@ def is_taken(stub: InferenceAPIsServiceStub, request: PredictionsRequest) -> boo
     return not answer.status.message
 
 
-def test_a_sequence_that_is_too_old_takes_no_more_and_ends(client: httpx.Client) -> None:
-    ask = Ask(client, "aging", "old")
-    ask(1)
-    until(lambda: Ask(client, "aging", "new").post("=").status_code == 200)  # only "old" getting old makes room
-
-
-def test_an_answers_header_ends_sequences(client: httpx.Client) -> None:
-    for sequence in "xy":
-        Ask(client, "few", sequence)(1)
-    assert Ask(client, "few", "z").post(1).status_code == 503
-    Ask(client, "few", "x")("end:x; y")
-    assert Ask(client, "few", "z")(7, ts_request_sequence_end="true")["numbers"] == [7]
-    assert Ask(client, "few", "w")(8, ts_request_sequence_end="true")["numbers"] == [8]
-
-
 def test_when_the_worker_dies_its_sequences_are_over_and_callers_are_told(
     served: Any, client: httpx.Client, tmp_path: Path
 ) -> None:
@@ -216,21 +200,6 @@ def test_scaling_down_ends_what_the_surplus_worker_held(served: Any, client: htt
     served.scale("sums", 3)
     for ask in asks:
         ask.post("=", ts_request_sequence_end="true")
-
-
-def test_a_cancelled_request_leaves_its_sequence(served: Any, client: httpx.Client, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    with ThreadPoolExecutor(2) as pool, grpc.insecure_channel(served.inference) as channel:
-        stub = InferenceAPIsServiceStub(channel)
-        running = pool.submit(Ask(client, "single", "left"), f"wait:{gate}")
-        until(Path(f"{gate}.begun").exists)
-        given_up = stub.Predictions.future(message("single", "left", "4"), timeout=GUARD_S)
-        until(lambda: waiting(served, "single") == 1)
-        given_up.cancel()
-        until(lambda: waiting(served, "single") == 0)
-        gate.touch()
-        running.result()
-    assert Ask(client, "single", "left")(5, ts_request_sequence_end="true")["numbers"] == [5]
 
 
 def test_grpc_streams_carry_sequences(served: Any) -> None:

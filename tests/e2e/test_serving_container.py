@@ -136,7 +136,7 @@ def containers() -> Iterator[list[Container]]:
 WRITABLE = {"TMPDIR": "{writable}", "LOG_LOCATION": "{writable}/logs"}
 
 
-@pytest.mark.parametrize("flag", ["--foreground", "--start"])
+@pytest.mark.parametrize("flag", ["--foreground", pytest.param("--start", marks=pytest.mark.long)])
 def test_a_server_as_process_1(tmp_path, store, write, containers, flag):
     """`--start` alone would end the container with its launcher: it serves in the foreground there."""
     write("leaving", LEAVING)
@@ -189,6 +189,7 @@ def test_a_server_whose_logs_and_snapshots_cannot_be_written_says_so_once_and_se
     assert "Traceback" not in said
 
 
+@pytest.mark.long
 def test_kserves_argv_with_one_directory_to_write_to(tmp_path, store, write, containers):
     """Promises 001-15, 001-16: no variable says where to write; the probes of KServe are answered."""
     write("leaving", LEAVING)

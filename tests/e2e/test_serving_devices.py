@@ -174,7 +174,9 @@ def computing(server_of):
         yield server
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [*list(WAYS)[:1], *(pytest.param(way, marks=pytest.mark.long) for way in list(WAYS)[1:])]
+)
 def test_a_worker_whose_gpu_failed_answers_and_is_replaced(computing, way):
     """A GPU's failure stays until its process ends: a worker that went on would fail each of its requests."""
 

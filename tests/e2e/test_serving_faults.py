@@ -108,11 +108,6 @@ def test_a_request_that_died_with_its_worker_is_found_in_the_log(shared):
     assert until(lambda: [line for line in shared.lines if "exit code 6; request ids: " + request_id in line])
 
 
-def test_the_reason_of_a_workers_end_is_in_describe(shared):
-    status_of(lambda: shared.predict("probe", {"op": "exit", "code": 5}))
-    assert "exit code 5" in shared.describe("probe")["lastWorkerFailure"]["reason"]
-
-
 STANDSTILL_S = 3.0
 
 
@@ -153,6 +148,7 @@ def handle(data, context):
 """
 
 
+@pytest.mark.long
 def test_a_model_that_loaded_while_the_server_stood_still_is_there(start, write, tmp_path):
     begun, release = tmp_path / "begun", tmp_path / "release"
     server = start()
@@ -219,10 +215,8 @@ def test_what_a_killed_worker_has_not_read_is_answered_by_the_next(start, write,
 
     def requests() -> tuple[int, int]:
         """Those that the worker was sent, and those that wait."""
-        text = httpx.get(f"http://127.0.0.1:{server.port('http_metrics')}/metrics", timeout=GUARD_S).text
-        found = re.findall(r'^ts_(running|queued)_requests\{model_name="lengths",.*\} ([0-9.]+)', text, re.MULTILINE)
-        counts = {name: int(float(count)) for name, count in found}
-        return counts["running"], counts["queued"]
+        running, queued = (server.metric(f"ts_{name}_requests", model_name="lengths") for name in ("running", "queued"))
+        return int(running), int(queued)
 
     async def scenario() -> list[str]:
         request = PredictionsRequest(model_name="lengths", input={"data": b"x" * size})
@@ -251,12 +245,6 @@ def test_health_tells_at_once_when_a_model_has_no_worker_and_when_it_has_one_aga
         assert next(watch).status == NOT_SERVING
         assert next(watch).status == SERVING
         watch.cancel()
-
-
-def test_a_model_that_never_finishes_loading_is_given_up_after_its_startup_timeout(start):
-    server = start()
-    code, details = status_of(lambda: server.register("slowstart", startup_timeout=1))
-    assert code is grpc.StatusCode.INTERNAL and "within 1 s (startupTimeout)" in details
 
 
 @pytest.mark.long
@@ -297,33 +285,3 @@ def test_a_model_that_fails_after_an_asynchronous_register_shows_its_reason(star
     code, details = status_of(lambda: server.predict("failing", {}))
     assert code is grpc.StatusCode.UNAVAILABLE and "the weights are of another model" in details
     server.unregister("failing")
-
-
-def test_terminating_under_load_answers_everything_that_was_accepted(start, tmp_path):
-    server = start()
-    server.register("probe", initial_workers=2)
-    ran = tmp_path / "ran"
-
-    async def scenario() -> tuple[int, list[grpc.aio.AioRpcError]]:
-        answered = 0
-        failures: list[grpc.aio.AioRpcError] = []
-
-        async def client(stub: Any) -> None:
-            nonlocal answered
-            while not failures:
-                try:
-                    await stub.Predictions(request_for({"op": "work", "ran": str(ran)}), timeout=GUARD_S)
-                    answered += 1
-                except grpc.aio.AioRpcError as error:
-                    failures.append(error)
-                if answered == 200:
-                    server.process.send_signal(signal.SIGTERM)
-
-        async with grpc.aio.insecure_channel(server.inference) as channel:
-            await asyncio.gather(*(client(InferenceAPIsServiceStub(channel)) for _ in range(16)))
-        return answered, failures
-
-    answered, failures = asyncio.run(scenario())
-    assert server.wait() == 0, server.log
-    assert {failure.code() for failure in failures} <= {grpc.StatusCode.UNAVAILABLE}
-    assert answered == ran.stat().st_size

@@ -20,7 +20,7 @@ import torch
 from support import GUARD_S, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
-from ts_frontend.protos.management_pb2 import DescribeModelRequest, ListModelsRequest, SetDefaultRequest
+from ts_frontend.protos.management_pb2 import ListModelsRequest, SetDefaultRequest
 
 VERSIONED = "def handle(data, context):\n    return ['{version}'] * len(data or [])\n"
 COMPUTING = """
@@ -47,27 +47,10 @@ NEEDS_TORCH = """
 def explain(data):
     import torch
 """
-SEED = """
-from ts.protocol.otf_message_handler import send_intermediate_predict_response
-
-def handle(data, context):
-    if type(data) is list:
-        for i in range (3):
-            send_intermediate_predict_response(["intermediate_response"], context.request_ids, "Sent", 200, context)
-        return ["hello world "]
-"""
 
 
 def request_for(value: object, model: str = "probe") -> PredictionsRequest:
     return PredictionsRequest(model_name=model, input={"data": json.dumps(value).encode()})
-
-
-def test_the_documented_streaming_handler_streams(start, write):
-    write("seed", SEED)
-    server = start()
-    server.register("seed")
-    assert server.stream("seed", {}) == [b"intermediate_response"] * 3 + [b"hello world "]
-    assert server.predict("seed", {}) == b"intermediate_response" * 3 + b"hello world "
 
 
 def test_scaling_under_load_loses_no_request(start, tmp_path):
@@ -98,44 +81,6 @@ def test_scaling_under_load_loses_no_request(start, tmp_path):
 
     answered = asyncio.run(scenario())
     assert answered == (tmp_path / "ran").stat().st_size > 0
-
-
-def test_versions_live_side_by_side_and_the_default_can_be_moved(start, write):
-    for version in ("1.0", "2.0"):
-        write("pair", VERSIONED.format(version=version), version=version, directory=f"pair-{version}")
-    server = start()
-    assert server.register("pair-1.0") == 'Model "pair" Version: 1.0 registered with 1 initial workers'
-    server.register("pair-2.0")
-    assert server.predict("pair", {}) == b"1.0"
-    assert server.predict("pair", {}, version="2.0") == b"2.0"
-    request = SetDefaultRequest(model_name="pair", model_version="2.0")
-    assert "updated" in server.manage("SetDefault", request)
-    assert server.predict("pair", {}) == b"2.0"
-    with pytest.raises(grpc.RpcError) as refused:
-        server.unregister("pair")
-    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert server.unregister("pair", "1.0") == 'Model "pair" unregistered'
-    server.unregister("pair")
-    with pytest.raises(grpc.RpcError) as gone:
-        server.predict("pair", {})
-    assert (gone.value.code(), gone.value.details()) == (
-        grpc.StatusCode.NOT_FOUND,
-        "Model not found: pair. Models here: none.",
-    )
-
-
-def test_a_request_without_a_worker_or_model_or_version_is_refused_at_once(start):
-    server = start()
-    server.register("probe", initial_workers=0)
-    for call, code in [
-        (lambda: server.predict("probe", {}), grpc.StatusCode.UNAVAILABLE),
-        (lambda: server.predict("nobody", {}), grpc.StatusCode.NOT_FOUND),
-        (lambda: server.predict("probe", {}, version="9"), grpc.StatusCode.NOT_FOUND),
-        (lambda: server.predict("", {}), grpc.StatusCode.INVALID_ARGUMENT),
-    ]:
-        with pytest.raises(grpc.RpcError) as refused:
-            call()
-        assert refused.value.code() is code
 
 
 def test_streams_and_unary_requests_share_a_generator(start, write, probe_handler):
@@ -183,7 +128,7 @@ def test_scaling_through_the_forkserver_takes_a_tenth_of_what_exec_takes(start, 
     assert took_s["fork"] < took_s["exec"] / 10, took_s
 
 
-@pytest.mark.parametrize("preloaded", ["true", "false"])
+@pytest.mark.parametrize("preloaded", ["true", pytest.param("false", marks=pytest.mark.long)])
 def test_torch_is_imported_before_the_fork_or_by_who_needs_it(start, write, preloaded):
     write("torch_there", TORCH_THERE + NEEDS_TORCH)
     write("not_needed", TORCH_THERE)
@@ -215,6 +160,7 @@ def test_what_is_served_survives_a_restart(start, write):
     assert json.loads(fresh.manage("ListModels", ListModelsRequest()))["models"] == []
 
 
+@pytest.mark.long
 def test_bare_weights_take_json_csv_and_arrays_over_torchserves_apis(start, tmp_path):
     place = tmp_path / "net"
     place.mkdir()
@@ -288,13 +234,6 @@ def test_named_models_are_loaded_at_start_and_a_broken_one_does_not_stop_the_oth
     server.wait_for_log("Failed to load model: nowhere.mar")
     assert server.predict("renamed", {}) == b"ok"
     assert server.describe("renamed")["loadedAtStartup"] is True
-
-
-def test_describe_asks_the_handler_when_asked_to(shared):
-    request = DescribeModelRequest(model_name="probe", customized=True)
-    assert json.loads(shared.manage("DescribeModel", request))[0]["customizedMetadata"] == {
-        "about": "a handler for tests"
-    }
 
 
 def test_a_killed_surplus_worker_gives_its_request_back(start, tmp_path):

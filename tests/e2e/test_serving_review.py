@@ -185,24 +185,12 @@ def test_a_killed_forkserver_is_replaced_and_so_are_its_workers(start, tmp_path)
     server.wait_for_log("is ready (pid", 4)
 
 
-def test_a_worker_that_was_ready_for_long_does_not_go_on_failing(start, write, probe_handler):
-    """It is given up after 1 s of failures in a row; two deaths with a quiet time between them are no row."""
-    write("quiet", probe_handler, config="maxRetryTimeoutInSec: 1\nminWorkers: 1\n")
-    server = start(restart_delay_s_max=0.2)
-    server.register("quiet")
-    for count in (2, 3):
-        time.sleep(1.2)
-        os.kill(server.worker_pids("quiet")[0], signal.SIGKILL)
-        server.wait_for_log("is ready (pid", count)
-    assert server.predict("quiet", {}) == b"ok"
-
-
 def comes_down_to(process: psutil.Process, count: int) -> bool:
     """When so few descriptors are left open; those of a process that just ended are closed when its end is known."""
     return until(lambda: process.num_fds() <= count, lambda: f"{process.num_fds()} descriptors, not {count}")
 
 
-@pytest.mark.parametrize("worker_start", ["fork", "exec"])
+@pytest.mark.parametrize("worker_start", ["fork", pytest.param("exec", marks=pytest.mark.long)])
 def test_what_a_worker_has_started_ends_with_it(start, write, tmp_path, worker_start):
     write("rough", ROUGH)
     server = start(worker_start=worker_start)
@@ -228,7 +216,7 @@ def test_a_model_is_registered_once_however_many_ask_and_whoever_leaves(start):
     assert server.predict("probe", {}, timeout=GUARD_S) == b"ok"
 
 
-@pytest.mark.parametrize("worker_start", ["fork", "exec"])
+@pytest.mark.parametrize("worker_start", ["fork", pytest.param("exec", marks=pytest.mark.long)])
 def test_leaving_while_a_model_loads(start, worker_start):
     """Unregistering and stopping don't wait for a model that never finishes loading."""
     server = start(worker_start=worker_start)

@@ -142,13 +142,13 @@ def test_all_of_them_answer_at_once(served: Any) -> None:
     with ThreadPoolExecutor(12) as pool:
         calls = [
             (name, expected, pool.submit(ask, served, name))
-            for _ in range(8)
+            for _ in range(3)
             for name, (_, _, _, expected) in ASKED.items()
             for ask in (over_grpc, over_rest)
         ]
         plain = [
             (expected, pool.submit(over_predictions, served, name))
-            for _ in range(8)
+            for _ in range(3)
             for name, expected in (("my_model", "{}"), ("reversed", "cba"))
         ]
     assert [(name, call.result()) for name, _, call in calls] == [(name, expected) for name, expected, _ in calls]
@@ -235,6 +235,7 @@ def has_torch(served: Any, name: str) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the files that a process has mapped are read, as Linux has them")
+@pytest.mark.long
 def test_models_without_torch_do_not_wait_for_its_import(
     tmp_path: Path, directory: Path, serving: Callable[..., Any]
 ) -> None:

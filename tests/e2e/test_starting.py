@@ -201,7 +201,7 @@ def test_a_stop_while_a_program_says_which_models_it_has(start, tmp_path):
     stops_at_once(server)
 
 
-@pytest.mark.parametrize("exit_on_error", [False, True])
+@pytest.mark.parametrize("exit_on_error", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_stop_while_workers_load(start, write, tmp_path, exit_on_error):
     write("blocking", marked(BLOCKING, tmp_path / "loads") + ANSWERING)
     server = start("--models", "blocking", wait=False, exit_on_error=exit_on_error, default_workers_per_model=2)
@@ -211,7 +211,9 @@ def test_a_stop_while_workers_load(start, write, tmp_path, exit_on_error):
     stops_at_once(server, started=not exit_on_error)
 
 
-@pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
+@pytest.mark.parametrize(
+    "mode", [*(pytest.param(mode, marks=pytest.mark.long) for mode in ("none", "poll")), "explicit"]
+)
 def test_a_stop_while_a_repository_is_loaded(start, tmp_path, mode):
     repository = tmp_path / "repository"
     for name in ("one", "two", "three"):
@@ -243,7 +245,7 @@ def spans(file: Path) -> list[tuple[float, float]]:
     return sorted((begun[name], float(when)) for word, name, when in lines if word == "end")
 
 
-@pytest.mark.parametrize("at_once", [1, 4])
+@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_models_of_a_repository_load_side_by_side(start, tmp_path, at_once):
     repository, times = tmp_path / "repository", tmp_path / "times"
     for name in ("one", "two", "three"):
@@ -275,6 +277,7 @@ def test_programs_are_asked_side_by_side(start, tmp_path):
     assert [model["modelName"] for model in listed] == ["one", "two"]
 
 
+@pytest.mark.long
 def test_the_first_that_was_named_is_the_default_though_it_takes_longer(start, store):
     archive(store / "slow.mar", "pair", version="1.0", zeros=bytes(256 << 20))
     archive(store / "quick.mar", "pair", version="2.0")

@@ -115,7 +115,7 @@ def test_the_stop_is_the_last_snapshot(start: Any, tmp_path: Path) -> None:
     assert SnapshotKind.SHUTDOWN.value in str(found.path) and list(found.snapshot.models) == ["probe"]
 
 
-@pytest.mark.parametrize("client", [pipelined_pings, http_stream, grpc_stream])
+@pytest.mark.parametrize("client", [pipelined_pings, pytest.param(http_stream, marks=pytest.mark.long), grpc_stream])
 def test_who_does_not_read_holds_no_server_up(
     start: Any, tmp_path: Path, client: Callable[[Any, Path], socket.socket]
 ) -> None:
@@ -246,7 +246,7 @@ def test_a_terminal_that_goes_away_drains(start: Any) -> None:
     assert_nothing_left(server, [])
 
 
-@pytest.mark.parametrize("by", ["nohup", "setsid"])
+@pytest.mark.parametrize("by", ["nohup", pytest.param("setsid", marks=pytest.mark.long)])
 def test_nohup_and_daemons_outlive_a_terminal(start: Any, store: Path, by: str) -> None:
     server = start(command=[by, *FOREGROUND, "--model-store", str(store)])
     server.process.send_signal(signal.SIGHUP)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import shutil
 import socket
 import stat
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import grpc
 import pytest
 from google.protobuf import empty_pb2
 
+from e2e.conftest import probe_store
 from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as open_inference
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -92,15 +92,6 @@ def refused(call: Any) -> None:
     assert str(caught.value.details()).startswith(f"{REFUSED} (")
 
 
-def fill(directory: Path) -> Path:
-    store = directory / "store"
-    (store / "probe" / "MAR-INF").mkdir(parents=True)
-    shutil.copy(Path(__file__).parent / "archives" / "probe" / "handler.py", store / "probe")
-    manifest = {"runtime": "python", "model": {"modelName": "probe", "handler": "handler.py", "modelVersion": "1.0"}}
-    (store / "probe" / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-    return store
-
-
 @pytest.fixture(scope="module")
 def server(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Asks for keys, and can't register. The model `probe` is there from the start."""
@@ -112,7 +103,7 @@ def server(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
         "default_workers_per_model": 1,
         "max_request_size": 20_000_000,
     }
-    one = serving(directory, fill(directory), settings, ["--ncs", "--models", "probe"])
+    one = serving(directory, probe_store(directory), settings, ["--ncs", "--models", "probe"])
     try:
         one.wait_started()
         until(lambda: ask(one, "GET", "/v2/models/probe/ready", api="http_inference").status == 200)
@@ -297,19 +288,9 @@ def test_refused_calls_are_in_the_access_log(server: Any, inference: Any) -> Non
 
 WRONG = [
     (),
-    ("",),
-    ("Bearer",),
-    ("Bearer ",),
     ("Bearer wrong-key",),
-    ("bearer {key}",),
-    ("Basic {key}",),
     ("{key}",),
-    ("Bearer {key} {key}",),
-    ("Bearer {key},",),
-    ("Bearer {key}\xe9",),
     ("Bearer \xe9{key}",),
-    ("Bearer {key}x",),
-    ("Bearer {key}", "Bearer {key}"),
     ("Bearer wrong-key", "Bearer {key}"),
     ("Bearer {key}", "Basic eDp5"),
 ]
@@ -320,9 +301,7 @@ WRONG = [
     ("api", "target"),
     [
         ("http_inference", "/predictions/probe"),
-        ("http_inference", "/nowhere"),
         ("http_management", "/models"),
-        ("http_management", "/models/probe/1.0/set-default/x"),
     ],
 )
 def test_a_header_that_is_not_right(server: Any, api: str, target: str, values: tuple[str, ...]) -> None:
@@ -381,24 +360,6 @@ def test_refusals_have_the_form_of_their_protocol(server: Any) -> None:
     ):
         answer = ask(server, method, target, api="http_inference")
         assert (answer.status, json.loads(answer.body)) == (401, {"error": error})
-
-
-def test_metadata_that_is_not_right(server: Any, inference: Any) -> None:
-    right = key(server, "inference")
-    for entries in (
-        [("authorization", right.lower())],
-        [("authorization", right[7:])],
-        [("authorization", right), ("authorization", right)],
-        [("authorization", "")],
-        [("authorization-bin", right.encode())],
-        [("x-authorization", right)],
-    ):
-        refused(lambda: inference.Predictions(REQUEST, metadata=entries, timeout=GUARD_S))  # noqa: B023
-
-
-def test_streams_are_refused_too(inference: Any) -> None:
-    refused(lambda: list(inference.StreamPredictions(REQUEST, timeout=GUARD_S)))
-    refused(lambda: list(inference.StreamPredictions2(iter([REQUEST]), timeout=GUARD_S)))
 
 
 def test_a_body_is_refused_before_it_is_sent(server: Any) -> None:
@@ -477,11 +438,6 @@ def test_only_a_key_opens_what_is_near_a_path(server: Any) -> None:
     assert near in ask(server, "GET", "/prediction/x", key(server, "inference"), api="http_inference").body
     without = json.loads(ask(server, "GET", "/models", api="http_metrics").body)
     assert without["message"] == "Requested resource is not found, please refer to API document."
-
-
-def test_the_description_of_a_model_needs_a_key(server: Any) -> None:
-    assert ask(server, "OPTIONS", "/predictions/probe", api="http_inference").status == 400
-    assert ask(server, "OPTIONS", "/predictions/probe", key(server, "inference"), api="http_inference").status == 200
 
 
 def test_metrics_need_no_key_and_count_refusals(server: Any) -> None:

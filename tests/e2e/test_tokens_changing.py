@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
+from e2e.conftest import probe_store
 from support import GUARD_S, Reply, free_port, http_call, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
@@ -53,15 +53,6 @@ def mount(place: Path, keys: dict[str, str]) -> None:
     os.replace(place / "..new", place / "..data")
 
 
-def fill(directory: Path) -> Path:
-    store = directory / "store"
-    (store / "probe" / "MAR-INF").mkdir(parents=True)
-    shutil.copy(Path(__file__).parent / "archives" / "probe" / "handler.py", store / "probe")
-    manifest = {"runtime": "python", "model": {"modelName": "probe", "handler": "handler.py", "modelVersion": "1.0"}}
-    (store / "probe" / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-    return store
-
-
 @pytest.fixture(scope="module")
 def mounted(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Keys from a mounted secret (`server.directory / "mounted"`), both HTTP APIs on one listener, CORS on."""
@@ -78,7 +69,7 @@ def mounted(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "default_workers_per_model": 1,
         "env": {"TS_API_TOKEN": "the-api-key"},
     }
-    with serving(directory, fill(directory), settings, ["--ncs", "--models", "probe"]) as one:
+    with serving(directory, probe_store(directory), settings, ["--ncs", "--models", "probe"]) as one:
         until(lambda: status(one, "inference", "/predictions/probe", FIRST["inference"]) == 200)
         yield one
 
@@ -184,18 +175,6 @@ def test_no_request_is_lost_while_keys_change(first_keys: Any) -> None:
     assert set(outcomes) == {200, "OK"}, outcomes
 
 
-def test_a_secret_that_breaks_leaves_the_keys(first_keys: Any) -> None:
-    server, place = first_keys, first_keys.directory / "mounted"
-    complaints = server.log.count("The keys stay as they were")
-    mount(place, FIRST | {"inference": ""})
-    server.wait_for_log("The keys stay as they were", complaints + 1)
-    assert status(server, "inference", "/predictions/probe", FIRST["inference"]) == 200
-    shutil.move(place, place.with_name("away"))
-    server.wait_for_log("The keys stay as they were", complaints + 2)
-    assert status(server, "inference", "/models", FIRST["management"]) == 200
-    shutil.move(place.with_name("away"), place)
-
-
 # --- time, other servers, the end
 
 
@@ -223,32 +202,6 @@ def test_tokens_are_off_on_loopback(shared: Any) -> None:
     assert "Token authorization is off: every inference and management address is a loopback address." in shared.log
     assert status(shared, "management", "/token?type=inference") == 404
     assert not (shared.directory / "key_file.json").exists()
-
-
-def test_tokens_turned_off_by_name(start: Any, tmp_path: Path) -> None:
-    server = start("--disable-token-auth", inference_address="http://0.0.0.0:0")
-    assert "Token authorization is off: disable_token_authorization=true (--disable-token-auth)." in server.log
-    assert status(server, "management", "/models") == 200
-    assert not (tmp_path / "key_file.json").exists()
-
-
-def test_two_servers_of_one_directory(
-    start: Any, serving: Any, tmp_path: Path, store: Path, client_command: Any
-) -> None:
-    first = start(disable_token_authorization="false")
-    keys = keys_of(tmp_path)
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "tmp").mkdir()
-    # Another temporary directory, so that it isn't the server that already runs.
-    done = client_command(tmp_path, "--foreground", "--ncs", "--model-store", str(store), "--set",
-                          "disable_token_authorization=false", *ports(), TMPDIR=str(other / "tmp"))  # fmt: skip
-    assert done.returncode == 1
-    assert "key_file.json has the keys of another server that runs" in done.stdout
-    assert keys_of(tmp_path) == keys
-    assert status(first, "management", "/models", keys["management"]) == 200
-    done = client_command(tmp_path, "--stop", TMPDIR=str(other / "tmp"))
-    assert keys_of(tmp_path) == keys
 
 
 def ports() -> list[str]:

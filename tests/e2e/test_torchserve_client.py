@@ -156,38 +156,6 @@ def test_a_models_life_under_load(client: TheirClient, write: Callable[..., str]
     assert status_of(client.predict) == gone
 
 
-def test_asynchronous_register(client: TheirClient) -> None:
-    answer = client.manage("RegisterModel", "RegisterModelRequest", url="probe", initial_workers=1)
-    assert answer == "Processing worker updates..."
-    assert client.predict() == b"ok"
-
-
-def test_statuses(guest: TheirClient) -> None:
-    code = grpc.StatusCode
-    register = {"url": "probe", "initial_workers": 1, "synchronous": True}
-
-    def manage(method: str, request: str, **fields: Any) -> tuple[grpc.StatusCode, str]:
-        return status_of(lambda: guest.manage(method, request, **fields))
-
-    again = manage("RegisterModel", "RegisterModelRequest", **register)
-    assert again == (code.ALREADY_EXISTS, "Model version 1.0 is already registered for model probe")
-    missing = manage("RegisterModel", "RegisterModelRequest", url="missing.mar")
-    assert missing[0] is code.NOT_FOUND
-    assert missing[1].startswith("Model not found at: missing.mar")
-    for method in ("DescribeModel", "ScaleWorker", "UnregisterModel"):
-        found, text = manage(method, f"{method}Request", model_name="nope")
-        assert found is code.NOT_FOUND
-        assert text.startswith("Model not found: nope. Models here: ") and "probe" in text
-    bad_default = manage("SetDefault", "SetDefaultRequest", model_name="probe", model_version="9")
-    assert bad_default == (code.NOT_FOUND, "Model version 9 does not exist for model probe. Versions of probe: 1.0.")
-    unsaid = (code.INVALID_ARGUMENT, "Parameter model_name is required.")
-    assert status_of(lambda: guest.inference.Predictions(guest.pb.PredictionsRequest())) == unsaid
-    wrong = status_of(lambda: guest.predict(version="9"))
-    assert wrong == (code.NOT_FOUND, "Model version: 9 does not exist for model: probe. Versions of probe: 1.0.")
-    listed = json.loads(guest.manage("ListModels", "ListModelsRequest"))["models"]
-    assert {"modelName": "probe", "modelUrl": "probe"} in listed
-
-
 def test_ping(guest: TheirClient) -> None:
     answer = guest.inference.Ping(empty_pb2.Empty(), timeout=CALL_S_MAX)
     assert answer.health == '{\n  "status": "Healthy"\n}'
@@ -246,7 +214,9 @@ def script(path: Path, server: Any, *words: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, timeout=CALL_S_MAX, check=False)
 
 
-@pytest.mark.parametrize("own_stubs", [False, True], ids=["package", "stubs next to it"])
+@pytest.mark.parametrize(
+    "own_stubs", [False, pytest.param(True, marks=pytest.mark.long)], ids=["package", "stubs next to it"]
+)
 def test_the_client_script(root: Path, tmp_path: Path, start: Callable[..., Any], own_stubs: bool) -> None:
     path = tmp_path / "torchserve_grpc_client.py"
     shutil.copy(root / "ts_scripts" / path.name, path)

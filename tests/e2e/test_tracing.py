@@ -22,6 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from e2e.conftest import text_of, text_request
 from support import GUARD_S
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -146,13 +147,6 @@ def stub(served: Any) -> Iterator[GRPCInferenceServiceStub]:
         yield GRPCInferenceServiceStub(channel)
 
 
-def request_of(text: bytes, request_id: str = "") -> pb.ModelInferRequest:
-    tensor = pb.ModelInferRequest.InferInputTensor(
-        name="data", datatype="BYTES", shape=[1], contents=pb.InferTensorContents(bytes_contents=[text])
-    )
-    return pb.ModelInferRequest(model_name="probe", id=request_id, inputs=[tensor])
-
-
 def parent_of(trace_id: str, flags: str = "01") -> tuple[tuple[str, str], ...]:
     return (("traceparent", f"00-{trace_id}-{PARENT}-{flags}"), ("x-request-id", f"id-{trace_id[:4]}"))
 
@@ -164,13 +158,6 @@ def attributes(span: Span) -> dict[str, object]:
         assert kind is not None, one.key
         found[one.key] = getattr(one.value, kind)
     return found
-
-
-def output(answer: pb.ModelInferResponse) -> str:
-    (tensor,) = answer.outputs
-    if tensor.contents.bytes_contents:
-        return tensor.contents.bytes_contents[0].decode()
-    return answer.raw_output_contents[0][4:].decode()
 
 
 def ask_http(url: str, body: bytes | None = b"x", **headers: str) -> tuple[int, str]:
@@ -190,7 +177,7 @@ def children(collector: Collector, span: Span) -> dict[str, Span]:
 
 def test_a_call_continues_the_clients_trace(served: Any, stub: Any) -> None:
     """Promise 001-34."""
-    answer = stub.ModelInfer(request_of(b"a"), metadata=parent_of(TRACE), timeout=GUARD_S)
+    answer = stub.ModelInfer(text_request("probe", b"a"), metadata=parent_of(TRACE), timeout=GUARD_S)
     span = served.collector.wait_for(lambda one: one.trace_id.hex() == TRACE and one.kind == Span.SPAN_KIND_SERVER)
     assert span.name == "inference.GRPCInferenceService/ModelInfer"
     assert span.parent_span_id.hex() == PARENT
@@ -207,7 +194,7 @@ def test_a_call_continues_the_clients_trace(served: Any, stub: Any) -> None:
         "network.peer.address": "127.0.0.1",
     }
     assert {key: found.get(key) for key in expected} == expected
-    assert output(answer) == f"00-{TRACE}-{span.span_id.hex()}-01", "the handler continues our span"
+    assert text_of(answer) == f"00-{TRACE}-{span.span_id.hex()}-01", "the handler continues our span"
     below = children(served.collector, span)
     times = [
         span.start_time_unix_nano,
@@ -222,19 +209,11 @@ def test_a_call_continues_the_clients_trace(served: Any, stub: Any) -> None:
     assert served.collector.services == {"torchrelay"} or served.collector.services == {"tested"}
 
 
-def test_calls_without_a_parent_begin_a_trace(served: Any, stub: Any) -> None:
-    answer = output(stub.ModelInfer(request_of(b"a"), timeout=GUARD_S))
-    _, trace_id, span_id, flags = answer.split("-")
-    assert int(flags, 16) & 1, "sampled"
-    span = served.collector.wait_for(lambda one: one.span_id.hex() == span_id)
-    assert (span.trace_id.hex(), span.parent_span_id) == (trace_id, b"")
-
-
 def test_what_the_client_does_not_sample_is_not_sent(served: Any, stub: Any) -> None:
     silent, loud = "a" * 32, "b" * 32
-    told = output(stub.ModelInfer(request_of(b"a"), metadata=parent_of(silent, "00"), timeout=GUARD_S))
+    told = text_of(stub.ModelInfer(text_request("probe", b"a"), metadata=parent_of(silent, "00"), timeout=GUARD_S))
     assert told.startswith(f"00-{silent}-") and told.endswith("-00"), "the handler is told, too"
-    stub.ModelInfer(request_of(b"a"), metadata=parent_of(loud), timeout=GUARD_S)
+    stub.ModelInfer(text_request("probe", b"a"), metadata=parent_of(loud), timeout=GUARD_S)
     served.collector.wait_for(lambda one: one.trace_id.hex() == loud and one.kind == Span.SPAN_KIND_SERVER)
     assert not served.collector.of(silent)
 
@@ -250,8 +229,10 @@ def test_tritons_trace_settings_say_what_is_sent(served: Any, stub: Any) -> None
     """While the server runs, for a model; the handler is told, too."""
 
     def sampled(count: int, *metadata: tuple[str, str]) -> list[bool]:
-        answers = [stub.ModelInfer(request_of(b"a"), metadata=metadata, timeout=GUARD_S) for _ in range(count)]
-        return [bool(int(output(answer)[-2:], 16) & 1) for answer in answers]
+        answers = [
+            stub.ModelInfer(text_request("probe", b"a"), metadata=metadata, timeout=GUARD_S) for _ in range(count)
+        ]
+        return [bool(int(text_of(answer)[-2:], 16) & 1) for answer in answers]
 
     assert set_trace(stub)["trace_level"] == ["TIMESTAMPS"]
     try:
@@ -274,7 +255,7 @@ def test_tritons_trace_settings_say_what_is_sent(served: Any, stub: Any) -> None
 def test_failures_are_marked(served: Any, stub: Any) -> None:
     trace_id = "c" * 32
     with pytest.raises(grpc.RpcError):
-        stub.ModelInfer(request_of(b"fail"), metadata=parent_of(trace_id), timeout=GUARD_S)
+        stub.ModelInfer(text_request("probe", b"fail"), metadata=parent_of(trace_id), timeout=GUARD_S)
     span = served.collector.wait_for(lambda one: one.trace_id.hex() == trace_id and one.kind == Span.SPAN_KIND_SERVER)
     assert attributes(span)["error.type"] == attributes(span)["rpc.response.status_code"] == "INTERNAL"
     assert span.status.code == span.status.STATUS_CODE_ERROR
@@ -290,7 +271,7 @@ def test_failures_are_marked(served: Any, stub: Any) -> None:
 
 def test_each_request_of_a_stream_has_its_own_children(served: Any, stub: Any) -> None:
     trace_id = "e" * 32
-    asked = iter([request_of(b"a")] * 3)
+    asked = iter([text_request("probe", b"a")] * 3)
     metadata = (*parent_of(trace_id), ("oip-stream-dialect", "triton"))
     assert len(list(stub.ModelStreamInfer(asked, metadata=metadata, timeout=GUARD_S))) == 3
     span = served.collector.wait_for(lambda one: one.trace_id.hex() == trace_id and one.kind == Span.SPAN_KIND_SERVER)
@@ -322,13 +303,6 @@ def test_http_requests(served: Any) -> None:
     }
     assert {key: found.get(key) for key in expected} == expected
     assert children(served.collector, span).keys() == {"queue", "inference"}
-
-
-def test_paths_that_nobody_serves_name_no_span(served: Any) -> None:
-    trace_id = "f" * 31 + "2"
-    ask_http(f"{served.http}/whatever/1234/else/5678/x", traceparent=f"00-{trace_id}-{PARENT}-01")
-    span = served.collector.wait_for(lambda one: one.trace_id.hex() == trace_id)
-    assert (span.name, attributes(span)["http.response.status_code"]) == ("POST", 404)
 
 
 def test_probes_leave_no_spans(served: Any, stub: Any) -> None:

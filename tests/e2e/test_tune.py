@@ -61,6 +61,7 @@ def unchanged(description: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_a_cost_per_batch_wants_the_largest(
     served: Any, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

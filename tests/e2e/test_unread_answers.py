@@ -11,7 +11,6 @@ import grpc
 import h2.config
 import h2.connection
 import h2.settings
-import httpx
 import psutil
 import pytest
 
@@ -65,44 +64,31 @@ def asked(port: int, kind: str) -> socket.socket:
     return link
 
 
-def metrics_of(server: Any) -> str:
-    return httpx.get(f"http://127.0.0.1:{server.port('http_metrics')}/metrics", timeout=GUARD_S).text
-
-
-def given_up(server: Any) -> dict[str, float]:
-    """The counter's values by reason."""
-    name, found = 'ts_unread_answers_total{reason="', {}
-    for line in metrics_of(server).splitlines():
-        if line.startswith(name):
-            found[line.removeprefix(name).partition('"')[0]] = float(line.rpartition(" ")[2])
-    return found
-
-
 @pytest.mark.parametrize("kind", ["grpc", "http"])
 def test_unread_answers_have_a_limit_and_a_time(server: Any, kind: str) -> None:
     process = psutil.Process(server.process.pid)
     port = server.port("grpc_inference" if kind == "grpc" else "http_inference")
-    before, counted = process.memory_info().rss, given_up(server)
+    before = process.memory_info().rss
+
+    def given_up(reason: str) -> float:
+        return float(server.metric("ts_unread_answers_total", reason=reason))
+
+    counted = {reason: given_up(reason) for reason in ("bytes", "time")}
     links = [asked(port, kind) for _ in range(CONNECTIONS)]
     try:
         # 200 answers of 1 MB: more than the limit.
-        until(lambda: given_up(server)["bytes"] > counted["bytes"], lambda: given_up(server))
+        until(lambda: given_up("bytes") > counted["bytes"], server.scraped)
         with grpc.insecure_channel(f"127.0.0.1:{server.port('grpc_inference')}") as channel:
             call = channel.unary_unary(PREDICTIONS)
             small = PredictionsRequest(model_name="small", input={"data": b"1"}).SerializeToString()
             assert b"small" in call(small, timeout=GUARD_S)
         kept = UNREAD_BYTES_MAX + CONNECTIONS * KEPT_BYTES
         until(lambda: process.memory_info().rss - before < kept, lambda: process.memory_info())
-        until(lambda: given_up(server)["time"] > counted["time"], "the rest is given up after write_timeout_s")
-        until(lambda: unread_bytes(server) == 0, lambda: unread_bytes(server))
+        until(lambda: given_up("time") > counted["time"], "the rest is given up after write_timeout_s")
+        until(lambda: server.metric("ts_unread_answer_bytes") == 0, server.scraped)
     finally:
         for link in links:
             link.close()
     told = [line for line in server.lines if "Answers that their clients don't read are given up" in line]
     assert 1 <= len(told) <= 4, "once a minute for each reason"
     until(lambda: process.memory_info().rss - before < kept, "freed memory is returned")
-
-
-def unread_bytes(server: Any) -> float:
-    lines = metrics_of(server).splitlines()
-    return float(next(line for line in lines if line.startswith("ts_unread_answer_bytes{")).rpartition(" ")[2])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -59,17 +57,6 @@ def server(server_of: Callable[..., AbstractContextManager[Any]]) -> Iterator[An
         yield running
 
 
-def metric(server: Any, name: str, **labels: str) -> float:
-    """0 when there is no such sample."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port('http_metrics')}/metrics", timeout=60) as answer:
-        text = answer.read().decode()
-    for line in text.splitlines():
-        found = re.match(rf"{name}\{{(.*)\}} (\S+)", line)
-        if found and all(f'{key}="{value}"' in found[1] for key, value in labels.items()):
-            return float(found[2])
-    return 0.0
-
-
 def ran(path: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
@@ -95,8 +82,8 @@ def test_an_idempotent_models_request_outlives_its_worker_and_a_killer_is_quaran
     assert len(set(ran(killer))) == 2
     assert server.predict("steady", {"ran": str(runs)}) == b"1"
 
-    assert metric(server, "ts_repeated_requests_total", model_name="steady", reason="worker_died") == 2
-    assert metric(server, "ts_quarantined_requests_total", model_name="steady") == 1
+    assert server.metric("ts_repeated_requests_total", model_name="steady", reason="worker_died") == 2
+    assert server.metric("ts_quarantined_requests_total", model_name="steady") == 1
     assert "runs once more: worker " in server.log and "is not run again: worker " in server.log
     assert server.describe("steady")["idempotent"] is True
 
@@ -114,7 +101,7 @@ def test_a_batch_that_raises_is_halved_until_the_culprit_fails_alone(server: Any
         with pytest.raises(grpc.RpcError, match="Prediction failed"):
             answers[2].result()
     assert all(2 <= len(ran(file)) <= 3 for file in files) and len(ran(files[2])) == 3
-    assert metric(server, "ts_repeated_requests_total", model_name="batching", reason="batch_failed") == 6
+    assert server.metric("ts_repeated_requests_total", model_name="batching", reason="batch_failed") == 6
     server.wait_for_log("4 requests that failed together (Prediction failed")
 
 
@@ -123,12 +110,12 @@ def test_workers_that_are_replaced_after_some_requests_lose_none(server: Any, tm
     count = 0
     with ThreadPoolExecutor(8) as pool:
 
-        def replaced() -> float:
+        def replaced() -> bool:
             nonlocal count
             asked = [pool.submit(server.predict, "recycled", {"ran": str(runs)}) for _ in range(40)]
             count += len(asked)
             assert all(one.result() == b"1" for one in asked)
-            return metric(server, "ts_replaced_workers_total", model_name="recycled", reason="requests") >= 4
+            return bool(server.metric("ts_replaced_workers_total", model_name="recycled", reason="requests") >= 4)
 
         until(replaced)
     assert len(ran(runs)) == count and len(set(ran(runs))) >= 5
@@ -144,4 +131,4 @@ def test_a_worker_above_its_memory_is_ended_with_the_reason(server: Any, tmp_pat
         server.predict("limited", {"ran": str(tmp_path / "runs"), "grow": 300})
     assert server.predict("limited", {"ran": str(tmp_path / "runs")}) == b"1"
     assert "workerMemoryMax" in server.describe("limited")["lastWorkerFailure"]["reason"]
-    assert metric(server, "ts_replaced_workers_total", model_name="limited", reason="memory_max") == 1
+    assert server.metric("ts_replaced_workers_total", model_name="limited", reason="memory_max") == 1

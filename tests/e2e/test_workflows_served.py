@@ -8,7 +8,6 @@ import json
 import re
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -160,18 +159,6 @@ def test_recorded_calls(served: Any, golden: ModuleType) -> None:
     assert manage(served, "GET", "/models") == (200, {"models": []})
 
 
-def test_nothing_of_java_is_in_any_error(served: Any) -> None:
-    for method, target in (("POST", "/workflows?url=probe.mar"), ("GET", "/workflows/x"), ("POST", "/workflows")):
-        status, answer = manage(served, method, target)
-        assert 400 <= status < 500 and "org." not in answer["message"] and "java" not in answer["message"].lower()
-
-
-def test_the_description_has_the_paths(served: Any) -> None:
-    paths = json.loads(call(served, "management", "OPTIONS", "/")[1])["paths"]
-    assert set(paths["/workflows"]) == {"get", "post"} and set(paths["/workflows/{workflow_name}"]) == {"get", "delete"}
-    assert "/wfpredict/{workflow_name}" in json.loads(call(served, "inference", "OPTIONS", "/")[1])["paths"]
-
-
 def test_grpc_knows_no_workflows(served: Any) -> None:
     import grpc
 
@@ -272,12 +259,3 @@ def test_without_the_model_api(serving: Any, tmp_path: Path, wars: Path) -> None
             status, answer = manage(server, method, target)
             assert (status, answer["type"]) == (405, "MethodNotAllowedException")
         assert manage(server, "GET", "/workflows") == (200, {"workflows": []})
-
-
-def test_an_archive_over_the_limits(served: Any) -> None:
-    with zipfile.ZipFile(served.directory / "flows/many.war", "w") as archive:
-        for number in range(50):
-            archive.writestr(f"{number}.txt", "")
-    status, answer = manage(served, "POST", "/workflows?url=many.war")
-    assert status == 400 and "extract_files_max" in answer["message"]
-    assert not list(served.directory.glob("tmp/*/workflows/*"))

@@ -4,7 +4,6 @@ action, and parts of the output. `tests/unit/test_everyday_mistakes.py` has the 
 from __future__ import annotations
 
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,21 +49,15 @@ class Desk(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def servers(
-    server_of: Any, probe_handler: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Any, Any, Path]]:
-    folder = tmp_path_factory.mktemp("pki")
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    made += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"]
-    subprocess.run(made, cwd=folder, check=True, capture_output=True)
+def servers(server_of: Any, probe_handler: Path, certificates: Path) -> Iterator[tuple[Any, Any, Path]]:
     secure = {
-        "certificate_file": folder / "cert.pem",
-        "private_key_file": folder / "key.pem",
+        "certificate_file": certificates / "own.crt",
+        "private_key_file": certificates / "own.key",
         "enable_grpc_ssl": "true",
     }
     addresses = {f"{api}_address": "https://127.0.0.1:0" for api in ("inference", "management")}
     with server_of({"probe": (probe_handler, "")}) as plain, server_of({}, **secure, **addresses) as tls:
-        yield plain, tls, folder / "cert.pem"
+        yield plain, tls, certificates / "own.crt"
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ RUN = Path(__file__).with_name("run.py")
 GUARD_S = 280
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_request_has_its_one_answer_under_faults(tmp_path: Path) -> None:
     command = [sys.executable, str(RUN), "--seconds", "6", "--warm-up-s", "4", "--rate", "100"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, cwd=tmp_path)

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from browser import Browser
+from e2e.conftest import write_model
 from support import GUARD_S, until
 from ts_frontend.http.routes import ROUTES
 from ts_frontend.http.routing import Effect, RouteTable, Row, Switch
@@ -105,10 +106,7 @@ class Site:
 
 def write_models(store: Path) -> None:
     for name, handler in (("hello", HANDLER), ("pieces", STREAMING), ("unwanted", HANDLER)):
-        (store / name / "MAR-INF").mkdir(parents=True)
-        (store / name / "handler.py").write_text(handler)
-        model = {"modelName": name, "handler": "handler.py", "modelVersion": "1.0"}
-        (store / name / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"runtime": "python", "model": model}))
+        write_model(store, name, handler)
 
 
 def serve(serving: Any, directory: Path, **settings: object) -> Iterator[Site]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,9 +13,6 @@ from torchrelay_client import (
     DeadlineExceeded,
     InvalidArgument,
     NotFound,
-    Request,
-    Retry,
-    Unavailable,
 )
 
 
@@ -35,28 +31,6 @@ async def test_every_call(served: Any) -> None:
         with pytest.raises(NotFound, match="nobody"):
             async for _ in client.stream("nobody", {"text": "x"}):
                 pass
-
-
-async def test_conversation(served: Any) -> None:
-    async def requests() -> AsyncIterator[Request]:
-        for at, model in enumerate(["upper", "nobody", "upper"]):
-            yield Request(model, {"text": "text"}, id=str(at))
-
-    async with AsyncClient(served.inference) as client:
-        for given in (requests(), [one async for one in requests()]):
-            answers = [answer async for answer in client.converse(given)]
-            assert {answer.id: answer.text() for answer in answers if answer.outputs} == {"0": "TEXT", "2": "TEXT"}
-            assert [answer.id for answer in answers if answer.error] == ["1"]
-
-
-async def test_thirty_two_tasks(served: Any) -> None:
-    async def call(client: AsyncClient, at: int) -> bool:
-        text = (await client.infer("upper", {"text": f"n{at}"})).text()
-        pieces = [one.text() async for one in client.stream("words", {"text": f"a{at} b{at}"}) if one.outputs]
-        return (text, pieces) == (f"N{at}", [f"a{at} ", f"b{at} "])
-
-    async with AsyncClient(served.inference, channels=10) as client:
-        assert all(await asyncio.gather(*(call(client, at) for at in range(32))))
 
 
 async def test_cancelling(served: Any) -> None:
@@ -84,14 +58,3 @@ async def test_cancelling(served: Any) -> None:
                 pass
         with pytest.raises(Cancelled, match="the client is closed"):
             await client.live()
-
-
-async def test_nobody_there() -> None:
-    few = Retry(attempts_max=3, first_s=0.01, most_s=0.02)
-    async with AsyncClient("127.0.0.1:1", retry=few) as client:
-        with pytest.raises(Unavailable) as caught:
-            await client.live()
-        assert caught.value.attempts == 3
-        with pytest.raises(Unavailable) as caught:
-            await client.predict("upper", "x")
-        assert caught.value.attempts == 1

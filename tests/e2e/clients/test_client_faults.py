@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -70,31 +69,6 @@ def test_nobody_there() -> None:
         with pytest.raises(Unavailable) as caught:
             next(client.stream("upper", {"text": "x"}))
         assert caught.value.attempts == 1
-
-
-def openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-
-def issue(folder: Path, name: str) -> None:
-    """A key and a certificate for 127.0.0.1, signed by the test's authority."""
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl(folder, "req", *key, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
-    (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "extensions", "-days", "2")
-    openssl(folder, "x509", "-req", "-in", f"{name}.csr", *signed, "-out", f"{name}.crt")
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("certificates")
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl(
-        folder, "req", "-x509", *key, "-subj", "/CN=test authority", "-days", "2", "-keyout", "ca.key", "-out", "ca.crt"
-    )
-    for name in ("server", "client"):
-        issue(folder, name)
-    return folder
 
 
 def test_tls_with_client_certificates_and_a_key(

@@ -185,30 +185,6 @@ def path(name: str) -> str:
     return name if name.startswith("/") else f"/test.Echo/{name}"
 
 
-def openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-
-def issue(folder: Path, name: str) -> None:
-    """A key and a certificate for 127.0.0.1, signed by the test's authority."""
-    openssl(folder, "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
-    (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
-            "-extfile", "extensions", "-days", "2", "-out", f"{name}.crt")  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority (ca.crt), and `server` and `client`, which it signed."""
-    folder = tmp_path_factory.mktemp("certificates")
-    openssl(folder, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-subj", "/CN=test authority", "-days", "2", "-keyout", "ca.key", "-out", "ca.crt")  # fmt: skip
-    for name in ("server", "client"):
-        issue(folder, name)
-    return folder
-
-
 @dataclass
 class RawAnswer:
     """The answer on one HTTP/2 stream."""

@@ -52,20 +52,6 @@ def test_a_failed_start_leaves_no_listener(start_server, run_server):
         assert server.port == free
 
 
-def test_ipv6(run_server, connect):
-    if not socket.has_ipv6:
-        pytest.skip("this machine has no IPv6")
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("this machine has no IPv6 loopback")
-    with run_server({"name": "six", "host": "::1"}) as server:
-        client = connect(server, host="[::1]")
-        peer = json.loads(client.unary("Metadata"))["peer"]
-        assert "::1" in peer
-        assert client.unary("Unary", b"x") == b"x"
-
-
 def test_drain_under_load_loses_nothing(run_server, connect):
     """Every call that began is answered OK; the others are refused."""
     with run_server() as server:

@@ -7,7 +7,6 @@ import queue
 import shutil
 import socket
 import ssl
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +15,6 @@ import grpc
 import pytest
 
 from support import GUARD_S, until
-
-
-def openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
 
 def server_files(certificates: Path, **more: str) -> dict[str, str]:
@@ -38,69 +33,7 @@ def test_tls(run_server, connect, certificates):
         assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
-def test_client_certificates(run_server, connect, certificates):
-    authority = (certificates / "ca.crt").read_bytes()
-    key, chain = (certificates / "client.key").read_bytes(), (certificates / "client.crt").read_bytes()
-    files = server_files(certificates, client_ca_file="ca.crt")
-    with run_server({"name": "mtls", "tls": files}) as server:
-        known = grpc.ssl_channel_credentials(authority, key, chain)
-        assert connect(server, credentials=known).unary("Unary", b"x") == b"x"
-        with pytest.raises(grpc.RpcError) as caught:
-            connect(server, credentials=grpc.ssl_channel_credentials(authority)).unary("Unary", b"x", timeout=10)
-        assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-
-
-def test_files_that_are_missing(start_server, certificates):
-    files = {**server_files(certificates), "key_file": "/no/such.key"}
-    assert "/no/such.key" in start_server({"name": "tls", "tls": files})["error"]
-
-
 # --- what is spoken
-
-
-def handshake(port: int, *words: str) -> str:
-    """The report of `openssl s_client` about a connection."""
-    command = ["openssl", "s_client", "-connect", f"127.0.0.1:{port}", *words]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=GUARD_S)
-    return (done.stdout + done.stderr).decode(errors="replace")
-
-
-def test_versions(run_server, certificates):
-    """TLS 1.0 and 1.1 are offered by a client without any scruples, and refused."""
-    old = ("-cipher", "ALL:@SECLEVEL=0", "-alpn", "h2")
-    with run_server({"name": "tls", "tls": server_files(certificates)}) as server:
-        for version, spoken in (("tls1", False), ("tls1_1", False), ("tls1_2", True), ("tls1_3", True)):
-            said = handshake(server.port, f"-{version}", *old)
-            assert ("Cipher is (NONE)" not in said) is spoken, said
-            assert ("ALPN protocol: h2" in said) is spoken
-
-
-@pytest.mark.parametrize("form", ["pkcs1", "pkcs8"])
-def test_forms_of_an_rsa_key(run_server, connect, certificates, tmp_path, form):
-    openssl(tmp_path, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=rsa", "-days", "2",
-            "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "pkcs8", "-out", "crt")  # fmt: skip
-    openssl(tmp_path, "rsa", "-in", "pkcs8", "-traditional", "-out", "pkcs1")
-    assert b"BEGIN RSA PRIVATE KEY" in (tmp_path / "pkcs1").read_bytes()
-    files = {"certificate_file": str(tmp_path / "crt"), "key_file": str(tmp_path / form)}
-    trusted = grpc.ssl_channel_credentials((tmp_path / "crt").read_bytes())
-    with run_server({"name": "tls", "tls": files}) as server:
-        assert connect(server, credentials=trusted).unary("Unary", b"x") == b"x"
-
-
-def test_certificates_of_another_authority(run_server, connect, certificates, tmp_path):
-    openssl(tmp_path, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=client", "-days", "2",
-            "-keyout", "key", "-out", "crt")  # fmt: skip
-    foreign = (tmp_path / "key").read_bytes(), (tmp_path / "crt").read_bytes()
-    with run_server({"name": "mtls", "tls": server_files(certificates, client_ca_file="ca.crt")}) as server:
-        stranger = grpc.ssl_channel_credentials((certificates / "ca.crt").read_bytes(), *foreign)
-        with pytest.raises(grpc.RpcError) as caught:
-            connect(server, credentials=stranger).unary("Unary", b"x", timeout=10)
-        assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-
-
-def test_pairs_that_are_none(start_server, certificates):
-    files = {**server_files(certificates), "key_file": str(certificates / "client.key")}
-    assert "client.key: isn't the key of certificate_file" in start_server({"name": "tls", "tls": files})["error"]
 
 
 def presented(port: int) -> bytes:

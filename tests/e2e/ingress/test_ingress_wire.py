@@ -7,12 +7,6 @@ import json
 import socket
 import struct
 
-import h2.config
-import h2.connection
-import h2.errors
-import h2.events
-import pytest
-
 from support import GUARD_S, http_call
 
 GRPC = {"content-type": "application/grpc", "te": "trailers"}
@@ -28,21 +22,6 @@ def test_answer_on_the_wire(raw_call):
     assert answer.headers["content-type"] == "application/grpc"
     assert answer.body == framed(b"hello")
     assert answer.trailers["grpc-status"] == "0"
-
-
-def test_request_cut_at_every_byte(raw_call):
-    body = framed(b"abc")
-    for cut in range(1, len(body)):
-        answer = raw_call("Unary", body[:cut], body[cut:])
-        assert (answer.body, answer.status) == (body, "0")
-    pieces = [body[index : index + 1] for index in range(len(body))]
-    assert raw_call("Unary", *pieces, b"").body == body
-
-
-@pytest.mark.parametrize("content_type", ["application/grpc+proto", "application/grpc;charset=utf-8"])
-def test_content_types_of_grpc(raw_call, content_type):
-    answer = raw_call("Unary", framed(b"x"), headers={**GRPC, "content-type": content_type})
-    assert (answer.body, answer.status) == (framed(b"x"), "0")
 
 
 def test_failure_is_trailers_only(raw_call):
@@ -85,15 +64,6 @@ def test_message_count(raw_call):
     assert raw_call("Unary").status == "12"
 
 
-def test_request_that_ends_inside_a_message(raw_call):
-    for cut in range(1, len(framed(b"abc"))):
-        assert raw_call("Unary", framed(b"abc")[:cut]).status == "13"
-
-
-def test_unknown_flag(raw_call):
-    assert raw_call("Unary", framed(b"abc", flag=2)).status == "13"
-
-
 def test_oversize_is_refused_from_the_prefix(raw_call):
     """The message itself is never sent."""
     answer = raw_call("Unary", struct.pack(">BI", 0, 4_000_000_000), end=False)
@@ -109,10 +79,6 @@ def test_unknown_compression(raw_call):
     assert answer.headers["grpc-accept-encoding"] == "identity,gzip,deflate"
 
 
-def test_compressed_message_without_a_compression(raw_call):
-    assert raw_call("Unary", framed(b"abc", flag=1)).status == "13"
-
-
 def test_answer_is_compressed_for_who_sends_compressed(raw_call):
     data = b"compressible " * 1000
     request = framed(gzip.compress(data), flag=1)
@@ -124,18 +90,6 @@ def test_answer_is_compressed_for_who_sends_compressed(raw_call):
     headers["grpc-accept-encoding"] = "identity"
     assert raw_call("Unary", request, headers=headers).body == framed(data)
     assert raw_call("Unary", framed(data), headers={**GRPC, "grpc-accept-encoding": "gzip"}).body == framed(data)
-
-
-def test_binary_metadata_joined_by_commas(raw_call):
-    answer = raw_call("Metadata", framed(b""), headers={**GRPC, "x-some-bin": "AA,AQI="})
-    entries = json.loads(answer.body[5:])["metadata"]
-    assert ["x-some-bin", [0]] in entries
-    assert ["x-some-bin", [1, 2]] in entries
-
-
-def test_broken_binary_metadata(raw_call):
-    answer = raw_call("Metadata", framed(b""), headers={**GRPC, "x-some-bin": "?!"})
-    assert answer.status == "13"
 
 
 def test_http_on_a_grpc_port(raw_call):
@@ -194,45 +148,3 @@ def test_http_application_beside_grpc(run_server, connect, raw_call):
         answer = raw_call("/models", headers={}, method="GET", port=server.port)
         assert (answer.headers[":status"], answer.body) == ("200", b"GET /models HTTP/2")
         assert connect(server).unary("Unary", b"x") == b"x"
-
-
-def cancelled_one_by_one(server, count: int) -> tuple[bytes, int | None]:
-    """The answer to a call after `count` cancelled ones on its connection, and the reason why the server closed it."""
-    with socket.create_connection(("127.0.0.1", server.port), GUARD_S) as link:
-        sender = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
-        sender.initiate_connection()
-        for _ in range(count):
-            number = start_call(sender, "Hang", b"cancelled")
-            sender.reset_stream(number, h2.errors.ErrorCodes.CANCEL)
-        start_call(sender, "Unary", b"beside")
-        link.sendall(sender.data_to_send())
-        body = b""
-        while data := link.recv(65536):
-            for event in sender.receive_data(data):
-                if isinstance(event, h2.events.ConnectionTerminated):
-                    return body, event.error_code
-                if isinstance(event, h2.events.DataReceived):
-                    body += event.data
-                if isinstance(event, h2.events.StreamEnded):
-                    return body, None
-            link.sendall(sender.data_to_send())
-    return body, None
-
-
-def start_call(sender: h2.connection.H2Connection, name: str, message: bytes) -> int:
-    number = sender.get_next_available_stream_id()
-    pseudo = {":method": "POST", ":scheme": "http", ":authority": "test", ":path": f"/test.Echo/{name}"}
-    sender.send_headers(number, [*pseudo.items(), *GRPC.items()])
-    sender.send_data(number, framed(message), end_stream=True)
-    return number
-
-
-def test_cancelled_calls_cost_nothing_else(server):
-    assert cancelled_one_by_one(server, 150) == (framed(b"beside"), None)
-
-
-def test_a_flood_of_cancelled_calls_costs_its_connection(run_server):
-    """The "rapid reset" of CVE-2023-44487: more than the limit at once."""
-    with run_server({"name": "test", "limits": {"resets_max": 200, "resets_per_s": 0.001}}) as server:
-        assert cancelled_one_by_one(server, 250) == (b"", h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
-        assert cancelled_one_by_one(server, 0) == (framed(b"beside"), None)

@@ -6,7 +6,6 @@ import json
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -388,13 +387,6 @@ def test_a_python_model_asks_an_ensemble(stub: GRPCInferenceServiceStub) -> None
     assert answered(stub.ModelInfer(request_of("caller", X=[3.0]), timeout=GUARD_S)) == {"Y": [4.0]}
 
 
-def test_typed_contents_are_answered_typed(stub: GRPCInferenceServiceStub) -> None:
-    request = pb.ModelInferRequest(model_name="classify")
-    request.inputs.add(name="IMAGE", datatype="BYTES", shape=[1, 1]).contents.bytes_contents.append(b"7 1")
-    response = stub.ModelInfer(request, timeout=GUARD_S)
-    assert response.outputs[0].contents.bytes_contents[:] == [b"0 of 8"]
-
-
 @pytest.mark.parametrize("binary", [False, True])
 def test_http_with_json_and_binary_tensors(served: Any, binary: bool) -> None:
     body: dict[str, Any] = {"id": "r2", "outputs": [{"name": "ANSWER", "parameters": {"binary_data": binary}}]}
@@ -556,14 +548,6 @@ def test_an_ensemble_without_such_a_step_answers_a_stream_once(stub: GRPCInferen
     (only,) = stub.ModelStreamInfer(iter([request_of("classify", IMAGE=b"4")]), timeout=GUARD_S)
     assert answered(only.infer_response)["ANSWER"] == "0 of 4"
     assert only.infer_response.parameters["triton_final_response"].bool_param is True
-
-
-def test_many_at_once(stub: GRPCInferenceServiceStub) -> None:
-    def ask(number: int) -> Any:
-        return answered(stub.ModelInfer(request_of("outer", IN=b"1 %d" % number), timeout=GUARD_S))["OUT"]
-
-    with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(ask, range(2, 50))) == [f"1 of {number + 1}" for number in range(2, 50)]
 
 
 @pytest.mark.external

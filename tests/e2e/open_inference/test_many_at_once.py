@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from e2e.conftest import text_of, text_request
 from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -108,20 +109,7 @@ def crowded(
         "lone_requests_wait": "true",
     }
     with serving(directory, store, settings, ["--ncs", "--models", "all", "--grpc-workers", str(WORKERS)]) as server:
-        server.wait_for_log("http_metrics listens")
         yield server
-
-
-def request_of(model: str, text: str) -> pb.ModelInferRequest:
-    tensor = pb.ModelInferRequest.InferInputTensor(name="data", datatype="BYTES", shape=[1])
-    raw = len(text).to_bytes(4, "little") + text.encode()
-    return pb.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=[raw])
-
-
-def text_of(answer: pb.ModelInferResponse) -> str:
-    (tensor,) = answer.outputs
-    (raw,) = answer.raw_output_contents or [b"0000" + tensor.contents.bytes_contents[0]]
-    return raw[4:].decode()
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelInferStream"])
@@ -132,7 +120,7 @@ def test_slow_requests_do_not_hold_up_others(crowded: Any, tmp_path: Path, metho
         stub = GRPCInferenceServiceStub(channel)
 
         def slow() -> list[str]:
-            answer = getattr(stub, method)(request_of("gated", str(gate)), timeout=GUARD_S)
+            answer = getattr(stub, method)(text_request("gated", str(gate)), timeout=GUARD_S)
             return [text_of(one) for one in ([answer] if method == "ModelInfer" else answer)]
 
         calls = [pool.submit(slow) for _ in range(8)]
@@ -149,16 +137,7 @@ def test_slow_requests_do_not_hold_up_others(crowded: Any, tmp_path: Path, metho
 def until_taken(server: Any, count: int) -> None:
     """Returns when the model `gated` has so many requests, waiting and running."""
     names = ("ts_queued_requests", "ts_running_requests")
-    until(lambda: sum(gauge(server, name, "gated") for name in names) >= count)
-
-
-def gauge(server: Any, name: str, model: str) -> float:
-    lines = metrics(server).splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f'{name}{{model_name="{model}"'))
-
-
-def metrics(server: Any) -> str:
-    return httpx.get(f"http://127.0.0.1:{server.port('http_metrics')}/metrics", timeout=GUARD_S).text
+    until(lambda: sum(server.metric(name, model_name="gated") for name in names) >= count)
 
 
 def test_sixteen_streams_at_once(crowded: Any) -> None:
@@ -169,7 +148,7 @@ def test_sixteen_streams_at_once(crowded: Any) -> None:
         with grpc.insecure_channel(crowded.inference, [("grpc.use_local_subchannel_pool", 1)]) as channel:
             together.wait(GUARD_S)
             answers = GRPCInferenceServiceStub(channel).ModelInferStream(
-                request_of("counting", f"client {index}"), timeout=GUARD_S
+                text_request("counting", f"client {index}"), timeout=GUARD_S
             )
             return "".join(map(text_of, answers))
 
@@ -182,13 +161,13 @@ def test_two_protocols_share_a_batch(crowded: Any) -> None:
     """Promise 000-20: neither request is answered without the other, and both texts are equal."""
     with grpc.insecure_channel(crowded.inference) as channel, ThreadPoolExecutor(2) as pool:
         stub = GRPCInferenceServiceStub(channel)
-        by_grpc: Future[Any] = pool.submit(stub.ModelInfer, request_of("company", "one text"), timeout=GUARD_S)
+        by_grpc: Future[Any] = pool.submit(stub.ModelInfer, text_request("company", "one text"), timeout=GUARD_S)
         body = {"model": "company", "prompt": "one text"}
         by_http = pool.submit(httpx.post, f"{crowded.http}/v1/completions", json=body, timeout=GUARD_S)
         told = json.loads(by_http.result().text)
         assert told["choices"][0]["text"] == text_of(by_grpc.result()) == "ONE TEXT"
     # What a worker reports comes beside its answer, not before it.
-    sizes = until(lambda: [line for line in metrics(crowded).splitlines() if line.startswith("BatchSize{")])
+    sizes = until(lambda: [line for line in crowded.scraped().splitlines() if line.startswith("BatchSize{")])
     assert [line.rpartition(" ")[2] for line in sizes] == ["2.0"]
 
 
@@ -198,7 +177,8 @@ def test_as_many_calls_run_at_once_as_there_are_workers(crowded: Any, tmp_path: 
     with grpc.insecure_channel(crowded.inference) as channel, ThreadPoolExecutor(WORKERS) as pool:
         stub = GRPCInferenceServiceStub(channel)
         calls = [
-            pool.submit(stub.ModelInfer, request_of("meeting", str(tmp_path)), timeout=GUARD_S) for _ in range(WORKERS)
+            pool.submit(stub.ModelInfer, text_request("meeting", str(tmp_path)), timeout=GUARD_S)
+            for _ in range(WORKERS)
         ]
         assert [text_of(call.result()) for call in calls] == [str(WORKERS)] * WORKERS
 
@@ -208,7 +188,7 @@ def work_at_once(server: Any, model: str, workers: int) -> float:
     until(lambda: len(server.worker_pids(model)) >= workers)
     with grpc.insecure_channel(server.inference) as channel:
         infer = GRPCInferenceServiceStub(channel).ModelInfer
-        calls = [infer.future(request_of(model, "x"), timeout=GUARD_S) for _ in range(60)]
+        calls = [infer.future(text_request(model, "x"), timeout=GUARD_S) for _ in range(60)]
         told = [text_of(call.result()).split() for call in calls]
     assert len({pid for pid, _, _ in told}) == workers
     spans = [(float(begun), float(ended)) for _, begun, ended in told]
@@ -240,13 +220,13 @@ def test_slow_readers_in_tritons_dialect_hold_up_nobody(crowded: Any) -> None:
         ]
         stubs = [GRPCInferenceServiceStub(channel) for channel in channels]
         before = server.memory_info().rss
-        slow = [stub.ModelStreamInfer(iter([request_of("long", "x")]), timeout=GUARD_S) for stub in stubs]
+        slow = [stub.ModelStreamInfer(iter([text_request("long", "x")]), timeout=GUARD_S) for stub in stubs]
         assert [number_of(next(stream)) for stream in slow] == [0] * SLOW_READERS
         with grpc.insecure_channel(crowded.inference) as channel:
             stub = GRPCInferenceServiceStub(channel)
-            quick = stub.ModelStreamInfer(iter([request_of("long", "x")]), timeout=GUARD_S)
+            quick = stub.ModelStreamInfer(iter([text_request("long", "x")]), timeout=GUARD_S)
             assert [number_of(answer) for answer in quick][:PIECES] == list(range(PIECES))
-            assert text_of(stub.ModelInfer(request_of("counting", "a client"), timeout=GUARD_S)).startswith(
+            assert text_of(stub.ModelInfer(text_request("counting", "a client"), timeout=GUARD_S)).startswith(
                 "a client:0"
             )
         assert server.memory_info().rss - before < WAITING_BYTES_MAX

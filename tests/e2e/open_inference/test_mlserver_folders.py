@@ -138,13 +138,6 @@ def test_a_path_that_raises(started: Any) -> None:
     started.wait_for_log("KeyError: 'no'")
 
 
-def test_a_path_that_fits_almost_holds_nobody_up(started: Any) -> None:
-    """As a regular expression its template takes the third power of the path's length."""
-    assert ask(started, "/split/xaya!")[0] == 404
-    assert ask(started, "/split/aaaz!")[:2] == (200, ["", "", "", "z"])
-    assert ask(started, "/split/" + "a" * 16_000)[0] == 404  # the expression would take a quarter of an hour
-
-
 def test_a_path_that_cannot_be_matched_is_refused_at_load_and_no_other_models(started: Any, tmp_path: Path) -> None:
     folder = started.directory / "folder" / "inside" / "unmatched"
     shutil.copytree(RUNTIMES / "routes", folder)

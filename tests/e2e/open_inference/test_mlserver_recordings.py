@@ -195,8 +195,17 @@ def test_every_exchange_has_a_name_of_its_own() -> None:
     assert len({one["name"] for one in EXCHANGES}) == len(EXCHANGES) > 150
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES, ids=[one["name"].replace("/", ".") for one in EXCHANGES])
-def test_answers_as_mlserver_does(answers: dict[str, Any], exchange: dict[str, Any]) -> None:
+def test_the_answers_are_those_of_mlserver(answers: dict[str, Any]) -> None:
+    wrong: dict[str, str] = {}
+    for exchange in EXCHANGES:
+        try:
+            check(exchange, answers)
+        except AssertionError as error:
+            wrong[exchange["name"]] = str(error)
+    assert not wrong, wrong
+
+
+def check(exchange: dict[str, Any], answers: dict[str, Any]) -> None:
     name = exchange["name"]
     found, change = answers[name], deviation(name)
     if change is None:

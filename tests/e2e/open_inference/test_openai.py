@@ -56,12 +56,6 @@ def test_streamed_chat(http: httpx.Client) -> None:
     assert found[-1]["choices"] == [] and found[-1]["usage"] is None
 
 
-def test_what_a_model_says_of_its_answer(http: httpx.Client) -> None:
-    answer = http.post("/v1/completions", json={"model": "counted", "prompt": "a b", "max_tokens": 1}).json()
-    assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
-
-
 def test_models(http: httpx.Client) -> None:
     found = http.get("/v1/models").json()
     assert "upper" in found["models"] and found["object"] == "list"
@@ -115,14 +109,6 @@ def test_several_prompts_get_an_answer_each(http: httpx.Client) -> None:
     assert texts == ["a b ", "c ", "d e "] and sorted(ends) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("prompt", ["a b c d", ["a b c d", "c"]])
-def test_what_the_handler_gives_after_a_stop_is_cut(http: httpx.Client, prompt: Any) -> None:
-    body = {"model": "upper", "prompt": prompt, "stop": ["D", " C"]}
-    (first, *more) = http.post("/v1/completions", json=body).json()["choices"]
-    assert (first["text"], first["finish_reason"]) == ("A B", "stop")
-    assert [one["text"] for one in more] == ["C"] * len(more)
-
-
 def test_a_stream_ends_with_a_stop(http: httpx.Client) -> None:
     """Twice, for the first must have ended the handler too."""
     for _ in range(2):
@@ -130,14 +116,6 @@ def test_a_stream_ends_with_a_stop(http: httpx.Client) -> None:
         choices = [one["choices"][0] for one in events(answer)]
         assert "".join(one["text"] for one in choices) == "1 2 "
         assert [one["finish_reason"] for one in choices][-1] == "stop"
-
-
-def test_the_numbers_of_tokens_of_a_stream(http: httpx.Client) -> None:
-    body = {"model": "counted", "prompt": ["a b", "c"], "max_tokens": 1, "stream": True}
-    *found, last = events(http.post("/v1/completions", json=body | {"stream_options": {"include_usage": True}}))
-    assert all(one["usage"] is None for one in found)
-    assert last["choices"] == [] and last["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-    assert all("usage" not in one for one in events(http.post("/v1/completions", json=body)))
 
 
 def test_a_handler_may_honour_more(http: httpx.Client) -> None:

@@ -274,14 +274,6 @@ def test_a_model_comes_with_a_request_only_where_the_operator_says_so(
         assert served.predict("upper", b"x") == b"X"
 
 
-def test_a_failed_reload_leaves_the_old_one(begin: Any, repository: Path) -> None:
-    served = begin("--model-control-mode", "explicit", "--load-model", "llm_model")
-    (repository / "llm_model" / "1" / "model.py").write_text("1 / 0")
-    failed = post(served, "models/llm_model/load")
-    assert failed.status_code == 500 and "ZeroDivisionError" in failed.json()["error"]
-    assert ask(served, "a") == "a v1"
-
-
 def test_polling_follows_the_files(begin: Any, repository: Path) -> None:
     served = begin("--model-control-mode", "poll", "--repository-poll-secs", "0.2")
     assert ask(served, "a") == "a v1"
@@ -289,28 +281,3 @@ def test_polling_follows_the_files(begin: Any, repository: Path) -> None:
     served.wait_for_log("Model llm_model 3 added")
     served.wait_for_log("Model llm_model 1 unregistered")
     assert ask(served, "a") == "a v3"
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "status", "words"),
-    [
-        ("nobody", {}, 404, "nobody"),
-        ("llm_model", {"what": "x"}, 400, "unrecognized load parameter 'what'"),
-        ("llm_model", {"config": "{"}, 400, "JSON"),
-        ("llm_model", {"config": 1}, 400, "config"),
-        ("llm_model", {"file:1/model.py": "eA=="}, 400, "'config'"),
-        ("llm_model", {"file:1/model.py": "!", "config": "{}"}, 400, "base64"),
-        ("llm_model", {"file:1/model.py": 1, "config": "{}"}, 400, "base64"),
-        ("llm_model", {"file:../model.py": "eA==", "config": "{}"}, 400, "file:../model.py"),
-        ("llm_model", {"file:/model.py": "eA==", "config": "{}"}, 400, "absolute path"),
-        ("llm_model", {"file:": "eA==", "config": "{}"}, 400, "no name"),
-        ("llm_model", {"file:model.py": "eA==", "config": "{}"}, 400, "has no version"),
-        ("llm_model", {"file:1/model.py": "eA==", "config": "{}", "model_path": "upper"}, 400, "exclude each other"),
-        ("upper", {"config": "{}"}, 400, "is an archive"),
-        ("%2e%2e", {}, 404, ""),
-    ],
-)
-def test_what_cannot_be_loaded_is_named(kept: Any, name: str, parameters: Any, status: int, words: str) -> None:
-    answer = post(kept, f"models/{name}/load", parameters=parameters)
-    assert answer.status_code in (status, 400) and words in answer.text
-    assert ask(kept, "a") == "a v1"

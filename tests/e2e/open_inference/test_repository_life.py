@@ -1,10 +1,11 @@
-"""Models of a repository while other things happen: the server's end, TorchServe's management, files that vanish."""
+"""Models of a repository while other things happen: the server's end, TorchServe's management, files that vanish, loads
+that meet, fail, or come while requests run."""
 
 from __future__ import annotations
 
 import shutil
 import socket
-import struct
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 
 import grpc
 import httpx
+import psutil
 import pytest
 from click.testing import CliRunner
 
+from e2e.conftest import text_of, text_request
 from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -40,6 +43,8 @@ class TritonPythonModel:
         if (HERE / "load").exists():
             wait("load")
             (HERE / "weights").read_text()
+        if (HERE / "broken").exists():
+            raise ValueError("broken")
 
     def execute(self, requests):
         if (HERE / "run").exists():
@@ -84,13 +89,14 @@ class Begun:
     def __init__(self, directory: Path, serving: Callable[..., Any]) -> None:
         self.directory, self.repository = directory, directory / "model_repository"
         self.repository.mkdir()
+        (directory / "store").mkdir()
         self._serving = serving
         self.servers: list[Any] = []
 
-    def start(self, *arguments: str, **settings: object) -> Any:
+    def start(self, *arguments: str, mode: str = "explicit", remembers: bool = False, **settings: object) -> Any:
         store = self.directory / "store"
-        store.mkdir(exist_ok=True)
-        more = ["--ncs", "--model-repository", str(self.repository), "--model-control-mode", "explicit", *arguments]
+        more = ["--model-repository", str(self.repository), "--model-control-mode", mode, *arguments]
+        more += [] if remembers else ["--ncs"]
         self.servers.append(self._serving(self.directory, store, {"drain_timeout_s": DRAIN_S, **settings}, more))
         return self.servers[-1].wait_started()
 
@@ -103,16 +109,13 @@ def begun(tmp_path: Path, serving: Callable[..., Any]) -> Iterator[Begun]:
         server.terminate()
 
 
-def ask(served: Any, model: str, version: str = "") -> str:
-    tensor = pb.ModelInferRequest.InferInputTensor(name="in", datatype="BYTES", shape=[1])
-    content = struct.pack("<I", 1) + b"a"
-    request = pb.ModelInferRequest(
-        model_name=model, model_version=version, inputs=[tensor], raw_input_contents=[content]
-    )
+def request_for(model: str) -> pb.ModelInferRequest:
+    return text_request(model, "a", "in")
+
+
+def ask(served: Any, model: str) -> str:
     with grpc.insecure_channel(served.inference) as channel:
-        answer = GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=GUARD_S)
-    found: str = answer.raw_output_contents[0][4:].decode()
-    return found
+        return text_of(GRPCInferenceServiceStub(channel).ModelInfer(request_for(model), timeout=GUARD_S))
 
 
 def load(served: Any, name: str, **parameters: str) -> httpx.Response:
@@ -122,6 +125,33 @@ def load(served: Any, name: str, **parameters: str) -> httpx.Response:
 
 def unload(served: Any, name: str) -> int:
     return httpx.post(f"{served.http}/v2/repository/models/{name}/unload", timeout=GUARD_S).status_code
+
+
+def loaded(served: Any, name: str) -> int:
+    return load(served, name).status_code
+
+
+def ready(served: Any) -> set[tuple[str, str]]:
+    found = httpx.post(f"{served.http}/v2/repository/index", json={"ready": True}, timeout=GUARD_S).json()
+    return {(one["name"], one["version"]) for one in found}
+
+
+def listed(served: Any) -> list[str]:
+    """The served models, whether their workers are ready or not."""
+    found: list[str] = httpx.get(f"{served.http}/v2/models").json()["models"]
+    return found
+
+
+def workers(served: Any) -> set[int]:
+    """The processes of the server that run models."""
+    found = set()
+    for process in served.processes():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process.pid)
+        except psutil.NoSuchProcess:
+            pass
+    return found
 
 
 # --- the server's end
@@ -317,3 +347,123 @@ def test_unloading_lets_requests_end(managed: Begun) -> None:
         (path / "1" / "run").unlink()
         assert [one.result() for one in answers] == ["1"] * 4
     served.wait_for_log("Model running 1 unregistered")
+
+
+# --- loads and unloads that meet or fail
+
+
+def test_a_version_that_cannot_start_changes_nothing(begun: Begun) -> None:
+    """Neither of a model that is served, nor of one that is not."""
+    write(begun.repository, "m", 1)
+    served = begun.start("--load-model", "m")
+    before = workers(served)
+    (pid,) = served.worker_pids("m")
+    write(begun.repository, "n", 1, 2)
+    shutil.copytree(begun.repository / "m" / "1", begun.repository / "m" / "2")
+    for name in ("m", "n"):
+        (begun.repository / name / "2" / "broken").touch()
+        assert load(served, name).status_code == 500
+    assert ready(served) == {("m", "1")} and served.worker_pids("m") == [pid]
+    until(lambda: workers(served) == before, lambda: f"{workers(served)}, not {before}")
+
+
+@pytest.mark.long
+def test_reloads_lose_no_request(begun: Begun) -> None:
+    write(begun.repository, "m", 1)
+    served = begun.start("--load-model", "m")
+    over = threading.Event()
+
+    def hammer() -> int:
+        count = 0
+        with grpc.insecure_channel(served.inference) as channel:
+            stub = GRPCInferenceServiceStub(channel)
+            while not over.is_set():
+                stub.ModelInfer(request_for("m"), timeout=GUARD_S)
+                count += 1
+        return count
+
+    with ThreadPoolExecutor(4) as pool:
+        counts = [pool.submit(hammer) for _ in range(4)]
+        try:
+            for _ in range(4):
+                assert load(served, "m").status_code == 200
+        finally:
+            over.set()
+        assert all(count.result() for count in counts)
+    served.wait_for_log("Model m 1 unregistered", 4)
+    assert len(served.worker_pids("m")) == 1
+
+
+def test_loads_and_unloads_that_meet(begun: Begun) -> None:
+    write(begun.repository, "m", 1)
+    served = begun.start()
+    before = workers(served)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda act: act(served, "m"), [loaded, unload] * 6))
+    assert set(answers) <= {200, 404} and set(answers[::2]) == {200}
+    unload(served, "m")
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(served, "m")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    served.wait_for_log("Model m 1 unregistered", served.log.count("Model m 1 added"))
+    assert not ready(served)
+    until(
+        lambda: workers(served) <= before | served.forkservers(),
+        lambda: f"{workers(served)}, not {before}; only the process that others are forked from may be new",
+    )
+
+
+def test_a_slow_load_holds_up_its_own_model_alone(begun: Begun) -> None:
+    """An unload that comes meanwhile takes effect after it."""
+    (write(begun.repository, "slow", 1) / "1" / "load").touch()
+    write(begun.repository, "m", 1)
+    served = begun.start()
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(load, served, "slow")
+        assert load(served, "m").status_code == 200 and ask(served, "m") == "1" and unload(served, "m") == 200
+        gone = pool.submit(unload, served, "slow")
+        (begun.repository / "slow" / "1" / "load").unlink()
+        assert slow.result().status_code == 200 and gone.result() == 200
+    assert not ready(served)
+
+
+def test_polling_goes_on_whatever_it_meets(begun: Begun, tmp_path: Path) -> None:
+    write(begun.repository, "m", 1)
+    second = tmp_path / "second"
+    second.mkdir()
+    served = begun.start("--model-repository", str(second), "--repository-poll-secs", "0.1", mode="poll")
+    second.rename(tmp_path / "away")
+    served.wait_for_log("can't be read")
+    assert ask(served, "m") == "1"
+    (tmp_path / "away").rename(second)
+    (second / "half").mkdir()
+    served.wait_for_log("Model half could not be loaded")
+    write(second, "m", 1)
+    served.wait_for_log("Model m could not be loaded")
+    write(second, "late", 1)
+    served.wait_for_log("Model late 1 added")
+    assert ask(served, "late") == "1" and ask(served, "m") == "1"
+    assert served.log.count("Model m could not be loaded") == 1
+
+
+def newest_snapshot(directory: Path) -> str:
+    """The snapshot that a restart would read."""
+    files = sorted((directory / "logs" / "config").glob("*.cfg"))
+    return files[-1].read_text() if files else ""
+
+
+def test_what_calls_loaded_and_unloaded_is_remembered(
+    begun: Begun, model_writer: Callable[..., str], tmp_path: Path
+) -> None:
+    model_writer(tmp_path / "store", "upper", UPPER)
+    served = begun.start(remembers=True)
+    assert load(served, "upper").status_code == 200
+    served.terminate()
+    served = begun.start(remembers=True)
+    assert listed(served) == ["upper"]
+    assert unload(served, "upper") == 200
+    served.wait_for_log("Model upper 1.0 unregistered")
+    until(lambda: "upper" not in newest_snapshot(tmp_path), "it is written soon after, beside the calls")
+    served.process.kill()
+    served.wait()
+    assert listed(begun.start(remembers=True)) == []

@@ -6,7 +6,6 @@ Promises 001-21, 001-22; every accepted request has exactly one final status, in
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +14,7 @@ import grpc
 import httpx
 import pytest
 
+from e2e.conftest import text_request
 from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub as Stub
@@ -76,17 +76,6 @@ def http(robust: Any) -> Iterator[httpx.Client]:
         yield client
 
 
-def text(model: str, value: str = "hi", shape: tuple[int, ...] = (1,)) -> pb.ModelInferRequest:
-    kind = pb.ModelInferRequest.InferInputTensor
-    raw = len(value.encode()).to_bytes(4, "little") + value.encode()
-    return pb.ModelInferRequest(
-        model_name=model,
-        id=value,
-        inputs=[kind(name="data", datatype="BYTES", shape=shape)],
-        raw_input_contents=[raw],
-    )
-
-
 def in_json(value: str = "hi", **more: Any) -> dict[str, Any]:
     return {"inputs": [{"name": "data", "datatype": "BYTES", "shape": [1], "data": [value]} | more]}
 
@@ -98,11 +87,11 @@ def test_requests_of_all_apis_in_one_batch(robust: Any, stub: Stub, http: httpx.
         return http.post("/v2/models/batched/versions/1.0/infer", json=body)
 
     with ThreadPoolExecutor(5) as pool:
-        by_grpc = pool.submit(stub.ModelInfer, text("batched", "grpc"), timeout=GUARD_S)
+        by_grpc = pool.submit(stub.ModelInfer, text_request("batched", "grpc"), timeout=GUARD_S)
         by_http = pool.submit(infer, in_json("http"))
         plain = pool.submit(robust.predict, "batched", b"plain")
         unreadable = pool.submit(infer, in_json("é", parameters={"content_type": "base64"}))
-        unsendable = pool.submit(stub.ModelInfer, text("batched", "unsendable"), timeout=GUARD_S)
+        unsendable = pool.submit(stub.ModelInfer, text_request("batched", "unsendable"), timeout=GUARD_S)
     assert by_grpc.result().raw_output_contents[0][4:] == b"grpc of 4"
     assert by_http.result().json()["outputs"][0]["data"] == ["http of 4"]
     assert plain.result() == b"plain of 4"
@@ -128,14 +117,14 @@ def test_an_answer_without_end_is_too_large(http: httpx.Client, call: str) -> No
 
 def test_an_answer_without_end_is_too_large_for_grpc(stub: Stub) -> None:
     with pytest.raises(grpc.RpcError) as caught:
-        stub.ModelInfer(text("endless"), timeout=GUARD_S)
+        stub.ModelInfer(text_request("endless", "hi"), timeout=GUARD_S)
     assert "max_response_size" in str(caught.value)
 
 
 def test_characters_that_come_in_pieces(http: httpx.Client, stub: Stub) -> None:
     (output,) = UNARY["infer"](http, "split").json()["outputs"]
     assert output["data"] == ["é€"] and "parameters" not in output
-    assert stub.ModelInfer(text("split"), timeout=GUARD_S).raw_output_contents[0][4:].decode() == "é€"
+    assert stub.ModelInfer(text_request("split", "hi"), timeout=GUARD_S).raw_output_contents[0][4:].decode() == "é€"
 
 
 # --- a worker that dies in the middle of its answers
@@ -156,14 +145,14 @@ def drained(call: Any) -> tuple[list[Any], grpc.StatusCode]:
 
 
 def test_the_end_of_a_worker_in_tritons_dialect(stub: Stub) -> None:
-    answers, code = streamed(stub, [text("dies", "a")])
+    answers, code = streamed(stub, [text_request("dies", "hi", id="a")])
     assert code is grpc.StatusCode.OK
     errors = [answer.error_message for answer in answers]
     assert errors[:-1] == ["", ""] and errors[-1] and answers[-1].infer_response.id == "a"
 
 
 def test_the_end_of_a_worker_in_tritons_dialect_with_statuses(stub: Stub) -> None:
-    answers, code = streamed(stub, [text("dies", "a")], triton_grpc_error="true")
+    answers, code = streamed(stub, [text_request("dies", "hi", id="a")], triton_grpc_error="true")
     assert len(answers) == 2 and code not in (grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN)
 
 
@@ -174,7 +163,7 @@ def test_the_end_of_a_worker_in_mlservers_dialect(robust: Any) -> None:
             pb.ModelInferRequest.SerializeToString,
             pb.ModelInferResponse.FromString,
         )
-        request = iter([text("dies", "a")])
+        request = iter([text_request("dies", "hi", id="a")])
         answers, code = drained(stream(request, metadata=[("oip-stream-dialect", "mlserver")], timeout=GUARD_S))
     assert len(answers) == 2 and code not in (grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN)
 
@@ -199,7 +188,9 @@ def test_the_end_of_a_worker_is_the_last_event(http: httpx.Client, path: str, bo
 
 def test_leaving_a_stream_ends_what_it_began(robust: Any, stub: Stub) -> None:
     for _ in range(10):
-        call = stub.ModelStreamInfer(iter([text("endless", str(index)) for index in range(3)]), timeout=GUARD_S)
+        call = stub.ModelStreamInfer(
+            iter([text_request("endless", "hi", id=str(index)) for index in range(3)]), timeout=GUARD_S
+        )
         next(call)
         call.cancel()
     wait_for_rest(robust, "endless")
@@ -207,13 +198,5 @@ def test_leaving_a_stream_ends_what_it_began(robust: Any, stub: Stub) -> None:
 
 def wait_for_rest(robust: Any, model: str) -> None:
     """Returns when nothing of the model is queued or running."""
-    until(lambda: not gauges(robust, model), lambda: gauges(robust, model))
-
-
-def gauges(robust: Any, model: str) -> list[str]:
-    port = re.search(r"metrics listens on \S+:(\d+)", robust.log)
-    lines = httpx.get(f"http://127.0.0.1:{port[1] if port else 0}/metrics").text.splitlines()
     names = ("ts_queued_requests", "ts_running_requests")
-    found = [line for line in lines if line.startswith(names) and f'"{model}"' in line]
-    assert len(found) == 2
-    return [line for line in found if not line.endswith(" 0.0")]
+    until(lambda: not any(robust.metric(name, model_name=model) for name in names), robust.scraped)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from e2e.conftest import text_of, text_request
 from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -301,10 +301,7 @@ def calling(
 
 
 def order(model: str, *words: Any) -> pb.ModelInferRequest:
-    text = json.dumps(words).encode()
-    tensor = pb.ModelInferRequest.InferInputTensor(name="DO", datatype="BYTES", shape=[1])
-    raw = [struct.pack("<I", len(text)) + text]
-    return pb.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=raw)
+    return text_request(model, json.dumps(words), "DO")
 
 
 def ask(served: Any, model: str, *words: Any) -> Any:
@@ -316,7 +313,7 @@ def ask(served: Any, model: str, *words: Any) -> Any:
             answer = answer.infer_response
         else:
             answer = stub.ModelInfer(order(model, *words), timeout=GUARD_S)
-    return json.loads(answer.raw_output_contents[0][4:])
+    return json.loads(text_of(answer))
 
 
 def mark_of(served: Any, number: int) -> None:
