@@ -30,9 +30,6 @@ from ts_frontend.config.kinds import ConfigError, bucket_of
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
-from ts_frontend.frontends.keeper import Keeper
-from ts_frontend.frontends.lead import Lead
-from ts_frontend.frontends.sibling import Sibling
 from ts_frontend.limits.fleet import Fleet
 from ts_frontend.limits.limits import Limits
 from ts_frontend.listeners.listeners import Listeners
@@ -86,6 +83,9 @@ from ts_frontend.workers.supervisor import Supervisor, find_accelerators
 from ts_frontend.workflows.manager import WorkflowManager, restore_workflows, states_of
 
 if TYPE_CHECKING:
+    from ts_frontend.frontends.keeper import Keeper
+    from ts_frontend.frontends.lead import Lead
+    from ts_frontend.frontends.sibling import Sibling
     from ts_frontend.telemetry.tracing.spans import Traces
 
 log = logging.getLogger(__name__)
@@ -175,6 +175,8 @@ class Parts:
         )
         self.lead: Lead | None = None
         if keeper is not None:
+            from ts_frontend.frontends.lead import Lead  # one frontend needs none of it
+
             self.lead = lead = Lead(config, keeper, self.manager, self.repository, authorization, directory)
             self.listeners.metrics_pages.gather = lead.gather
             metrics.join = lead.join

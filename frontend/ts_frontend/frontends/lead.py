@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,12 +41,14 @@ class Neighbours:
 
     def __init__(self, config: ServerConfig, manager: ModelManager, number: int, place: Path) -> None:
         self._number, self._place, self._manager = number, place, manager
+        self._folder = os.open(place, os.O_RDONLY)
         self._size_max = max(config.max_request_size, config.max_response_size) + MESSAGE_OVERHEAD_BYTES
-        path = _path(place, number)
+        path = self._path(number)
         path.unlink(missing_ok=True)
         try:
             self._lending = Lending(manager.registry, path, self._size_max, config.stream_credit_bytes)
         except OSError as error:
+            os.close(self._folder)
             raise ConfigError(
                 f"temp_dir {place} can't have the frontends' sockets: {error}; name a shorter one"
             ) from None
@@ -59,7 +62,7 @@ class Neighbours:
             for number in numbers:
                 if number != self._number and number not in self._borrowing:
                     try:
-                        sock = await connected(_path(self._place, number))
+                        sock = await connected(self._path(number))
                     except OSError as error:
                         log.warning("Frontend %d lends nothing: %s", number, error)
                         continue
@@ -84,10 +87,13 @@ class Neighbours:
         for one in list(self._borrowing.values()):
             one.close()
         await self._lending.close()
+        os.close(self._folder)
 
-
-def _path(place: Path, number: int) -> Path:
-    return place / f"f{number}"
+    def _path(self, number: int) -> Path:
+        """The socket of a frontend. Linux knows the directory by its descriptor, too, since a socket's path may have
+        107 bytes, and a directory for temporary files more."""
+        short = Path(f"/proc/self/fd/{self._folder}")
+        return (short if short.exists() else self._place) / f"f{number}"
 
 
 def _one(name: str, text: str, value: float) -> Family:
