@@ -157,18 +157,20 @@ def handle(data, context):
 """
 
 
-@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("worker", ["idle", "busy", "stopped"])
 def test_what_a_worker_started_ends_with_a_killed_server(
-    start: Any, write: Callable[..., str], tmp_path: Path, busy: bool
+    start: Any, write: Callable[..., str], tmp_path: Path, worker: str
 ) -> None:
-    """As the processes of an engine, which hold a GPU's memory."""
+    """As the processes of an engine, which hold a GPU's memory. A worker that can't end them itself is stopped here."""
     write("parent", PARENT)
     server = start()
     server.register("parent")
     (pid,) = server.worker_pids("parent")
     processes = server.processes()
     assert psutil.Process(pid).children(), "sleep"
-    if busy:
+    if worker == "stopped":
+        psutil.Process(pid).suspend()
+    if worker == "busy":
         begun = tmp_path / "begun"
         sent = b"POST /predictions/parent HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
         with link_to(server.port("http_inference")) as link:

@@ -9,6 +9,7 @@ process.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -27,6 +28,8 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 from ts.runtime import process
 
 LENGTH = struct.Struct("<I")
+#: Seconds for the children to end with the server.
+ENDS_S = 2.0
 REQUEST_BYTES_MAX = 4 * 1024 * 1024
 READ_BYTES = 64 * 1024
 CRASHED_STATUS = 1
@@ -46,8 +49,10 @@ class Forking:
         self._wake_read, self._wake_write = os.pipe()
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
+        self._children: set[int] = set()
 
     def serve(self) -> None:
+        """Forks until the control socket ends, and returns once the children have ended, too."""
         process.outlive_stops()
         self._watch_children()
         self._answer({"op": "ready", "pid": os.getpid()})
@@ -59,7 +64,26 @@ class Forking:
             if self._wake_read in ready:
                 self._reap()
             if self._control.fileno() in ready and not self._read():
+                break
+        for _ in range(2):  # a forkserver among the children has children of its own
+            self._await_children()
+            for pid in self._children:
+                with contextlib.suppress(OSError):  # it has ended
+                    if os.getpgid(pid) == pid:
+                        os.killpg(pid, signal.SIGKILL)
+
+    def _await_children(self) -> None:
+        """Waits for up to ENDS_S until all children have ended. Their sockets end with this process's own; the kernel
+        kills them with this process, but not what they have started, which they end themselves."""
+        end_s = time.monotonic() + ENDS_S
+        poller = select.poll()
+        poller.register(self._wake_read, select.POLLIN)
+        while True:
+            self._reap()
+            left_s = end_s - time.monotonic()
+            if not self._children or left_s <= 0:
                 return
+            poller.poll(left_s * 1000)
 
     def _watch_children(self) -> None:
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -67,10 +91,8 @@ class Forking:
 
     def _answer(self, reply: dict[str, Any]) -> None:
         body = json.dumps(reply).encode()
-        try:
+        with contextlib.suppress(ConnectionError):  # the end of the socket is read next
             self._control.sendall(LENGTH.pack(len(body)) + body)
-        except ConnectionError:
-            os._exit(0)
 
     def _reap(self) -> None:
         try:
@@ -84,6 +106,7 @@ class Forking:
                 return
             if pid == 0:
                 return
+            self._children.discard(pid)
             self._answer({"op": "exit", "pid": pid, "status": status})
 
     def _read(self) -> bool:
@@ -146,6 +169,7 @@ class Forking:
                 self._be_born(parent_pid, fds, request)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._children.add(pid)
         return pid
 
     def _be_born(self, parent_pid: int, fds: list[int], request: dict[str, Any]) -> NoReturn:
