@@ -158,11 +158,8 @@ async def mean_wait_ms(served: Served, *, greedy: bool, small_ms: float = 1.0, s
     return sum(waits) / len(waits)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-async def test_small_clients_wait_as_if_the_greedy_one_were_a_tenth(
-    limits_of: Callable[..., Limits], batch_size: int
-) -> None:
-    policy = Policy(batch_size=batch_size, jobs_max=10_000)
+async def test_small_clients_wait_as_if_the_greedy_one_were_a_tenth(limits_of: Callable[..., Limits]) -> None:
+    policy = Policy(batch_size=4, jobs_max=10_000)
     alone = await mean_wait_ms(Served(limits_of(), policy), greedy=False)
     beside = await mean_wait_ms(Served(limits_of(), policy), greedy=True)
     in_line = await mean_wait_ms(Served(limits_of(), policy, fair=False), greedy=True)

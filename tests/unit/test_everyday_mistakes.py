@@ -22,8 +22,6 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.listeners.listener import Listener
 from ts_frontend.listeners.sockets import ListenFailed, check_free
-from ts_frontend.models.archive import Archive
-from ts_frontend.models.formats.formats import Formats
 from ts_frontend.models.store.store import ModelStore
 
 MODEL_STORE = Path(__file__).parents[2] / "model_store"
@@ -78,10 +76,6 @@ def refused(call: Callable[[], object]) -> str:
     with pytest.raises(ServeError) as refusal:
         call()
     return refusal.value.message
-
-
-def opened(path: Path, work_dir: Path) -> Archive:
-    return Formats().open(path, work_dir)
 
 
 # --- the command line
@@ -378,7 +372,3 @@ def test_the_message_says_what_to_do(
     said = row.make(Desk(tmp_path, capsys, monkeypatch))
     assert not [part for part in row.parts if part not in said], said
     assert "Traceback" not in said
-
-
-def test_there_are_over_fifty() -> None:
-    assert len({row.title for row in MISTAKES}) == len(MISTAKES) > 50

@@ -310,7 +310,7 @@ def one_life(metrics: MetricsRegistry, name: str, version: str = "1.0") -> None:
 def test_so_many_registrations_leave_nothing_behind(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than there may be series of a family, and families: the last model is measured as the first one was. The
     limits are the smaller ones of a test, since every registration is looked for in the whole text."""
-    limit = 200
+    limit = 80
     for name in ("families.SERIES_MAX", "registry.FAMILIES_MAX"):
         monkeypatch.setattr(f"ts_frontend.telemetry.metrics.{name}", limit)
     metrics = registry(mode, auto_detect=True)
@@ -319,7 +319,7 @@ def test_so_many_registrations_leave_nothing_behind(mode: str, monkeypatch: pyte
     before, tallies = metrics.text(), len(metrics.event_log._tallies)
     for number in range(3 * limit):
         one_life(metrics, f"m{number}")
-        if number % 100 == 0:
+        if number % 40 == 0:
             logged(metrics)
     for _ in range(2):
         logged(metrics)
@@ -353,7 +353,7 @@ def test_what_was_counted_of_a_model_that_is_gone_is_logged_still() -> None:
     [
         ("[1]", "holds no mapping"),
         ("a: [", "can't be read"),
-        ("[" * 1500, "can't be read: maximum recursion depth"),
+        ("[" * 600, "can't be read: maximum recursion depth"),
         ("dimensions: [" + "9" * 5000 + "]", "can't be read: Exceeds the limit"),
         ("ts_metrics: {sum: []}", "no metric type 'sum', only counter, gauge, histogram"),
         ("ts_metrics: [1]", "a section maps types to lists"),

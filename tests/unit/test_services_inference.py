@@ -76,12 +76,6 @@ def echo(job: Job) -> None:
     job.deliver(Chunk(job.id, b"|".join(bytes(part.data) for part in job.inputs)))
 
 
-def pieces(job: Job) -> None:
-    for number in range(3):
-        job.deliver(Chunk(job.id, b"piece %d " % number, last=False))
-    job.deliver(Chunk(job.id, b"hello world "))
-
-
 def over(models: Any, report: dict[str, Any] | ServeError) -> InferenceService:
     health: Any = Health(report)
     return InferenceService(models, health)
