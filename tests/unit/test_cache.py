@@ -84,6 +84,15 @@ async def test_the_second_request_gets_the_first_ones_answer() -> None:
     assert word(await asked_and_answered(model, b"other")) == "MISS"
 
 
+async def test_a_thousand_at_once_run_once() -> None:
+    model = Model()
+    jobs = [model.ask() for _ in range(1000)]
+    model.answer(await model.running(1))
+    assert {bytes(await job.result()) for job in jobs} == {b"y"}
+    assert [word(job) for job in jobs] == ["MISS"] + ["HIT"] * 999
+    assert not model.ledger.live
+
+
 async def test_who_leaves_ends_the_run_only_as_the_last() -> None:
     model = Model()
     jobs = [model.ask() for _ in range(3)]

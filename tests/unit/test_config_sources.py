@@ -9,7 +9,7 @@ from tempfile import gettempdir
 
 import pytest
 
-from ts_frontend.config.display import explain
+from ts_frontend.config.display import explain, snapshot_settings
 from ts_frontend.config.load import WITH_MODELS, Option, load_config
 from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind, VersionState
 from ts_frontend.config.table import SETTINGS, ServerConfig
@@ -165,6 +165,33 @@ def test_a_broken_newest_snapshot_is_skipped_with_a_warning() -> None:
     config = load_config(environ={})
     assert config.job_queue_size == 2
     assert "20260102000000999-shutdown.cfg is skipped" in notes(config)
+
+
+def test_a_snapshot_gives_the_settings_back(tmp_path: Path) -> None:
+    options = {
+        "model_store": "s",
+        "allowed_urls": "a,b",
+        "models": '{"m": {"1": {"batchSize": 4}}}',
+        "enable_metrics_api": "false",
+        "inference_address": "http://[::1]:1",
+        "keystore_pass": "secret",
+        "default_service_handler": "a=b:c\\",
+    }
+    config = load_config([Option(key, text, "--set") for key, text in options.items()], environ={})
+    settings = snapshot_settings(config)
+    assert "keystore_pass" not in settings
+    assert "allowed_urls" not in settings
+    assert "workflow_store" not in settings  # it follows model_store
+    assert settings["model_store"] == str(tmp_path / "s")
+    SnapshotFiles(Path("logs/config")).write(SnapshotKind.SHUTDOWN, {}, settings)
+    every = load_config([Option("restore_snapshot", "all", "--set")], environ={})
+    for key in ("models", "enable_metrics_api", "inference_address", "default_service_handler"):
+        assert getattr(every, key) == getattr(config, key)
+    restored = load_config(environ={})
+    for key in ("models", "model_store", "default_service_handler"):
+        assert getattr(restored, key) == getattr(every, key)
+    assert (restored.enable_metrics_api, str(restored.inference_address)) == (True, "http://127.0.0.1:8080")
+    assert "enable_metrics_api, inference_address (restore_snapshot=all restores them too)" in notes(restored)
 
 
 def _opens_nothing(config: ServerConfig) -> bool:

@@ -15,14 +15,15 @@ from support import until_async
 from ts.protocol.frames import Chunk
 from ts_frontend.console.collector import READERS_MAX, Collector, Pace, TooManyReaders
 from ts_frontend.console.site import KINDS, Site
-from ts_frontend.console.state import COLUMNS, ModelWatch, worker_log
+from ts_frontend.console.state import COLUMNS, ModelWatch, model_state, worker_log
 from ts_frontend.errors import Draining
 from ts_frontend.http.console import prefers_html
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.models.health import Health
+from ts_frontend.models.model import OpenAIHandler
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import ModelSettings
-from ts_frontend.models.signature import Signature
+from ts_frontend.models.signature import Signature, TensorSpec
 from ts_frontend.models.statistics import CountedBatches
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.gpus import GpuReader, Gpus
@@ -150,6 +151,20 @@ def test_a_row_has_the_numbers_of_now_and_of_the_last_seconds() -> None:
     open_job.deliver(Chunk(open_job.id, b"67", last=False))
     assert dict(zip(COLUMNS, watch.row(11.0)[0], strict=True))["stream_bytes_per_s"] == 4
     assert dict(zip(COLUMNS, watch.row(99.0)[0], strict=True))["answered_per_s"] == 0  # long ago
+
+
+def test_a_model_that_classifies_texts_has_no_chat() -> None:
+    """It speaks OpenAI's API for another call, and declares its output."""
+
+    spec = (TensorSpec("text", "BYTES", (-1,)),)
+
+    def chats(signature: Signature, speaks: bool = True) -> bool:
+        model: Any = Played()
+        model.signature, model.openai = signature, OpenAIHandler(speaks, (), None)
+        return bool(model_state(model, True, lambda worker: 0)["chats"])
+
+    assert chats(Signature()) and chats(Signature("language_model", spec, spec))
+    assert not chats(Signature("language_model", (), spec)) and not chats(Signature(), speaks=False)
 
 
 def test_a_language_models_tokens_of_the_last_seconds() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ts_frontend.errors import MessageTooLarge
+from ts_frontend.errors import MessageTooLarge, Unimplemented
 from ts_frontend.grpc import protocol
 from ts_frontend.grpc import protocol as headers
 
@@ -88,6 +88,13 @@ def test_only_messages_worth_it_are_compressed():
     assert first == (False, small)
     assert second.compressed
     assert protocol.decompress("gzip", second.data, 10_000) == big
+
+
+def test_encodings():
+    for good in (None, "identity", "gzip", "deflate"):
+        protocol.check_encoding(good)
+    with pytest.raises(Unimplemented, match="'zstd'"):
+        protocol.check_encoding("zstd")
 
 
 @pytest.mark.parametrize(
