@@ -110,6 +110,19 @@ def test_what_no_package_has_is_refused(package: bytes, tmp_path: Path) -> None:
     assert not (tmp_path / "outside").exists()
 
 
+def test_a_node_unpacks_a_package_once(model: Path, node: Path) -> None:
+    pieces, fetched = list(packing.packed_pieces(str(model), {})), []
+
+    def fetch() -> Iterable[bytes]:
+        fetched.append(1)
+        return pieces
+
+    with packing.unpacked("digest", BYTES_MAX, fetch) as first, packing.unpacked("digest", BYTES_MAX, fetch) as second:
+        assert first == second
+        assert (first / "handler.py").read_text() == "x = 1\n"
+    assert fetched == [1]
+
+
 def test_a_package_that_breaks_off_leaves_nothing(model: Path, node: Path) -> None:
     pieces = list(packing.packed_pieces(str(model), {}, piece_bytes=1000))
     cut: Callable[[], Iterable[bytes]] = lambda: pieces[:3]  # noqa: E731

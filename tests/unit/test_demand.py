@@ -177,6 +177,20 @@ async def test_100_known_models_of_which_20_fit() -> None:
     await house.close()
 
 
+async def test_a_load_that_fails_is_told_at_once_and_tried_again() -> None:
+    house = House(1)
+    house.stages[0].scenes = ["fails", "fails", "ready"]
+    one = house.models[0]
+    job = house.ask(0)
+    with pytest.raises(ModelNotLoaded, match="SyntaxError"):
+        await job.result()
+    await until_async(lambda: one.pool.ready_count == 1)
+    await until_async(lambda: one.status == "warm")
+    await house.answered(house.ask(0))
+    assert house.stages[0].launched == 3
+    await house.close()
+
+
 async def test_a_load_that_ends_with_a_fault_of_the_server_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     house = House(1)
     (one,) = house.models

@@ -89,6 +89,15 @@ def test_a_request_as_json_and_back() -> None:
     assert request.inputs[0].data.__root__ == ["hello"]
 
 
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "uint64", "int32", "int64", "float16", "float32", "float64"])
+def test_arrays_come_back(dtype: str) -> None:
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    encoded = NumpyCodec.encode_input("x", array)
+    for one in (encoded, types.RequestInput.model_validate_json(encoded.model_dump_json())):
+        found = NumpyCodec.decode_input(one)
+        assert found.dtype == array.dtype and found.tolist() == array.tolist()
+
+
 def test_arrays_of_one_dimension_get_a_second() -> None:
     encoded: Any = NumpyCodec.encode_output("x", np.array([1.0, np.nan]))
     assert encoded.shape == [2, 1] and encoded.parameters.content_type == "np"

@@ -324,6 +324,50 @@ async def test_a_fed_job_that_takes_nothing_stops_its_client() -> None:
     await reader.task
 
 
+async def busy(talk: Talk) -> None:
+    """The reader waits for space, jobs for pieces, and, with a reader that stalls, answers for being read."""
+    reading = Reader(talk, stalled=True)
+    try:
+        talk.say("l a", "l b", "m c", "- d", b"- e " + bytes(REQUEST_BYTES_MAX), "- f", None)
+        while not talk.over or not talk.jobs:
+            for name in talk.started:
+                talk.answer(name, bytes(READY_BYTES_MAX // 2), last=False)
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            if talk.worker.granted_bytes > 8 * READY_BYTES_MAX:
+                reading.read_on()
+        await reading.task
+    finally:
+        reading.task.cancel()
+        await asyncio.wait({reading.task})
+
+
+async def left_after(turns: int, talk: Talk) -> None:
+    """The caller's task is cancelled after so many turns of the loop, wherever everything is by then."""
+    current = asyncio.current_task()
+    caller = asyncio.ensure_future(busy(talk))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.wait({caller})
+    assert talk.over, "a job still runs"
+    assert asyncio.all_tasks() <= {current, *outer}, "a task still runs"
+
+
+outer: set[asyncio.Task[Any]] = set()
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+@pytest.mark.parametrize("fed", [False, True])
+async def test_nothing_runs_on_wherever_the_caller_is_when_it_leaves(in_turn: bool, fed: bool) -> None:
+    if in_turn and fed:
+        return  # a job that is fed starts at once
+    outer.clear()
+    outer.update(asyncio.all_tasks())
+    for turns in range(40):
+        await left_after(turns, Talk(in_turn=in_turn, fed=fed))
+
+
 # --- memory
 
 

@@ -51,6 +51,26 @@ async def test_callers_who_may_not_see_exceptions_are_sent_to_the_log() -> None:
     await pool.close(0)
 
 
+@pytest.mark.parametrize(
+    ("scenes", "words"),
+    [
+        (("dies", "dies"), "killed by SIGKILL"),
+        (("dies", "fails"), "SyntaxError"),
+        (("fails", "dies"), "SyntaxError"),
+        (("exits", "fails"), "exit code 3"),
+        ((LaunchFailed("no memory"), "fails"), "no memory"),
+    ],
+)
+async def test_what_fails_a_start(scenes: tuple[Any, ...], words: str) -> None:
+    """The second death in a row, but the first exception of a handler."""
+    stage = Stage(*scenes)
+    pool = pool_of(stage, Skipping(0))
+    with pytest.raises(StartFailed, match=words):
+        await pool.scale(1)
+    assert stage.launched <= 2
+    await pool.close(0)
+
+
 async def test_scaling_a_crash_loop_tries_at_once_and_says_why_it_failed() -> None:
     stage, clock = Stage(*["fails"] * 5), Skipping(1)
     pool = pool_of(stage, clock)
