@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -10,8 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from support import one_before_the_others
 
 SAMPLE = """
 import pytest
@@ -72,43 +69,3 @@ def test_several_processes_are_counted_together(tmp_path: Path, root: Path) -> N
     assert "tests run 3, skipped 2, left to another command 1" in done.stdout
     assert "skipped 1: not here" in done.stdout and "test_other.py: skipped" in done.stdout
     assert run(tmp_path, root, "test_more.py::test_more", *parallel).returncode == 0
-
-
-def is_free(file: Path, kind: int) -> bool:
-    """Whether another process could have this lock on the file now."""
-    with file.open() as opened:
-        try:
-            fcntl.flock(opened, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-
-def test_one_process_compiles_the_tests_and_then_all_others_load_them(tmp_path: Path) -> None:
-    file = tmp_path / "conftest.py"
-    file.touch()
-    with one_before_the_others(file):
-        assert not is_free(file, fcntl.LOCK_SH)
-    with file.open() as another:
-        fcntl.flock(another, fcntl.LOCK_SH)
-        with one_before_the_others(file):
-            assert is_free(file, fcntl.LOCK_SH) and not is_free(file, fcntl.LOCK_EX)
-    assert is_free(file, fcntl.LOCK_EX)
-
-
-@pytest.mark.long
-def test_processes_of_a_first_run_collect_one_before_the_others(tmp_path: Path, root: Path) -> None:
-    """Each module fails if its process doesn't have the file's lock."""
-    held = """
-import fcntl, pathlib, pytest
-with pathlib.Path(__file__).with_name("conftest.py").open() as opened, pytest.raises(BlockingIOError):
-    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-def test_held(): pass
-"""
-    (tmp_path / "test_held.py").write_text(held)
-    parallel = ("-p", "xdist", "-n", "2", "--dist", "loadfile")
-    first = run(tmp_path, root, "test_held.py", *parallel)
-    assert first.returncode == 0, first.stdout
-    (tmp_path / "test_held.py").write_text(held.replace(", pytest.raises(BlockingIOError)", ""))
-    later = run(tmp_path, root, "test_held.py", *parallel)
-    assert later.returncode == 0, later.stdout

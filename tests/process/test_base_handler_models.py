@@ -113,12 +113,6 @@ def test_every_form_answers_the_same(files: Path, form: dict[str, Any]) -> None:
     torch.testing.assert_close(answers, expected(files), rtol=1e-5, atol=1e-6)
 
 
-def test_a_model_file_without_weights(files: Path) -> None:
-    torch.manual_seed(7)
-    handler = loaded(files, modelFile="tiny_net.py")
-    torch.testing.assert_close(handler.handle(ROWS, handler.context), expected(files), rtol=1e-5, atol=1e-6)
-
-
 def test_eager_models_are_in_evaluation_mode_and_answers_have_no_gradients(files: Path) -> None:
     handler = loaded(files, modelFile="tiny_net.py", serializedFile="net.pt")
     assert not handler.model.training
@@ -208,13 +202,6 @@ def test_two_archives_with_equally_named_model_files(files: Path, tmp_path: Path
     (tmp_path / "tiny_net.py").write_text(MODEL.format(name="OtherNet"))
     second = loaded(tmp_path, modelFile="tiny_net.py")
     assert [type(handler.model).__name__ for handler in (first, second)] == ["TinyNet", "OtherNet"]
-
-
-def test_manifest_none_and_config_without_sections(files: Path) -> None:
-    context = Context("net", str(files), None, 1, None)
-    with pytest.raises(ModelFileError, match="No model weights"):
-        BaseHandler().initialize(context)
-    assert loaded(files, {"handler": None}, serializedFile="script.pt").initialized
 
 
 def test_labels(files: Path, tmp_path: Path) -> None:
@@ -387,26 +374,6 @@ class Steps(BaseHandler):
         return [{"inputs": inputs, "target": target}]
 
 
-def test_handler_time_is_recorded_once_per_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert Steps().handle([{"body": 1}, {"body": 2}], context_of(tmp_path)) == [2, 4]
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("[METRICS]HandlerTime.Milliseconds:")
-    assert line.endswith(",id-0,id-1")
-    assert "|#ModelName:net,Level:Model|#type:GAUGE|" in line
-
-
-def test_a_context_of_a_test_needs_only_what_the_original_reads(files: Path) -> None:
-    """Attributes that TorchServe's handlers don't read may be missing from it."""
-
-    class Bare:
-        manifest = {"model": {"serializedFile": "script.pt"}}
-        system_properties = {"model_dir": str(files)}
-
-    handler = BaseHandler()
-    handler.initialize(Bare())  # type: ignore[arg-type]
-    assert handler.initialized and handler.model_yaml_config == {}
-
-
 def test_describe(tmp_path: Path) -> None:
     assert Steps().handle(None, context_of(tmp_path, headers=[{"describe": "True"}])) == [{"labels": 3}]
     assert BaseHandler().handle(None, context_of(tmp_path, headers=[{"describe": "True"}])) == [None]
@@ -418,24 +385,6 @@ def test_explain(tmp_path: Path) -> None:
     assert handler.handle([{"body": 5, "target": 2}], context) == [{"inputs": 5, "target": 2}]
     assert handler.handle([{"body": 5}], context) == [{"inputs": 5, "target": 0}]
     assert handler.handle([{"body": 5}], context_of(tmp_path, headers=[{"explain": "False"}])) == [10]
-
-
-def test_a_handle_of_its_own_may_ask_what_is_asked_for(tmp_path: Path) -> None:
-    """As handlers do whose `handle` began as a copy of TorchServe's."""
-
-    class Own(Steps):
-        def handle(self, data: Any, context: Any) -> Any:
-            self.context = context
-            if self._is_describe():
-                return [self.describe_handle()]
-            ready = self.preprocess(data)
-            return self.explain_handle(ready, data) if self._is_explain() else self.postprocess(self.inference(ready))
-
-    handler = Own()
-    assert handler.handle(None, context_of(tmp_path, headers=[{"describe": "True"}])) == [{"labels": 3}]
-    assert handler.handle([{"body": 5}], context_of(tmp_path)) == [10] and not handler.explain
-    explained = handler.handle([{"body": 5}], context_of(tmp_path, headers=[{"explain": "True"}]))
-    assert explained == [{"inputs": 5, "target": 0}] and handler.explain
 
 
 def test_explaining_needs_insights(tmp_path: Path) -> None:

@@ -112,10 +112,6 @@ def test_the_command_that_stops_a_server_stops_no_other(shell: Shell) -> None:
     assert shell.run("--stop", TMPDIR=variable.partition("=")[2]).stdout == "TorchServe has stopped.\n"
 
 
-def test_the_ready_line_is_there_once_also_without_console(shell: Shell) -> None:
-    assert shell.start("ready", "--set", "console_log=false").stdout.count("Model server started.") == 1
-
-
 def test_a_misspelt_setting_is_told_on_the_terminal_while_a_file_gets_the_log(shell: Shell) -> None:
     (shell.place / "config.properties").write_text("job_queue_sise=3\n")
     command = [sys.executable, str(STAND_IN), "--start", "--model-store", "store", "--models", "ready"]
@@ -126,11 +122,6 @@ def test_a_misspelt_setting_is_told_on_the_terminal_while_a_file_gets_the_log(sh
     for fd in (reading, terminal):
         os.close(fd)
     assert "job_queue_sise (config.properties:1): there is no such setting; did you mean job_queue_size?" in said
-
-
-def test_stop_without_a_server(shell: Shell) -> None:
-    stopped = shell.run("--stop")
-    assert (stopped.returncode, stopped.stdout) == (0, "TorchServe is not currently running.\n")
 
 
 def test_stop_tells_that_the_temporary_directory_cannot_be_used(shell: Shell) -> None:
@@ -338,13 +329,6 @@ def test_a_foreign_package_where_the_server_starts_is_not_taken_for_ours(shell: 
     assert (version.returncode, version.stdout) == (0, "TorchServe Version is 0.12.0\n")
 
 
-def test_stop_with_foreground_waits_as_it_always_does(shell: Shell) -> None:
-    shell.start("ready")
-    server = shell.server()
-    assert shell.run("--stop", "--foreground").returncode == 0
-    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
-
-
 def test_the_server_keeps_writing_to_the_output_of_its_start(shell: Shell) -> None:
     """Scripts read it until `Model server started.`, and go on reading the server's log."""
     command = [sys.executable, str(STAND_IN), "--start", "--model-store", "store", "--models", "ready"]
@@ -373,10 +357,6 @@ def test_a_pipe_ends_with_the_command(shell: Shell) -> None:
         subprocess.run(command, cwd=shell.place, env=shell.environ, stdout=file, stderr=file, check=True)
     shell.run("--stop")
     assert "drained\n" in (shell.place / "out.txt").read_text()
-
-
-def test_what_is_accepted_for_torchserves_sake_does_no_harm(shell: Shell) -> None:
-    assert shell.start("ready", "--plugins-path", "jars", "--ppath", "jars").returncode == 0
 
 
 def test_ts_config_of_the_environment_wins(shell: Shell) -> None:

@@ -55,13 +55,6 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def test_this_run_is_watched() -> None:
-    mark = os.environ[MARK]
-    assert mark.startswith(f"{os.getpid()}-")
-    watchers = [one for one in marked(mark) if one.cmdline()[-1] == mark]
-    assert len(watchers) == 1
-
-
 @pytest.mark.parametrize("own", [True, False])
 def test_only_what_bears_the_mark_is_found(own: bool) -> None:
     mark = os.environ[MARK] if own else "1-of-another-run"

@@ -35,13 +35,6 @@ class Computed:
         return self.batches[-1]
 
 
-async def test_requests_share_a_batch_in_the_order_of_length() -> None:
-    computed = Computed()
-    batches = Batches(computed)
-    found = await asyncio.gather(batches.results([text(2)]), batches.results([text(1), text(3)]))
-    assert list(found) == [[2], [1, 3]] and computed.batches == [[3, 2, 1]]
-
-
 async def test_a_batch_has_no_more_tokens_with_padding() -> None:
     computed = Computed()
     assert await Batches(computed, 4).results([text(1), text(9), text(2)]) == [1, 9, 2]

@@ -60,20 +60,6 @@ async def test_an_answer_whole_and_streamed(tmp_path: Path) -> None:
     await end(handler)
 
 
-async def test_whoever_leaves_ends_the_request(tmp_path: Path) -> None:
-    handler = await loaded(tmp_path)
-    stream = handler.ask(TEXT, b'{"stream": true}')
-    assert [type(await anext(stream)) for _ in range(3)] == [Head, bytes, bytes]
-    assert handler._engine.running == 1
-    await stream.aclose()
-    await until_async(lambda: handler._engine.running == 0, "the stream goes on")
-    whole = asyncio.ensure_future(asked(handler, b'{"prompt": "wait"}'))
-    await until_async(lambda: handler._engine.running == 1, "the request hasn't come")
-    whole.cancel()
-    await until_async(lambda: handler._engine.running == 0, "the request goes on")
-    await end(handler)
-
-
 async def test_a_reader_that_is_slow_stops_the_application(tmp_path: Path) -> None:
     handler = await loaded(tmp_path)
     stream = handler.ask(TEXT, b'{"stream": true}')

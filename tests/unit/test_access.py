@@ -1,16 +1,19 @@
-"""Every call leaves one line in the access log, whatever its end."""
+"""The lines of the access log, also in asgi-logger's words, and what becomes of calls that are cancelled."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
 import pytest
 
-from ts_frontend.errors import ClientGone, Code, ModelNotFound
-from ts_frontend.grpc.call import Call, Method, Shape, code_of
+from ts_frontend.errors import Code, ModelNotFound
+from ts_frontend.grpc.call import Call, Method, Shape
 from ts_frontend.grpc.telemetry import logged
+from ts_frontend.telemetry.logging.formats import AccessFormatter
+from ts_frontend.telemetry.logging.writer import Access
 
 
 class Lines:
@@ -93,15 +96,37 @@ async def test_a_stream_is_logged_at_its_end_also_when_its_reader_leaves(taken, 
     assert [line[2] for line in lines.lines] == [code]
 
 
-def test_without_an_access_log_nothing_is_wrapped():
-    lines: Any = Lines()
-    lines.access_enabled = False
-    method = Method("/x.S/M", Shape.UNARY, answer)
-    assert logged(method, lines) is method
+ENTRY = Access(0.0, "10.0.0.1:5", "GET /a?b=c HTTP/1.1", 404, 12.5, "id")
 
 
-def test_a_client_that_left_has_cancelled_its_call() -> None:
-    """However its leaving is noticed: by the task, the generator, or while its messages are read."""
-    for error in (asyncio.CancelledError(), GeneratorExit(), ClientGone()):
-        assert code_of(Call("/s/M"), error) == Code.CANCELLED
-    assert code_of(Call("/s/M"), ValueError()) == Code.INTERNAL
+def line(text, entry=ENTRY):
+    record = logging.makeLogRecord({"entries": [entry]})
+    return AccessFormatter(text).format(record)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('%(h)s %(l)s "%(r)s" %(s)s %(D)d', '10.0.0.1 - "GET /a HTTP/1.1" 404 12500'),
+        ("%(client_addr)s %(request_line)s %(status_code)s", "10.0.0.1:5 GET /a?b=c HTTP/1.1 404"),
+        ("%(m)s %(U)s %(q)s %(H)s %(st)s %(M)s %(L)s 100%%", "GET /a b=c HTTP/1.1 Not Found 12 0.012500 100%"),
+        ("%({user-agent}i)s", "-"),
+    ],
+)
+def test_atoms(text, found):
+    assert line(text) == found
+
+
+def test_nobody_forges_a_line():
+    forged = ENTRY._replace(request="GET /a\nforged HTTP/1.1")
+    assert line("%(R)s", forged) == "GET /a\\nforged HTTP/1.1"
+
+
+def test_a_grpc_call_has_its_path():
+    call = ENTRY._replace(request="gRPC inference.GRPCInferenceService/ServerLive HTTP/2.0", status=0)
+    assert line("%(m)s %(U)s %(s)s %(st)s", call) == "gRPC inference.GRPCInferenceService/ServerLive 0 -"
+
+
+def test_unknown_atoms_are_refused_when_the_log_is_opened():
+    with pytest.raises(ValueError, match=r"%\(nope\)s is unknown"):
+        AccessFormatter("%(nope)s")

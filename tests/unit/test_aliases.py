@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,9 @@ import pytest
 from ts_frontend.cli import flags as command_line
 from ts_frontend.cli import main as cli
 from ts_frontend.config.addresses import Address
-from ts_frontend.config.display import snapshot_settings
 from ts_frontend.config.foreign.aliases import ALIASES, PROFILES
 from ts_frontend.config.kinds import ConfigError, ExtraPort, LimitedResource
-from ts_frontend.config.load import load_config, worker_environment
+from ts_frontend.config.load import load_config
 from ts_frontend.config.table import SETTINGS, ServerConfig
 
 
@@ -249,20 +247,6 @@ def test_an_option_becomes_a_setting(words: str, key: str, value: object) -> Non
     assert getattr(started(*words.split()), key) == value
 
 
-def test_every_option_of_the_table_is_tried() -> None:
-    spelt = {alias.flag[2:].replace("-", "_"): alias.name for alias in ALIASES.values()}
-    tried = {spelt.get(name, name) for words, _, _ in ROWS for name in names(words)}
-    aissemble = {name for name in ALIASES if name.startswith("kserve_")}
-    refused = aissemble | {name for name, alias in ALIASES.items() if alias.doc == "refused"}
-    harmless = {name for name, alias in ALIASES.items() if alias.doc == "no effect"}
-    assert not set(ALIASES) - tried - refused - harmless
-
-
-def names(words: str) -> list[str]:
-    plain = words.replace("--set ", "--").split()
-    return [word[2:].partition("=")[0].replace("-", "_").replace(".", "_") for word in plain if word.startswith("--")]
-
-
 @pytest.mark.parametrize("name", sorted(ALIASES))
 def test_every_option_is_also_a_key(name: str) -> None:
     """Its text reaches the same place from a file, in both spellings; no row hides a setting of ours."""
@@ -327,67 +311,6 @@ def test_variables_of_other_servers(
     assert config.enable_grpc_ssl == ("TLS" in variable), "a certificate in the environment turns TLS on"
 
 
-def test_the_order_of_sources_for_a_port() -> None:
-    """Each source is taken away in turn, the strongest first; the profile is the weakest. Promises 001-40, 003-11."""
-    file = Path("config.properties")
-    file.write_text("grpc-port=3\n")
-    environ, words = {"DYNAMO_GRPC_PORT": "2", "TS_PROFILE": "max"}, ("--grpc_port", "1")
-    seen = [started(*words, environ=environ).grpc_inference_port, started(environ=environ).grpc_inference_port]
-    del environ["DYNAMO_GRPC_PORT"]
-    seen.append(started(environ=environ).grpc_inference_port)
-    file.unlink()
-    seen += [started(environ=environ).grpc_inference_port, started().grpc_inference_port]
-    assert seen == [1, 2, 3, 9090, 7070]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "key", "value"),
-    [
-        ("http_port", "9", "inference_address", Address("http", "127.0.0.1", 9)),
-        ("grpc_port", "9", "grpc_inference_port", 9),
-        ("workers", "9", "default_workers_per_model", 9),
-        ("enable_grpc", "false", "enable_grpc", False),
-        ("enable_docs_url", "true", "enable_docs_url", True),
-        ("access_log_format", "f", "access_log_format", "f"),
-        ("max_threads", "9", "inference_address", HTTP),
-        ("max_asyncio_workers", "9", "inference_address", HTTP),
-        ("enable_latency_logging", "false", "inference_address", HTTP),
-    ],
-)
-def test_options_of_aissemble(name: str, text: str, key: str, value: object, tmp_path: Path) -> None:
-    """Promises 003-11 to 003-22: argument, environment and oip.properties, each alone."""
-    assert getattr(started(f"--{name}", text), key) == value
-    assert getattr(started(environ={f"KSERVE_{name.upper()}": text}), key) == value
-    (tmp_path / "oip.properties").write_text(f"kserve_{name}={text}\nother=1\n")
-    assert getattr(started(environ={"KRAUSENING_BASE": str(tmp_path)}), key) == value
-
-
-def test_the_order_of_aissembles_sources(tmp_path: Path) -> None:
-    """Promise 003-20."""
-    (tmp_path / "oip.properties").write_text("kserve_grpc_port=3\n")
-    environ = {"KSERVE_GRPC_PORT": "2", "KRAUSENING_BASE": str(tmp_path)}
-    seen = [started("--grpc_port", "1", environ=environ).grpc_inference_port]
-    seen.append(started(environ=environ).grpc_inference_port)
-    del environ["KSERVE_GRPC_PORT"]
-    seen.append(started(environ=environ).grpc_inference_port)
-    seen.append(started("--kserve-mode").grpc_inference_port)
-    assert seen == [1, 2, 3, 8081]
-
-
-def test_a_settings_own_name_beats_other_words_for_it() -> None:
-    assert started("--grpc-port", "1", "--set", "grpc_inference_port=2").grpc_inference_port == 2
-
-
-def test_a_whole_address_is_moved_only_by_as_strong_a_source() -> None:
-    Path("config.properties").write_text("http_port=1\nhost=0.0.0.0\n")
-    assert started("--set", "inference_address=http://[::1]:5").inference_address == Address("http", "::1", 5)
-    Path("config.properties").write_text("inference_address=http://[::1]:5\n")
-    assert started("--http-port", "1").inference_address == Address("http", "::1", 1)
-    assert started("--host", "0.0.0.0").inference_address == Address("http", "0.0.0.0", 5)
-    Path("config.properties").write_text("inference_address=unix:/s\nhttp_port=1\nhost=0.0.0.0\n")
-    assert started().inference_address == Address("unix", path="/s")
-
-
 def test_what_has_no_effect_says_so() -> None:
     """In one form, and once, wherever it was given."""
     words = ["--host-policy=x", "--strict-model-config", "--predictor-host=h", "--set", "ipex_enable=true"]
@@ -423,30 +346,6 @@ def test_the_ports_of_a_profile(profile: str, http: int, grpc: int, management: 
     assert config.loopback_only == (profile != "kserve")
 
 
-@pytest.mark.parametrize("profile", ["triton", "mlserver", "kserve"])
-def test_tensors_of_images_fit_where_they_fit_elsewhere(profile: str) -> None:
-    config = started("--profile", profile)
-    assert config.max_request_size == config.max_response_size == 64 * 1024 * 1024
-    assert started("--profile", profile, "--set", "max_request_size=5").max_request_size == 5
-
-
-@pytest.mark.parametrize(
-    ("profile", "mode"), [*((one, "prometheus") for one in ("triton", "dynamo", "kserve")), ("torchserve", "log")]
-)
-def test_servers_that_prometheus_reads_have_metrics_for_it(profile: str, mode: str) -> None:
-    assert started("--profile", profile).metrics_mode == mode
-    assert started("--profile", profile, "--set", "metrics_mode=legacy").metrics_mode == "legacy"
-
-
-def test_clients_of_dynamo_load_and_unload() -> None:
-    """Dynamo loads and unloads while it runs, and has everything at its start."""
-    config = started("--profile", "dynamo")
-    assert (config.model_control_mode, config.load_model, config.model_api_enabled) == ("explicit", ("*",), True)
-    config = started("--profile", "dynamo", "--load-model", "one", "--host", "0.0.0.0")
-    assert (config.model_control_mode, config.load_model, config.model_api_enabled) == ("explicit", ("one",), False)
-    assert started("--profile", "dynamo", "--model-control-mode", "poll").model_control_mode == "poll"
-
-
 def test_profiles_set_what_there_is() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/profiles.md").read_text()
     assert not [name for name in PROFILES if f"\n| `{name}` | " not in page]
@@ -463,45 +362,7 @@ def test_kserve_mode_is_open_for_predictions_and_for_nothing_else() -> None:
     assert started("--kserve-mode", "--host", "127.0.0.1").loopback_only
 
 
-@pytest.mark.parametrize("profile", ["triton", "dynamo", "max", "mlserver"])
-def test_kserve_mode_opens_other_profiles_too(profile: str) -> None:
-    """With their own ports."""
-    config, own = started("--profile", profile, "--kserve-mode"), started("--profile", profile)
-    assert config.outside_addresses() == ("inference_address", "grpc_inference_address")
-    assert (config.token_authorization, config.model_api_enabled, config.kserve_mode) == (False, False, True)
-    assert config.grpc_inference_port == own.grpc_inference_port
-    assert started(
-        "--profile", profile, "--kserve-mode", environ={"TS_INFERENCE_TOKEN": "secretsecret"}
-    ).token_authorization
-
-
-def test_a_snapshot_doesnt_keep_a_profile() -> None:
-    assert "grpc_inference_port" not in snapshot_settings(started("--profile", "max"))
-    assert "grpc_inference_port" in snapshot_settings(started("--grpc-port", "5"))
-
-
 # --- one directory to write to
-
-
-def test_everything_is_written_under_one_directory(tmp_path: Path) -> None:
-    """Promise 001-15."""
-    config = started("--work-dir", "w")
-    under = tmp_path / "w"
-    assert (config.temp_dir, config.log_location, config.environments_path) == (
-        under / "tmp",
-        under / "logs",
-        under / "environments",
-    )
-    assert (config.metrics_location, config.snapshot_dir) == (under / "logs", under / "logs" / "config")
-    assert worker_environment(config)["TMPDIR"] == str(under / "tmp")
-    assert worker_environment(started()).get("TMPDIR") == os.environ.get("TMPDIR")
-
-
-def test_a_place_of_its_own_stays(tmp_path: Path) -> None:
-    config = started("--work-dir", "w", environ={"LOG_LOCATION": "l"})
-    assert config.log_location == tmp_path / "w" / "logs", "the flag is the stronger source"
-    config = started(environ={"LOG_LOCATION": "l", "TS_WORK_DIR": "w"})
-    assert config.log_location == Path("l")
 
 
 def test_handlers_inside_the_server_may_change_its_directory(tmp_path: Path) -> None:
@@ -560,12 +421,3 @@ def test_a_settings_file_of_mlserver_that_cannot_be_read_is_named(tmp_path: Path
 def test_a_name_beside_a_place_names_its_model(words: str) -> None:
     config = started(*words.split())
     assert config.load_models == ("mine=x.mar",) and config.model_store == Path("/models")
-
-
-def test_of_two_options_for_one_setting_the_start_tells_which_counts() -> None:
-    config = started("--model", "one", "--model-path", "two")
-    assert config.load_models == ("two=two",)
-    said = [note.text for note in config.notes]
-    assert "load_models is two=two (--model-path), which replaces one=one (--model)" in said
-    kept = started("--host", "0.0.0.0", "--metrics-port", "9001", "--grpc-port", "8001", "--model-name", "a")
-    assert not [note.text for note in kept.notes if "replaces" in note.text]

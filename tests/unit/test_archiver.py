@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib.machinery
 import importlib.util
-import json
 import os
 import resource
 import subprocess
@@ -19,7 +17,6 @@ from typing import Any
 import pytest
 
 from model_archiver import ModelArchiver, ModelArchiverConfig, ModelArchiverError
-from model_archiver.arg_parser import make_parser
 from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.formats.formats import Formats
 
@@ -114,80 +111,10 @@ def test_a_disk_without_room_is_told_with_the_archive(archive_format: str, name:
     assert not list(Path("out").iterdir()), "nothing is left of it"
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "told"),
-    [
-        (
-            "handler.py",
-            "import os\ndef handle(data, context)\n",
-            "--handler: handler.py, line 2: SyntaxError: expected",
-        ),
-        ("handler.py", "x = 1\0", "--handler: handler.py"),
-        ("model-config.yaml", "batchSize: [1", "--config-file: model-config.yaml is not usable as YAML: while parsing"),
-        (
-            "model-config.yaml",
-            "- 1",
-            "--config-file: model-config.yaml is not usable as YAML: must be keys with values",
-        ),
-    ],
-)
-def test_what_could_never_be_loaded_is_not_packed(src: Path, file: str, content: str, told: str) -> None:
-    (src / file).write_text(content)
-    with pytest.raises(ModelArchiverError) as refused:
-        archive(config_file="model-config.yaml")
-    assert str(refused.value).startswith(told)
-    assert not Path("out").exists() or not list(Path("out").iterdir())
-
-
-def test_the_manifest_has_what_torchserve_reads(src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1780000000")
-    manifest = json.loads(zipfile.ZipFile(archive(serialized_file="model.pt")).read("MAR-INF/MANIFEST.json"))
-    assert manifest.pop("archiverVersion")
-    assert manifest == {
-        "createdOn": "28/05/2026 20:26:40",
-        "runtime": "python",
-        "model": {"modelName": "m", "serializedFile": "model.pt", "handler": "handler.py", "modelVersion": "1.0"},
-    }
-
-
-def test_only_zip_store_stores(src: Path) -> None:
-    kinds = {info.compress_type for info in zipfile.ZipFile(archive(archive_format="zip-store")).infolist()}
-    assert kinds == {zipfile.ZIP_STORED}
-    assert {i.compress_type for i in zipfile.ZipFile(archive(force=True)).infolist()} == {zipfile.ZIP_DEFLATED}
-
-
-@pytest.mark.parametrize("archive_format", ["default", "zip-store", "tgz"])
-def test_the_same_files_give_the_same_bytes(archive_format: str, src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1780000000")
-    first = archive(archive_format=archive_format, **ALL_OPTIONS).read_bytes()
-    os.utime(src / "model.pt", (1, 1))
-    (src / "net.py").chmod(0o600)
-    again = archive(archive_format=archive_format, force=True, **ALL_OPTIONS | {"export_path": "elsewhere"})
-    assert again.read_bytes() == first
-
-
 def test_an_odd_source_date_is_told(src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
     with pytest.raises(ModelArchiverError, match="SOURCE_DATE_EPOCH is 'yesterday'"):
         archive()
-
-
-@pytest.mark.parametrize(
-    ("handler", "files", "manifest"),
-    [
-        ("handler.py", ["handler.py"], "handler.py"),
-        ("handler", ["handler.py"], "handler"),
-        ("handler:entry", ["handler.py"], "handler:entry"),
-        ("handler.py:entry", ["handler.py"], "handler.py:entry"),
-        ("../src/handler.py:entry", ["handler.py"], "handler.py:entry"),
-        ("image_classifier", [], "image_classifier"),
-        ("base_handler", [], "base_handler"),
-    ],
-)
-def test_handlers(handler: str, files: list[str], manifest: str, src: Path) -> None:
-    path = archive(handler=handler)
-    assert names(path) == files
-    assert json.loads(zipfile.ZipFile(path).read("MAR-INF/MANIFEST.json"))["model"]["handler"] == manifest
 
 
 @pytest.mark.parametrize(
@@ -213,31 +140,9 @@ def test_extra_files(extra: Any, preserve: bool, expected: list[str], src: Path)
     assert names(path) == expected
 
 
-def test_two_files_of_one_name_are_told_unless_they_are_equal(src: Path) -> None:
-    with pytest.raises(ModelArchiverError, match=r"a/config.json and .*b/config.json .*--preserve-structure"):
-        archive(extra_files="conf/a,conf/b")
-    assert not Path("out/m.mar").exists()
-    (src / "conf/b/config.json").write_text('{"a": 1}')
-    assert "config.json" in names(archive(extra_files="conf/a,conf/b,conf/a/config.json"))
-
-
 def test_a_pattern_without_a_match_is_a_warning(src: Path, caplog: pytest.LogCaptureFixture) -> None:
     archive(extra_files="*.bin")
     assert "nothing matches *.bin" in caplog.text
-
-
-def test_a_name_with_brackets_is_a_file_before_it_is_a_pattern(src: Path) -> None:
-    (src / "data[1].txt").write_text("")
-    assert "data[1].txt" in names(archive(extra_files="data[1].txt"))
-
-
-def test_links_are_stored_as_what_they_lead_to(src: Path) -> None:
-    (src / "assets" / "link.json").symlink_to(src / "index_to_name.json")
-    (src / "assets" / "linked").symlink_to(src / "conf")
-    found = names(archive(extra_files="assets"))
-    assert "link.json" in found
-    assert "linked/a/config.json" in found
-    assert not any(info.external_attr >> 16 & 0o170000 == 0o120000 for info in zipfile.ZipFile("out/m.mar").infolist())
 
 
 @pytest.mark.parametrize(("link", "target"), [("ring", "."), ("broken", "nowhere")])
@@ -245,30 +150,6 @@ def test_links_that_lead_nowhere(link: str, target: str, src: Path) -> None:
     (src / "assets" / link).symlink_to(target)
     with pytest.raises(ModelArchiverError, match="ring|broken"):
         archive(extra_files="assets")
-
-
-def test_the_archive_does_not_hold_itself(src: Path) -> None:
-    for archive_format in ("default", "no-archive"):
-        for _ in range(2):
-            path = archive(extra_files=".", archive_format=archive_format, export_path=".", force=True)
-            assert not {name.split("/")[0] for name in names(path)} & {"m", "m.mar"}
-        if path.is_file():
-            path.unlink()
-
-
-def test_the_execute_bit_is_all_that_stays_of_a_mode(src: Path) -> None:
-    (src / "handler.py").chmod(0o4711)
-    with tarfile.open(archive(archive_format="tgz", serialized_file="model.pt")) as package:
-        modes = {entry.name: (entry.mode, entry.uid, entry.uname) for entry in package}
-    assert modes["m/handler.py"] == (0o755, 0, "")
-    assert modes["m/model.pt"] == (0o644, 0, "")
-
-
-def test_a_tgz_has_no_date_of_its_own(src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
-    data = archive(archive_format="tgz").read_bytes()
-    assert data[4:8] == b"\0\0\0\0"
-    assert b"m/handler.py" in gzip.decompress(data)
 
 
 @pytest.mark.parametrize("archive_format", FORMATS)
@@ -279,15 +160,6 @@ def test_an_archive_that_is_there_stays_unless_forced(archive_format: str, src: 
     path = archive(archive_format=archive_format, extra_files="index_to_name.json", force=True)
     assert names(path) == ["handler.py", "index_to_name.json"]
     assert os.listdir("out") == [FORMATS[archive_format]]
-
-
-def test_a_failure_leaves_the_old_archive_and_nothing_else(src: Path) -> None:
-    before = archive().read_bytes()
-    (src / "assets" / "broken").symlink_to("nowhere")
-    with pytest.raises(ModelArchiverError):
-        archive(extra_files="assets", force=True)
-    assert Path("out/m.mar").read_bytes() == before
-    assert os.listdir("out") == ["m.mar"]
 
 
 @pytest.mark.parametrize(
@@ -314,25 +186,11 @@ def test_what_is_refused(options: dict[str, str], message: str, src: Path) -> No
     assert not Path("out").exists() or os.listdir("out") == []
 
 
-def test_a_missing_extra_file_is_a_file_not_found_error_too(src: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        archive(extra_files="gone.txt")
-
-
 def test_the_manifests_place_is_taken(src: Path) -> None:
     (src / "assets" / "MAR-INF").mkdir()
     (src / "assets" / "MAR-INF" / "MANIFEST.json").write_text("{}")
     with pytest.raises(ModelArchiverError, match="MAR-INF"):
         archive(extra_files="assets")
-
-
-def test_options_have_the_names_and_defaults_of_torchserve() -> None:
-    parsed = make_parser().parse_args(["--model-name", "m", "-v", "1", "--handler", "h.py"])
-    assert ModelArchiverConfig.from_args(parsed) == ModelArchiverConfig("m", "h.py", "1")
-    full = "--model-name m --version 1 --handler h --serialized-file s --model-file f --extra-files e --runtime LSP"
-    full += " --export-path p --archive-format tgz -f -r q -c y --keep-structure"
-    config = ModelArchiverConfig.from_args(make_parser().parse_args(full.split()))
-    assert config == ModelArchiverConfig("m", "h", "1", "s", "f", "e", "LSP", "p", "tgz", True, "q", "y", True)
 
 
 # --- as TorchServe's users call it

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import gc
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -93,49 +92,6 @@ async def until_held(arriving: Arriving, count: int) -> None:
 
 
 @in_loop
-async def test_the_body_that_began_first_makes_room() -> None:
-    arriving = Arriving(2 * (HEAD_BYTES + BODY_BYTES + PIECE_BYTES) + HEAD_BYTES + PIECE_BYTES)
-    senders = [Sender() for _ in range(3)]
-    bodies = []
-    for number, sender in enumerate(senders[:2], 1):
-        bodies.append(sender.over_http(arriving))
-        sender.send(b"x" * BODY_BYTES)
-        await until_held(arriving, number)
-    bodies.append(senders[2].over_http(arriving))
-    senders[2].send(b"y" * BODY_BYTES)
-    with pytest.raises(BodiesFull, match="arriving_bytes_max") as refused:
-        await bodies[0]
-    assert (refused.value.http_status, refused.value.code) == (503, Code.RESOURCE_EXHAUSTED)
-    for sender in senders[1:]:
-        sender.send(b"z", more=False)
-    assert [len(await body) for body in bodies[1:]] == [BODY_BYTES + 1] * 2
-    assert (arriving.bytes, len(arriving)) == (0, 0)
-
-
-@in_loop
-async def test_the_only_body_is_never_given_up() -> None:
-    arriving = Arriving(10)
-    sender = Sender()
-    body = sender.over_http(arriving)
-    for number in range(5):
-        sender.send(b"x" * BODY_BYTES, more=number < 4)
-    assert len(await body) == 5 * BODY_BYTES
-
-
-@in_loop
-async def test_pieces_of_one_byte_count_with_the_memory_that_they_need() -> None:
-    arriving = Arriving()
-    sender = Sender()
-    body = sender.over_http(arriving)
-    for _ in range(100):
-        sender.send(b"x")
-        await until_async(lambda: sender.empty)
-    assert arriving.bytes == HEAD_BYTES + 100 * (PIECE_BYTES + 1)
-    sender.send(b"", more=False)
-    assert len(await body) == 100
-
-
-@in_loop
 async def test_a_slow_body_is_counted_no_longer_when_its_time_is_over() -> None:
     arriving = Arriving()
     sender = Sender()
@@ -168,28 +124,6 @@ async def test_messages_of_grpc_are_bodies_too(shape: str, part: str) -> None:
     assert first.grpc_status == Code.RESOURCE_EXHAUSTED
     second.send(b"", more=False)
     assert len(await body) == BODY_BYTES + 1
-    assert (arriving.bytes, len(arriving)) == (0, 0)
-
-
-SLOW = [*PIECES, *(pytest.param(shape, "bytes") for shape in ("unary", "bidi")), pytest.param("unary", "empty frames")]
-#: Of a message that nobody ends with single bytes in a test.
-LARGE = b"\0" + (1 << 20).to_bytes(4, "big")
-
-
-@pytest.mark.parametrize(("shape", "part"), SLOW)
-@in_loop
-async def test_the_rest_of_a_message_of_grpc_must_come_in_time(shape: str, part: str) -> None:
-    """Also if the client sends on, a byte or an empty frame now and then."""
-    arriving = Arriving(message_timeout_s=0.05)
-    sender = Sender()
-    call = sender.over_grpc(arriving, METHODS[shape])
-    for piece in PARTS.get(part, [LARGE if part == "bytes" else b""]):
-        sender.send(piece)
-    while not call.done():
-        sender.send(b"x" if part == "bytes" else b"")
-        await asyncio.sleep(0)
-    await call
-    assert sender.grpc_status == Code.DEADLINE_EXCEEDED
     assert (arriving.bytes, len(arriving)) == (0, 0)
 
 
@@ -228,23 +162,6 @@ async def test_a_large_body_counts_with_what_has_arrived() -> None:
 
 
 @in_loop
-async def test_a_large_body_makes_room_for_a_later_one() -> None:
-    arriving = Arriving(LARGE_BYTES)
-    first, second = LargeSender(), LargeSender()
-    bodies = [first.body(arriving)]
-    first.send(b"x" * 200_000)
-    await until_held(arriving, 1)
-    bodies.append(second.body(arriving))
-    second.send(b"y" * 200_000)
-    with pytest.raises(BodiesFull):
-        await bodies[0]
-    first.send(b"x" * 50_000)  # nobody takes it
-    second.send(b"z" * 100_000)
-    assert await bodies[1] == b"y" * 200_000 + b"z" * 100_000
-    assert (arriving.bytes, len(arriving)) == (0, 0)
-
-
-@in_loop
 async def test_a_large_body_that_nobody_takes_is_read_no_further() -> None:
     sender = LargeSender(4 * UNREAD_BYTES_MAX)
     sender.send(bytes(UNREAD_BYTES_MAX))
@@ -270,27 +187,8 @@ async def test_large_messages_whose_ends_and_begins_share_pieces(cut: int) -> No
     assert b"".join(sender.answer(sender.stream).pieces) == message * 2
 
 
-LONG_HEAD = [(b"te", b"trailers"), *[(b"x-a", b"v" * 1000)] * 20]
 #: A message of a byte in a stream that isn't ended, which needs little memory.
 SMALL = b"\0" + (1).to_bytes(4, "big") + b"x"
-
-
-@pytest.mark.parametrize(("shape", "data"), [("unary", b""), ("unary", SMALL), ("server stream", SMALL), ("bidi", b"")])
-@in_loop
-async def test_a_head_counts_until_its_message_is_there(shape: str, data: bytes) -> None:
-    """HTTP/2 can repeat long headers with a few bytes: a client that only sends heads must not fill the memory."""
-    arriving = Arriving(2 * head_bytes(LONG_HEAD) - 1)
-    first, second = Sender(LONG_HEAD), Sender(LONG_HEAD)
-    call = first.over_grpc(arriving, METHODS[shape])
-    if data:
-        first.send(data)
-    await until_async(lambda: first.empty and arriving.bytes > REQUEST_BYTES + 20 * 1000)
-    other = second.over_http(arriving)
-    await call
-    assert first.grpc_status == Code.RESOURCE_EXHAUSTED
-    second.send(b"", more=False)
-    assert await other == b""
-    assert (arriving.bytes, len(arriving)) == (0, 0)
 
 
 @pytest.mark.parametrize("data", [b"", SMALL])
@@ -308,37 +206,6 @@ async def test_a_head_without_its_message_is_given_up_in_time(shape: str, data: 
 
 
 @in_loop
-async def test_a_stream_may_rest_before_its_first_message() -> None:
-    limit_s = 0.05
-    arriving = Arriving(message_timeout_s=limit_s)
-    sender, late = Sender(), Sender()
-    call = sender.over_grpc(arriving, METHODS["bidi"])
-    await until_held(arriving, 1)
-    await late.over_grpc(arriving, METHODS["unary"])
-    assert late.grpc_status == Code.DEADLINE_EXCEEDED
-    sender.send(SMALL, more=False)
-    await call
-    assert sender.grpc_status == Code.OK
-
-
-@in_loop
-async def test_each_message_of_a_stream_has_its_own_time() -> None:
-    """The pieces of a fast client's stream end within messages for as long as it lives."""
-    limit_s = 0.3
-    arriving = Arriving(message_timeout_s=limit_s)
-    sender = Sender()
-    call = sender.over_grpc(arriving, METHODS["bidi"])
-    begun_s = time.monotonic()
-    sender.send(PREFIX)
-    while time.monotonic() - begun_s < 3 * limit_s:
-        sender.send(b"x" * BODY_BYTES + PREFIX)
-        await until_async(lambda: sender.empty)
-    sender.send(b"x" * BODY_BYTES, more=False)
-    await call
-    assert sender.grpc_status == Code.OK
-
-
-@in_loop
 async def test_between_the_messages_of_a_stream_nothing_is_counted() -> None:
     arriving = Arriving(BODY_BYTES)
     sender = Sender()
@@ -349,19 +216,6 @@ async def test_between_the_messages_of_a_stream_nothing_is_counted() -> None:
     assert (arriving.bytes, len(arriving)) == (0, 0)
     sender.send(b"", more=False)
     await call
-
-
-@in_loop
-async def test_a_cancelled_call_is_counted_no_longer() -> None:
-    arriving = Arriving()
-    sender = Sender()
-    call = sender.over_grpc(arriving, METHODS["unary"])
-    for piece in PARTS["a part"]:
-        sender.send(piece)
-    await until_async(lambda: arriving.bytes >= REQUEST_BYTES + BODY_BYTES)
-    call.cancel()
-    await asyncio.wait({call})
-    assert (arriving.bytes, len(arriving)) == (0, 0)
 
 
 @in_loop

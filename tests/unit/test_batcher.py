@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ts.protocol.frames import Input
 from ts_frontend.job import Job, JobState, Ledger
-from ts_frontend.scheduling.batcher import LONGER, QUIET_S_MIN, Batcher, Full, Policy
+from ts_frontend.scheduling.batcher import QUIET_S_MIN, Batcher, Full, Policy
 
 
 def numbered(number: int, size_bytes: int = 10, alone: bool = False) -> Job:
@@ -31,43 +31,12 @@ def ids(batch: list[Job]) -> list[int]:
     return [job.id for job in batch]
 
 
-def test_takes_what_is_there_up_to_the_batch_size_in_order():
-    batcher = filled(Policy(batch_size=2), *(numbered(number) for number in range(5)))
-    assert [ids(batcher.take()) for _ in range(4)] == [[0, 1], [2, 3], [4], []]
-    assert batcher.size_bytes == 0
-
-
 def test_without_a_wish_a_lone_request_never_waits():
     assert filled(Policy(batch_size=8), numbered(1)).due_s(0.0) == 0.0
 
 
 def test_an_empty_queue_is_never_due():
     assert Batcher(Policy()).due_s(5.0) == math.inf
-
-
-def test_a_wished_delay_counts_from_the_first_job_and_ends_when_the_batch_is_full():
-    batcher = filled(Policy(batch_size=3, delay_s=0.5), numbered(1), now_s=10.0)
-    assert batcher.due_s(10.2) == pytest.approx(0.3)
-    batcher.add(numbered(2), 10.2)
-    assert batcher.due_s(10.3) == pytest.approx(0.2)
-    batcher.add(numbered(3), 10.3)
-    assert batcher.due_s(10.3) == 0.0
-    assert batcher.due_s(11.0) == 0.0
-
-
-def test_an_idle_worker_takes_a_request_without_recent_company_at_once():
-    batcher = filled(Policy(batch_size=3, delay_s=0.5), numbered(1), now_s=10.0)
-    assert (batcher.due_s(10.0, idle=True), batcher.due_s(10.0)) == (0.0, 0.5)
-    assert ids(batcher.take()) == [1]
-    for number in (2, 3):  # while that ran
-        batcher.add(numbered(number), 10.1)
-    assert batcher.due_s(10.2, idle=True) == pytest.approx(0.4)
-    assert ids(batcher.take()) == [2, 3]
-    batcher.add(numbered(4), 11.0)
-    assert batcher.due_s(11.0, idle=True) == pytest.approx(0.4)  # it may have company, as those before it
-    assert ids(batcher.take()) == [4]
-    batcher.add(numbered(5), 12.0)
-    assert batcher.due_s(12.0, idle=True) == 0.0
 
 
 def turn(batcher: Batcher[Job], now_s: float, answered: bool = True) -> list[float]:
@@ -93,29 +62,6 @@ def test_requests_that_waited_in_vain_for_more_shorten_the_wait_of_the_next():
     assert idle == sorted(idle, reverse=True)
     assert [idle[0], idle[1], idle[-1]] == pytest.approx([0.1, 0.08, QUIET_S_MIN])
     assert [busy for _, busy in waits] == [pytest.approx(0.1)] * 40
-
-
-def test_each_further_request_begins_the_wait_anew_but_the_delay_is_the_most():
-    batcher: Batcher[Job] = Batcher(Policy(batch_size=8, delay_s=1.0))
-    for number in range(4):
-        turn(batcher, 10.0 + number)  # 1.0 s * 0.8 ** 4 = 0.41 s
-    for number in range(4):
-        batcher.add(numbered(number), 200.0 + number * 0.3)
-    assert batcher.due_s(200.9, idle=True) == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize(
-    ("answered", "came_s", "factor"),
-    [(False, 0.2, LONGER), (True, 0.2, 1.0), (False, 1.5, 1.0)],
-    ids=["while the batch runs", "after its end", "later than the delay"],
-)
-def test_a_request_that_could_have_been_in_the_last_batch_lengthens_the_wait(answered, came_s, factor):
-    batcher: Batcher[Job] = Batcher(Policy(batch_size=8, delay_s=1.0))
-    for number in range(10):
-        turn(batcher, 10.0 * number, answered=answered or number < 9)  # 1.0 s * 0.8 ** 10 = 0.107 s
-    batcher.add(numbered(500), 90.0 + came_s)
-    batcher.add(numbered(501), 90.0 + came_s)
-    assert batcher.due_s(90.0 + came_s, idle=True) == pytest.approx(0.8**10 * factor)
 
 
 def test_every_request_waits_where_that_is_wished():

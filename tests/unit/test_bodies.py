@@ -40,14 +40,6 @@ def beats_while(work: Callable[[], Awaitable[Any]]) -> tuple[int, Any]:
     return asyncio.run(run())
 
 
-def test_the_loop_goes_on_while_a_completion_is_read() -> None:
-    """The model's part of a body stays in its bytes."""
-    body = b'{"model": "m", "messages": ' + SLOW + b', "stream": true, "stream_options": {"include_usage": true}}'
-    beats, found = beats_while(lambda: json_head(body))
-    assert found == {"model": "m", "stream": True, "stream_options": {"include_usage": True}}
-    assert beats >= 5
-
-
 values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.text('a"\\[]{}:, é\n')),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text('a"\\]', max_size=3), inner)),
@@ -109,15 +101,6 @@ def test_what_a_model_cannot_be_loaded_with(parameters: bytes, says: str, large:
     body = b'{"parameters": ' + parameters + (b', "x": "%s"}' % (b"y" * 20_000) if large else b"}")
     with pytest.raises((InvalidArgument, MessageTooLarge), match=says):
         load_parameters_of_json(body)
-
-
-def test_a_file_in_pieces_of_base64_is_checked_as_a_whole() -> None:
-    text = base64.b64encode(FILE[:300_000]).decode()
-    for damaged in (text[:100_000] + "====" + text[100_004:], text[:-3], text[:200_000] + "!" + text[200_001:]):
-        with pytest.raises(InvalidArgument, match="is not base64"):
-            load_parameters({"config": "{}", "file:1/m": damaged})
-    assert load_parameters({"config": "{}", "file:1/m": text}).files == {"1/m": FILE[:300_000]}
-    assert load_parameters({"config": "{}", "file:1/m": "aGk="}).files == {"1/m": b"hi"}
 
 
 def test_a_configuration_has_a_limit() -> None:

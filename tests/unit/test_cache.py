@@ -19,7 +19,7 @@ from ts.protocol.frames import Chunk, Input, Pairs
 from ts_frontend.caching.answers import ENTRY_BYTES, Answer, CacheRule, Memory, Shelf
 from ts_frontend.caching.cache import INLINE_BYTES_MAX, Caches, ModelCache
 from ts_frontend.caching.questions import Asker
-from ts_frontend.caching.remote import MAGIC, packed, unpacked
+from ts_frontend.caching.remote import packed, unpacked
 from ts_frontend.errors import DeadlineExceeded, HandlerFailed, QueueFull
 from ts_frontend.job import COLD_HEADER, Job, JobState, Ledger
 from ts_frontend.scheduling.batcher import Policy
@@ -109,14 +109,6 @@ async def test_who_leaves_ends_the_run_only_as_the_last() -> None:
     assert bytes(await later.result()) == b"new"
 
 
-async def test_a_request_that_comes_after_the_last_has_left_runs_anew() -> None:
-    model = Model()
-    model.ask().cancel()  # before its run has begun
-    job = model.ask()
-    model.answer(await model.running(1))
-    assert bytes(await job.result()) == b"y"
-
-
 async def test_each_waits_until_its_own_deadline() -> None:
     model = Model()
     late = model.ask(deadline_s=time.monotonic())
@@ -152,13 +144,6 @@ async def test_a_refused_run_fails_its_requests() -> None:
     model.runs[0].cancel()
 
 
-@pytest.mark.parametrize("answer", [{"status": 404}, {"headers": [("Cache-Control", "private, no-store")]}])
-async def test_answers_that_are_not_kept(answer: dict[str, Any]) -> None:
-    model = Model()
-    for _ in range(2):
-        assert word(await asked_and_answered(model, **answer)) == "MISS"
-
-
 async def test_an_answer_of_several_pieces_goes_whole_to_all_and_closes_the_cache() -> None:
     model = Model()
     jobs = [model.ask(), model.ask()]
@@ -169,30 +154,6 @@ async def test_an_answer_of_several_pieces_goes_whole_to_all_and_closes_the_cach
     run.deliver(Chunk(run.id, b"2", True))
     assert [bytes(await job.result()) for job in jobs] == [b"12", b"12"]
     assert model.cache.takes([Input("body", "", b"x")], ()) is None
-
-
-async def test_a_request_without_cache_runs_and_renews_the_answer() -> None:
-    model = Model()
-    await asked_and_answered(model, data=b"x")
-    fresh = model.ask(headers=[("cache-control", "no-cache")])
-    model.answer(await model.running(2), b"newer")
-    assert bytes(await fresh.result()) == b"newer" and word(fresh) == "MISS"
-    assert bytes(await model.ask().result()) == b"newer"
-    assert model.cache.takes([Input("body", "", b"x")], [("cache-control", "no-store")]) is None
-
-
-async def test_an_old_run_does_not_take_over_from_a_newer_one() -> None:
-    model = Model()
-    old = model.ask()
-    await model.running(1)
-    new = model.ask(headers=[("cache-control", "no-cache")])
-    await model.running(2)
-    joined = model.ask()
-    model.answer(model.runs[0], b"old")
-    assert bytes(await old.result()) == b"old"
-    model.answer(model.runs[1], b"new")
-    assert {bytes(await job.result()) for job in (new, joined)} == {b"new"}
-    assert bytes(await model.ask().result()) == b"new"
 
 
 async def test_a_large_request_is_read_beside_the_loop() -> None:
@@ -321,8 +282,3 @@ def test_a_broken_value_is_none(kept: Answer, data: st.DataObject) -> None:
     assert unpacked(b"k", bytes(value[:at])) is None
     value[at] ^= data.draw(st.integers(1, 255))
     assert unpacked(b"k", bytes(value)) is None
-
-
-@pytest.mark.parametrize("value", [b"", b"x", MAGIC, MAGIC + bytes(32), b"OK", MAGIC[:-2] + b"2\n" + bytes(40)])
-def test_a_foreign_value_is_none(value: bytes) -> None:
-    assert unpacked(b"k", value) is None

@@ -190,28 +190,6 @@ def test_a_prediction_has_one_key_over_http_and_grpc() -> None:
     assert len({asked(([one], http), as_bytes).digest for one in blanks}) == 2
 
 
-def test_what_takes_part_besides_the_inputs() -> None:
-    inputs = [Input("body", "", b"X")]
-    headers: list[Pairs] = [(), [("explain", "True")], [("url_path", "a")], [("X-Tenant", "a")], [("x-tenant", "b")]]
-    askers = [ASKER, ASKER._replace(model="n"), ASKER._replace(version="2"), ASKER._replace(mark=b"other files")]
-    found = [asked((inputs, given_), asker).digest for asker in askers for given_ in headers]
-    assert len(set(found)) == len(askers) * len(headers)
-    ignored = [("authorization", "k"), ("traceparent", "t"), ("x-request-id", "i"), ("cache-control", "no-cache")]
-    assert asked((inputs, ignored)).digest == found[0]
-
-
-def test_a_name_that_ends_elsewhere_is_another_key() -> None:
-    assert asked(([Input("ab", "", b"c")], ())).digest != asked(([Input("a", "", b"bc")], ())).digest
-    assert asked(([Input("a", "b", b"c")], ())).digest != asked(([Input("a", "", b"bc")], ())).digest
-
-
-def test_requests_that_the_cache_leaves_alone() -> None:
-    for mark in ("\0json;stream", "\0grpc;stream", "\0generate", "\0v1", "\0openai", "\0route", "\0grpc;regions"):
-        assert not ASKER.takes([Input("", mark, b"")])
-    assert not ASKER.takes([Input("body", "", bytes((16 << 20) + 1))])
-    assert ASKER.takes([Input("body", "", b"")])
-
-
 @pytest.mark.parametrize(
     "value, expected",
     [("", (True, True)), ("no-cache", (False, True)), ("max-age=0", (False, True)), ("No-Store, x", (False, False))],

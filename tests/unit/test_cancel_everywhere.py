@@ -33,21 +33,17 @@ from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
 from ts_frontend.models.store.store import ModelStore
-from ts_frontend.scheduling.batcher import Policy, Repeats
+from ts_frontend.scheduling.batcher import Repeats
 from ts_frontend.scheduling.stream import chunks
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
-from ts_frontend.workers.demand import Demand, DemandRule, ResidentState
 from ts_frontend.workers.devices import Inventory
 from ts_frontend.workers.failures import StartFailed
 from ts_frontend.workers.holder import HolderLauncher
 from ts_frontend.workers.launchers import ExecLauncher
-from ts_frontend.workers.limits import WorkerLimits
-from ts_frontend.workers.memory import Memory
 from ts_frontend.workers.pool import Pool
 from ts_frontend.workers.process import ProcessSpec, WorkerPlan
 from ts_frontend.workers.supervisor import Supervisor
-from ts_frontend.workers.worker import Worker
 
 #: More than any coroutine here has.
 AWAITS_MAX = 200
@@ -200,49 +196,6 @@ def test_a_request(ask: Callable[[Pool, Ledger], Coroutine[Any, Any, None]], rep
     at_every_await(scenario, 1)
 
 
-def test_a_request_whose_worker_dies_and_that_runs_again() -> None:
-    async def scenario(at: int) -> tuple[bool, bool]:
-        stage, ledger = Stage(), Ledger()
-        pool = pool_of(stage, Skipping(), policy=Policy(batch_size=2), repeats=Repeats())
-        await pool.scale(1)
-
-        async def ask() -> None:
-            job = waiting(pool, ledger)
-            coming = chunks(job)
-            try:
-                await stage.actors[0].batch()
-                stage.actors[0].end(-9)
-                await until_async(lambda: len(stage.actors) == 2)
-                batch = await stage.actors[1].batch()
-                stage.actors[1].answer(batch)
-                async for _ in coming:
-                    pass
-            finally:
-                await coming.aclose()
-                job.cancel()
-
-        found = await driven(ask(), at)
-        assert not ledger.live and (ledger.queued, ledger.sent) == (0, 0)
-        stage.actors[0].end(-9)
-        await until_async(lambda: pool.ready_count == 1 and stage.launched == 2 and len(pool.queue) == 0)
-        worker = pool.slots[0].worker
-        assert worker is not None
-        job = waiting(pool, ledger)
-        actor = stage.actors[1]
-        while not job.done:
-            batch = await actor.batch()
-            actor.answer(batch)
-            await asyncio.sleep(0)
-            batch_id = batch.batch_id
-            await until_async(lambda: batch_id not in worker._running.batches)  # noqa: B023 - ends before the next
-        assert await job.result() == b"ok"
-        assert not worker.busy and not worker._running.jobs
-        await pool.close(0)
-        return found
-
-    at_every_await(scenario, 8)
-
-
 # --- a worker's start
 
 
@@ -253,27 +206,6 @@ def released(stage: Stage) -> bool:
 async def late() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
-
-
-@pytest.mark.parametrize("scene", ["ready", "late", "fails", "dies", "exits"])
-def test_the_start_of_a_worker_itself(scene: str) -> None:
-    """The coroutine that starts the process and loads the model."""
-
-    async def scenario(at: int) -> tuple[bool, bool]:
-        before = descriptors()
-        stage = Stage(late if scene == "late" else scene)
-        pool = pool_of(stage, Skipping())
-        worker = Worker(9000, pool.plan, stage.device, pool.queue)
-        found = await driven(worker.start(stage.launcher, stage.line_sink(9000)), at)
-        if worker.process is not None:
-            if worker.state.value == "ready":
-                await worker.stop(0)
-            await asyncio.wait({worker.ended})
-        assert released(stage) and worker.state.value in ("starting", "stopped", "failed")
-        assert descriptors() == before
-        return found
-
-    at_every_await(scenario, 1)
 
 
 @pytest.mark.parametrize("scene", ["ready", "late", "fails", "dies"])
@@ -300,112 +232,6 @@ def test_who_scales_leaves(scene: str, what: str) -> None:
         return found
 
     at_every_await(scenario, 1)
-
-
-@pytest.mark.parametrize("roomy", [True, False], ids=["ready first", "drained first"])
-def test_the_replacement_of_a_worker(roomy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the pool's own task; the pool may end it at any of its awaits."""
-    monkeypatch.setattr("ts_frontend.workers.pool.available_bytes", lambda: 1 if roomy else 0)
-
-    async def scenario(at: int) -> tuple[bool, bool]:
-        before = descriptors()
-        stage = Stage()
-        pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=1))
-        await pool.scale(1)
-        slot = pool.slots[0]
-        excess = pool.plan.limits.over(1)
-        assert excess is not None
-        found = await driven(pool._replace_one(slot, excess), at)
-        await until_async(lambda: pool.ready_count == 1 and not pool._leaving)
-        assert len(pool.slots) == 1
-        await pool.close(0)
-        assert released(stage) and not pool._leaving and not pool._retiring
-        assert descriptors() == before
-        return found
-
-    at_every_await(scenario, 1)
-
-
-@pytest.mark.parametrize("scene", ["ready", "late", "fails", "dies"])
-def test_a_model_on_demand_is_removed_while_it_is_loaded(scene: str) -> None:
-    """The removal ends the load of its first request at any of its awaits."""
-
-    async def scenario(at: int) -> tuple[bool, bool]:
-        before = descriptors()
-        stage = Stage(late if scene == "late" else scene)
-        demand = Demand(Memory(10), lambda pools: [Memory(10 * bool(pool.slots)) for pool in pools], Skipping())
-        one = demand.enter(pool_of(stage, Skipping()), Ledger(), DemandRule(), lambda: 1)
-        job = waiting(one.pool, one.ledger)
-        one.state = ResidentState.LOADING
-        found = await driven(demand._load(one), at)
-        job.cancel()
-        await demand.leave(one, one.pool.close(0))
-        assert not demand.residents and demand.held == Memory() and not demand._turn.locked()
-        assert released(stage) and not one.ledger.live
-        assert descriptors() == before
-        return found
-
-    at_every_await(scenario, 1)
-
-
-@pytest.mark.parametrize("requests", ["none", "running", "meanwhile"])
-def test_a_model_on_demand_is_removed_while_it_is_unloaded(requests: str) -> None:
-    """The removal ends the unload at any of its awaits."""
-
-    async def scenario(at: int) -> tuple[bool, bool]:
-        before = descriptors()
-        stage = Stage()
-        demand = Demand(Memory(10), lambda pools: [Memory(10 * bool(pool.slots)) for pool in pools], Skipping())
-        one = demand.enter(pool_of(stage, Skipping()), Ledger(), DemandRule(), lambda: 1)
-        await one.pool.scale(1)
-        jobs = [waiting(one.pool, one.ledger)] if requests == "running" else []
-        player = asyncio.create_task(playing(stage.actors[0], 1))
-        one.state, one.held = ResidentState.UNLOADING, Memory(10)
-        ending = asyncio.create_task(driven(demand._unload(one, "its time is over"), at))
-        worker = one.pool.slots[0].worker
-        await until_async(lambda: ending.done() or worker is None or worker.state.value != "ready")
-        if requests == "meanwhile":
-            jobs.append(waiting(one.pool, one.ledger))
-        found = await ending
-        for job in jobs:
-            job.cancel()
-        await demand.leave(one, one.pool.close(0))
-        assert not demand.residents and demand.held == Memory() and not demand._turn.locked()
-        assert released(stage) and not one.ledger.live
-        await player
-        await until_async(lambda: descriptors() == before)  # a socket is closed at an end of the loop's turn
-        return found
-
-    at_every_await(scenario, 1)
-
-
-def test_a_model_that_takes_the_memory_of_another_is_removed() -> None:
-    """The other one's unload, which it began, goes on, and its next request loads it again."""
-
-    async def scenario(at: int) -> tuple[bool, bool]:
-        before = descriptors()
-        stage = Stage()
-        demand = Demand(Memory(10), lambda pools: [Memory(10 * bool(pool.slots)) for pool in pools], Skipping())
-        one, other = (demand.enter(pool_of(stage, Skipping()), Ledger(), DemandRule(), lambda: 1) for _ in range(2))
-        await other.pool.scale(1)
-        other.state, other.held, other.known = ResidentState.WARM, Memory(10), Memory(10)
-        job = waiting(one.pool, one.ledger)
-        one.state = ResidentState.LOADING
-        found = await driven(demand._load(one), at)
-        job.cancel()
-        await demand.leave(one, one.pool.close(0))
-        other.asked()
-        again = waiting(other.pool, other.ledger)
-        await until_async(lambda: other.state is ResidentState.WARM and other.pool.ready_count == 1)
-        actor = next(actor for actor in stage.actors if not actor.exited.done())
-        actor.answer(await actor.batch())
-        assert await again.result() == b"ok" and demand.residents == {other} and demand.held == Memory(10)
-        await demand.leave(other, other.pool.close(0))
-        assert released(stage) and not demand._turn.locked()
-        assert descriptors() == before
-        return found
-
-    at_every_await(scenario, 3)
 
 
 # --- the process that holds a model's weights

@@ -47,16 +47,6 @@ def pair(folder: Path, certificate: str, key: str, client_ca: str | None = None)
 
 
 @pytest.mark.parametrize(
-    ("certificate", "key"),
-    [("a.crt", "a.key"), ("a.crt", "a.pkcs1"), ("chain", "a.key"), ("e.crt", "e.key"), ("e.crt", "e.sec1")],
-)
-def test_pairs_that_do(made: Path, certificate: str, key: str) -> None:
-    assert read(pair(made, certificate, key, "chain")) == Pem(
-        (made / certificate).read_bytes(), (made / key).read_bytes(), (made / "chain").read_bytes()
-    )
-
-
-@pytest.mark.parametrize(
     ("certificate", "key", "says"),
     [
         ("a.crt", "b.key", r"private_key_file \S+/b.key: isn't the key of certificate_file \S+/a.crt"),
@@ -85,13 +75,6 @@ def test_pairs_that_do_not(made: Path, certificate: str, key: str, says: str) ->
     assert "\n" not in caught.value.message
 
 
-def test_authorities_of_clients(made: Path) -> None:
-    with pytest.raises(CertificateRefused, match=r"client_ca_file \S+/a.key: holds a private key"):
-        read(pair(made, "a.crt", "a.key", "a.key"))
-    with pytest.raises(CertificateRefused, match=r"client_ca_file \S+/missing: No such file"):
-        read(pair(made, "a.crt", "a.key", "missing"))
-
-
 def test_certificates_that_do_not_count_now_are_a_warning(made: Path) -> None:
     files, now = pair(made, "a.crt", "a.key", "b.crt"), datetime.now(UTC)
     assert read(files, now).warnings == ()
@@ -110,16 +93,6 @@ def test_a_small_key_is_refused_with_the_size_to_take(tmp_path: Path) -> None:
         match=r"/s.key: the key is too small; take RSA of 2048 bits or more, an elliptic curve P-256",
     ):
         read(pair(tmp_path, "s.crt", "s.key"))
-
-
-def test_validity_is_what_openssl_says(made: Path) -> None:
-    for name in ("a.crt", "e.crt"):
-        printed = subprocess.run(
-            ["openssl", "x509", "-in", name, "-noout", "-dates"], cwd=made, check=True, capture_output=True, text=True
-        ).stdout
-        said = [datetime.strptime(line.partition("=")[2], "%b %d %H:%M:%S %Y GMT") for line in printed.splitlines()]
-        assert [moment.replace(tzinfo=None) for moment in validities((made / name).read_bytes())[0]] == said
-    assert len(validities((made / "chain").read_bytes())) == 2
 
 
 def test_a_certificate_beyond_2049(tmp_path: Path) -> None:

@@ -48,56 +48,6 @@ def test_each_step_runs_and_those_that_failed_are_named(check: ModuleType, capfd
     assert said.err == "wrong\n" and "wrong\n== types: FAILED (1)" in said.out and "== tests: ok" in said.out
 
 
-@pytest.mark.parametrize("mark", ["external", "long", "slow"])
-def test_only_files_with_such_tests_are_listed_for_a_mark(
-    check: ModuleType, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In any way in which a test gets a mark, and at any depth."""
-    monkeypatch.setattr(check, "ROOT", tmp_path)
-    texts = {
-        "test_module.py": f"pytestmark = pytest.mark.{mark}",
-        "deep/er/test_function.py": f"@pytest.mark.{mark}\ndef test_one(): pass",
-        "deep/test_case.py": f"pytest.param(1, marks=[pytest.mark.{mark}])",
-        "test_none.py": f"def test_{mark}(): pass",
-        "support.py": f"pytest.mark.{mark}",
-    }
-    for name, text in texts.items():
-        file = tmp_path / "tests" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    expected = ["tests/deep/er/test_function.py", "tests/deep/test_case.py", "tests/test_module.py"]
-    assert check.files_with(mark) == expected
-
-
-def test_files_with_the_longest_tests_begin(check: ModuleType) -> None:
-    for mark in ("external", "long"):
-        listed = check.files_with(mark)
-        begin = [name for name in check.LONGEST if name in listed]
-        assert len(begin) > 3 and listed[: len(begin)] == begin
-        assert listed[len(begin) :] == sorted(listed[len(begin) :])
-    assert {*check.LONGEST} <= {*check.files_with("external"), *check.files_with("long")}
-
-
-def test_the_compiled_form_stays_until_its_sources_change(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = module_of(root / "ts_scripts/compiled_environment.py")
-    monkeypatch.setattr(script, "ROOT", tmp_path)
-    for name in script.SOURCES:
-        assert (root / name).exists()
-        (tmp_path / name).write_text("") if "." in name else (tmp_path / name).mkdir()
-    found = [script.made_from()]
-    for name in ("worker/a.py", "frontend/b.py", "setup.cfg"):
-        (tmp_path / name).write_text("x = 1")
-        found.append(script.made_from())
-    (tmp_path / "worker/a.py").rename(tmp_path / "worker/c.py")
-    found.append(script.made_from())
-    assert len({*found}) == 5
-    (tmp_path / "worker/__pycache__").mkdir()
-    (tmp_path / "worker/__pycache__/c.pyc").write_text("")
-    assert script.made_from() == found[-1]
-
-
 SAMPLE = """
 import pathlib
 

@@ -8,39 +8,12 @@ from pathlib import Path
 import pytest
 
 from ts.version import __version__, is_compiled
-from ts_frontend.cli import flags as command_line
 from ts_frontend.cli import main as cli
-from ts_frontend.config.load import Option
 
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def options(*words: str) -> list[Option]:
-    return command_line.options(cli._parser().parse_args(words))
-
-
-@pytest.mark.parametrize(
-    ("words", "key", "text", "flag"),
-    [
-        (["--model-store", "s"], "model_store", "s", "--model-store"),
-        (["--model-store=s"], "model_store", "s", "--model-store"),
-        (["--model-st", "s"], "model_store", "s", "--model-store"),
-        (["--models", "a=a.mar", "b.mar", "--ncs"], "load_models", "a=a.mar,b.mar", "--models"),
-        (["--models", "a,b", "c"], "load_models", "a,b,c", "--models"),
-        (["--models", "a", "--models", "b", "c"], "load_models", "a,b,c", "--models"),
-        (["--no-config-snapshots"], "ncs", "true", "--ncs"),
-        (["--dt"], "disable_token_authorization", "true", "--disable-token-auth"),
-        (["--disable-token"], "disable_token_authorization", "true", "--disable-token-auth"),
-        (["--model-api-enabled"], "enable_model_api", "true", "--enable-model-api"),
-        (["--ppath", "p"], "plugins_path", "p", "--plugins-path"),
-        (["--set", "a = b=c "], "a", " b=c ", "--set a"),
-    ],
-)
-def test_flags_become_settings(words: list[str], key: str, text: str, flag: str) -> None:
-    assert Option(key, text, flag) in options(*words)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,17 +33,6 @@ def test_help_names_flags_and_commands(capsys: pytest.CaptureFixture[str], monke
         assert word in text
     assert "--ready-fd" not in text
     assert not [line for line in text.splitlines() if len(line) > 80]
-
-
-def test_the_help_of_config_is_about_config(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["config", "--help"])
-    assert ended.value.code == 0
-    text = capsys.readouterr().out
-    assert text.startswith("usage: torchserve config ")
-    assert "Show every setting" in text and "--changed" in text and "--model-store" in text
-    for word in ("starts a server", "--stop", "--foreground", "commands (torchserve COMMAND"):
-        assert word not in text
 
 
 def test_config_shows_values_and_sources(capsys: pytest.CaptureFixture[str]) -> None:

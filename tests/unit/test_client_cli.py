@@ -209,45 +209,11 @@ def test_describe(run: Run, small: SmallServer) -> None:
 ODD = "a\x1b[2J\u202eb\x9b"
 
 
-def test_nothing_that_a_server_says_moves_a_terminals_cursor(run: Run, small: SmallServer) -> None:
-    small.models[ODD] = described(ODD, modelUrl=ODD, lastWorkerFailure={**FAILURE, "reason": ODD, "lastLines": [ODD]})
-    for words in (
-        ("list",),
-        ("describe", ODD),
-        ("describe", ODD, "--json"),
-        ("scale", ODD, "1"),
-        ("describe", f"{ODD}c"),
-    ):
-        output = run(*words).output
-        assert output.replace("\n", "").isprintable() and "[2J" in output, words
-
-
 def test_an_answer_is_printable_on_a_terminal_and_unchanged_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = f"{ODD}\n\t".encode() + b"\xff"
     assert _shown(answer) == answer
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert _shown(answer) == b"a\\x1b[2J\\u202eb\\x9b\n\t\\xff"
-
-
-def test_register_starts_one_worker_and_waits(run: Run, small: SmallServer) -> None:
-    result = run("register", "new.mar", "--batch-size", "4")
-    assert result.exit_code == 0, result.output
-    assert result.stdout == "new 1.0: 1 of 1 ready\n"
-    assert "new 1.0: registered" in result.stderr
-    asked, scaled = small.seen
-    assert (asked.url, asked.batch_size, asked.initial_workers, asked.synchronous) == ("new.mar", 4, 0, False)
-    assert (scaled.model_name, scaled.model_version, scaled.min_worker) == ("new", "1.0", 1)
-
-
-def test_register_more_workers_under_another_name(run: Run, small: SmallServer) -> None:
-    result = run("register", "new.mar", "--name", "other", "--workers", "3", "--json")
-    assert len(json.loads(result.stdout)["workers"]) == 3
-    assert "other 1.0: 2 of 3 workers ready" in result.stderr
-
-
-def test_register_without_workers(run: Run, small: SmallServer) -> None:
-    assert run("register", "new.mar", "--workers", "0").stdout == "new 1.0: 0 of 0 ready\n"
-    assert len(small.seen) == 1
 
 
 def test_register_without_waiting(run: Run, small: SmallServer) -> None:
@@ -269,11 +235,6 @@ def test_register_says_what_of_the_models_settings_is_ignored(run: Run, small: S
     assert "warnings         batchSize is 0: ignored; deviceType is" in run("describe", "new").stdout
 
 
-def test_register_twice(run: Run) -> None:
-    result = run("register", "m.mar")
-    assert (result.exit_code, "ALREADY_EXISTS" in result.stderr) == (1, True)
-
-
 def test_register_a_model_that_fails(run: Run, small: SmallServer) -> None:
     small.failing = True
     result = run("register", "new.mar")
@@ -289,18 +250,6 @@ def test_scale(run: Run, small: SmallServer) -> None:
     assert (asked.min_worker, asked.max_worker, asked.timeout, asked.synchronous) == (3, 4, 5, False)
     assert run("scale", "m", "1").stdout == "m 1.0: 1 of 1 ready\n"
     assert run("scale", "m", "2", "--no-wait").stdout == "Processing worker updates...\n"
-
-
-def test_scale_to_nothing(run: Run, small: SmallServer) -> None:
-    assert run("scale", "m", "0", "--grace", "0").stdout == "m 1.0: 0 of 0 ready\n"
-    (asked,) = small.seen
-    assert (asked.HasField("min_worker"), asked.min_worker, asked.HasField("timeout"), asked.timeout) == (
-        True,
-        0,
-        True,
-        0,
-    )
-    assert run("scale", "m", "-1").exit_code == 2
 
 
 def test_set_default_and_unregister(run: Run) -> None:
@@ -337,22 +286,11 @@ def test_predict_with_unusable_inputs(run: Run, words: tuple[str, ...], text_: s
     assert (result.exit_code, text_ in result.stderr) == (2, True)
 
 
-def test_handlers_failure_is_not_taken_for_a_missing_server(run: Run) -> None:
-    result = run("predict", "m", "-", input=b"raise")
-    assert (result.exit_code, result.stderr) == (1, "Error: UNAVAILABLE: Prediction failed\n")
-
-
 def test_a_handlers_failure_is_told_with_its_place_in_the_log(run: Run) -> None:
     result = run("predict", "m", "-", input=b"raise, explained")
     told = "Prediction failed: ValueError: q (h.py, line 4, in handle) (request ID r-7)"
     where = "torchserve logs MODEL shows the worker's last output, the server's log has all of it"
     assert (result.exit_code, result.stderr) == (1, f"Error: INTERNAL: {told}\n{where}\n")
-
-
-def test_stream(run: Run) -> None:
-    assert run("stream", "m", "-", input=b"x").output == '{"n": 0}\n{"n": 1}\n{"n": 2}\n'
-    lines = run("stream", "m", "-", "--json", input=b"x").output.splitlines()
-    assert [json.loads(line) for line in lines] == [{"prediction": {"n": n}} for n in range(3)]
 
 
 def test_pieces_of_a_text_stay_text(run: Run) -> None:
@@ -366,20 +304,6 @@ def test_stream_that_breaks(run: Run) -> None:
     assert result.stdout.count("\n") == 3
 
 
-def test_waiting_says_each_change_once() -> None:
-    states = iter([described(least=2, ready=0), described(least=2, ready=0), described(least=2, ready=2)])
-    said: list[str] = []
-    wait_for_workers(lambda: next(states), 2, None, said.append, lambda _: None)
-    assert said == ["m 1.0: 0 of 2 workers ready", "m 1.0: 2 of 2 workers ready"]
-
-
-def test_waiting_for_workers_that_go() -> None:
-    states = iter([described(ready=3), described(ready=1)])
-    said: list[str] = []
-    wait_for_workers(lambda: next(states), 1, None, said.append, lambda _: None)
-    assert said[0] == "m 1.0: 3 of 1 workers ready, 2 ending"
-
-
 def test_waiting_ignores_failures_from_before() -> None:
     states = iter([described(ready=0, lastWorkerFailure=FAILURE), described(ready=1, lastWorkerFailure=FAILURE)])
     wait_for_workers(lambda: next(states), 1, FAILURE, lambda _: None, lambda _: None)
@@ -391,26 +315,3 @@ def test_waiting_ends_when_somebody_else_scales() -> None:
     said: list[str] = []
     wait_for_workers(lambda: described(least=5, ready=1), 2, None, said.append, lambda _: None)
     assert said == ["another client asks for 5 workers now"]
-
-
-#: Those that read the console have other options.
-WATCHING = {"completion", "logs", "top"}
-
-
-@pytest.mark.parametrize("name", sorted(commands.commands.keys() - WATCHING))
-def test_help(name: str) -> None:
-    result = CliRunner().invoke(commands, [name, "--help"])
-    assert result.exit_code == 0
-    for option in ("--host", "--inference-port", "--management-port", "--timeout", "--json"):
-        assert option in result.output
-
-
-def test_dashes_and_underscores_are_alike(small: SmallServer, run: Callable[..., Result]) -> None:
-    """In options and commands, not in their values."""
-    small.models["my_model"] = described("my_model")
-    assert run("describe", "my_model", "--inference_port", "1").exit_code == 0
-    small.seen.clear()
-    assert run("predict", "my_model", "--input", "in_put=x_y").output == "x_y"
-    assert dict(small.seen[0].input) == {"in_put": b"x_y"}
-    assert run("set_default", "my_model", "1.0").exit_code == run("set-default", "my_model", "1.0").exit_code
-    assert "No such option" in run("describe", "my_model", "--no_such").output

@@ -30,16 +30,6 @@ def sent(keys: ClientKeys, kind: KeyKind = KeyKind.MANAGEMENT) -> str:
     return metadata.get("authorization", "")
 
 
-def test_the_key_file_of_the_directory_is_for_servers_of_this_machine(here: Path) -> None:
-    assert sent(find_keys(None, None, "127.0.0.1")) == ""
-    (here / "key_file.json").write_text(FILE)
-    for host in ("127.0.0.1", "localhost", "::1"):
-        assert sent(find_keys(None, None, host)) == "Bearer management-key"
-        assert sent(find_keys(None, None, host), KeyKind.INFERENCE) == "Bearer inference-key"
-    for host in ("10.0.0.1", "example.org"):
-        assert sent(find_keys(None, None, host)) == ""
-
-
 def test_what_was_named_counts_first(here: Path) -> None:
     (here / "key_file.json").write_text(FILE)
     (here / "other.json").write_text(FILE.replace("management-key", "another-key"))

@@ -17,8 +17,6 @@ from torchrelay_client import grpc_predict_v2_pb2 as pb
 from torchrelay_client.answers import answer_of
 from torchrelay_client.arrays import encoded
 
-NUMBERS = ["BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64"]
-
 
 def test_pauses_double_up_to_the_most_and_at_least_half_of_each_is_waited() -> None:
     retry = Retry(attempts_max=10, first_s=0.1, most_s=0.5)
@@ -48,20 +46,6 @@ def back(value: object) -> tuple[str, np.ndarray]:
     datatype, shape, raw = encoded("x", value)
     output = pb.ModelInferResponse.InferOutputTensor(name="y", datatype=datatype, shape=shape)
     return datatype, answer_of(pb.ModelInferResponse(outputs=[output], raw_output_contents=[raw]))["y"]
-
-
-@pytest.mark.parametrize("datatype", NUMBERS)
-def test_numbers_there_and_back(datatype: str) -> None:
-    given = np.array([[0, 1], [1, 0]], encoded("x", Typed(datatype, [0]))[0] and _dtype(datatype))
-    found, array = back(given)
-    assert (found, array.dtype, array.tolist()) == (datatype, given.dtype, given.tolist())
-    assert back(Typed(datatype, [1, 0]))[0] == datatype
-
-
-def _dtype(datatype: str) -> str:
-    kinds = {"BOOL": "?", "FP": "f", "UINT": "u", "INT": "i"}
-    kind = next(kinds[name] for name in kinds if datatype.startswith(name))
-    return kind if kind == "?" else f"<{kind}{int(datatype.strip('UINTFP')) // 8}"
 
 
 def test_bf16_is_rounded_to_the_nearest() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -11,9 +10,7 @@ from tempfile import gettempdir
 import pytest
 
 from ts_frontend.config.display import explain, snapshot_settings
-from ts_frontend.config.foreign.aliases import PROFILES
-from ts_frontend.config.kinds import BOOLEAN, ConfigError
-from ts_frontend.config.load import WITH_MODELS, Option, load_config, worker_environment
+from ts_frontend.config.load import WITH_MODELS, Option, load_config
 from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind, VersionState
 from ts_frontend.config.table import SETTINGS, ServerConfig
 
@@ -79,27 +76,11 @@ def test_the_order_of_sources() -> None:
     ]
 
 
-def test_torchserves_variables_need_the_switch_and_ours_do_not() -> None:
-    environ = {"TS_JOB_QUEUE_SIZE": "4", "TS_DRAIN_TIMEOUT_S": "9", "LOG_LOCATION": "elsewhere"}
-    config = load_config(environ=environ)
-    assert (config.job_queue_size, config.drain_timeout_s, config.log_location) == (100, 9.0, Path("elsewhere"))
-    assert "TS_JOB_QUEUE_SIZE in the environment: not read" in notes(config)
-
-    write_file("enable_envvars_config=true")
-    assert load_config(environ=environ).job_queue_size == 4
-
-
 def test_a_variable_that_is_nearly_one_of_ours_is_warned_about() -> None:
     environ = {"TS_JOB_QUEU_SIZE": "4", "TS_DRAIN_TIMEOUTS_S": "9"}
     text = notes(load_config(environ=environ))
     assert "TS_JOB_QUEU_SIZE in the environment: there is no such setting; did you mean TS_JOB_QUEUE_SIZE?" in text
     assert "did you mean TS_DRAIN_TIMEOUT_S?" in text
-
-
-def test_other_programs_variables_are_left_alone() -> None:
-    environ = dict.fromkeys(("TS_NODE_PROJECT", "TS_STATE_DIR", "TS_IPEX_ENABLE", "TS_CONFIG", "TS_VMARGS"), "1")
-    environ |= {"TS_REQUEST_SEQUENCE_ID": "id", "TS_NUMBER_OF_NETTY_THREADS": "4", "TORCHSERVE_HOST": "h"}
-    assert "no such setting" not in notes(load_config(environ=environ))
 
 
 def test_the_environment_may_not_widen_allowed_urls_by_itself() -> None:
@@ -112,10 +93,6 @@ def test_the_environment_may_not_widen_allowed_urls_by_itself() -> None:
     assert load_config(environ=environ).allowed_urls == (".*",)
 
 
-def test_open_inference_has_a_variable_that_always_counts() -> None:
-    assert load_config(environ={"TS_OPEN_INFERENCE_PROTOCOL": "oip"}).ts_open_inference_protocol
-
-
 def test_which_config_file() -> None:
     write_file("job_queue_size=1")
     named, flagged = write_file("job_queue_size=2", "named"), write_file("job_queue_size=3", "flagged")
@@ -124,33 +101,6 @@ def test_which_config_file() -> None:
     config = load_config(ts_config=flagged, environ={"TS_CONFIG_FILE": str(named)})
     assert config.job_queue_size == 2
     assert "--ts-config flagged is not read" in notes(config)
-
-
-def test_a_config_file_that_is_missing() -> None:
-    with pytest.raises(ConfigError, match="--ts-config file not found: nowhere"):
-        load_config(ts_config=Path("nowhere"), environ={})
-    with pytest.raises(ConfigError, match="TS_CONFIG_FILE file not found: nowhere"):
-        load_config(environ={"TS_CONFIG_FILE": "nowhere"})
-
-
-def test_variables_in_values() -> None:
-    write_file("model_store=$$BASE$$/models")
-    assert load_config(environ={"BASE": "/b"}).model_store == Path("/b/models")
-    with pytest.raises(ConfigError, match=r"model_store \(config.properties:1\).*BASE"):
-        load_config(environ={})
-
-
-def test_unknown_keys_name_the_nearest_and_jvm_keys_say_why() -> None:
-    write_file("job_que_size=1\nvmargs=-Xmx1g\nabsolutely_else=1\npython=/p\nkeystore_type=JKS")
-    config = load_config(environ={})
-    warnings = [note.text for note in config.notes if note.level == logging.WARNING]
-    assert warnings == [
-        "job_que_size (config.properties:1): there is no such setting; did you mean job_queue_size?",
-        "absolutely_else (config.properties:3): there is no such setting",
-    ]
-    assert "vmargs (config.properties:2) has no effect: it is for the Java virtual machine" in notes(config)
-    assert "keystore_type (config.properties:5) has no effect" in notes(config)
-    assert "python" not in notes(config)
 
 
 def test_a_snapshot_brings_models_and_settings_but_not_security() -> None:
@@ -183,13 +133,6 @@ def test_the_command_line_beats_the_snapshot_and_the_log_says_so() -> None:
     assert "after those of load_models (--models), which win: m" in notes(config)
 
 
-@pytest.mark.parametrize("ncs", [[Option("ncs", "true", "--ncs")], []])
-def test_ncs_reads_no_snapshot(ncs: list[Option]) -> None:
-    write_snapshot({"m": {"1.0": STATE}}, job_queue_size="2")
-    config = load_config(ncs, environ={} if ncs else {"TS_NCS": "true"})
-    assert (config.job_queue_size, config.snapshot) == (100, None)
-
-
 @pytest.mark.parametrize(
     ("key", "flag"),
     [("disable_token_authorization", "--disable-token-auth"), ("enable_model_api", "--enable-model-api")],
@@ -208,63 +151,6 @@ def test_a_flag_opens_nothing_that_the_environment_keeps_closed(key: str, flag: 
     assert getattr(load_config(closing, environ={**closed, env: "true"}), key) is False
 
 
-BOOLEANS = [key for key, setting in SETTINGS.items() if setting.kind is BOOLEAN]
-
-
-@pytest.mark.parametrize("key", BOOLEANS)
-def test_a_boolean_of_torchserve_is_read_as_java_reads_it(key: str) -> None:
-    """java.util.Properties keeps blanks at a line's end, and Boolean.parseBoolean takes only `true`."""
-    for text in ("true", "TRUE", "True"):
-        write_file(f"certificate_file=c\nprivate_key_file=k\n{key} = {text}\n")
-        config = load_config(environ={})
-        assert getattr(config, key) is True
-        assert "neither" not in notes(config)
-    for text in ("1", "yes", "on", "t", "true ", "", "0", "no"):
-        write_file(f"job_queue_size=7\n{key}={text}\n")
-        config = load_config(environ={})
-        assert getattr(config, key) is False, text
-        told = f"{key} = {text!r} (config.properties:2) is neither true nor false and counts as false"
-        assert [note for note in config.notes if note.text == told and note.level == logging.WARNING]
-
-
-def test_a_boolean_counts_alike_from_every_source() -> None:
-    on = {"TS_ENABLE_ENVVARS_CONFIG": "true"}
-    given = [Option("disable_token_authorization", "1", "--set disable_token_authorization")]
-    write_file("disable_token_authorization=true\n")
-    for options, environ in ((given, {}), ([], {**on, "TS_DISABLE_TOKEN_AUTHORIZATION": "1"})):
-        config = load_config(options, environ=environ)
-        assert config.token_authorization is True
-        assert "disable_token_authorization = '1' (" in notes(config)
-
-
-@pytest.mark.parametrize("text", ["", " ", "1", "false"])
-def test_a_variable_that_torchserve_does_not_read_keeps_no_guard_from_being_read(text: str) -> None:
-    write_file("enable_envvars_config=true\ndisable_token_authorization=true\n")
-    environ = {"TS_ENABLE_ENVVARS_CONFIG": text, "TS_DISABLE_TOKEN_AUTHORIZATION": "false"}
-    assert load_config(environ=environ).token_authorization is True
-    closing = [Option("enable_envvars_config", "false", "--set enable_envvars_config")]
-    assert load_config(closing, environ=environ).token_authorization is False
-
-
-def test_a_line_appended_without_a_line_break_is_told() -> None:
-    """AWS's inference toolkit appends lines to a file that doesn't end with one. TorchServe starts with it, too."""
-    write_file("enable_model_api=truedefault_response_timeout=60\n")
-    config = load_config(environ={})
-    assert (config.enable_model_api, config.default_response_timeout) == (False, 120)
-    assert (
-        "enable_model_api = 'truedefault_response_timeout=60' (config.properties:1) is neither true nor false and "
-        "counts as false; a line break is missing before default_response_timeout, which isn't read"
-    ) in notes(config)
-
-
-def test_a_wrong_boolean_is_told_in_a_bounded_line() -> None:
-    write_file("debug=\\u001b[2J" + "x" * 100_000)
-    told = next(note.text for note in load_config(environ={}).notes if "neither" in note.text)
-    assert "debug = '\\x1b[2Jxxx" in told
-    assert len(told) < 250
-    assert told.isprintable()
-
-
 def test_a_snapshot_given_as_config_file_counts_as_one() -> None:
     path = write_snapshot({"m": {"1.0": STATE}}, disable_token_authorization="true", load_models="old")
     config = load_config(ts_config=path, environ={})
@@ -279,13 +165,6 @@ def test_a_broken_newest_snapshot_is_skipped_with_a_warning() -> None:
     config = load_config(environ={})
     assert config.job_queue_size == 2
     assert "20260102000000999-shutdown.cfg is skipped" in notes(config)
-
-
-def test_derived_places() -> None:
-    config = load_config([Option("model_store", "s", "--model-store")], environ={"LOG_LOCATION": "l"})
-    assert (config.workflow_store, config.metrics_location) == (Path("s"), Path("l"))
-    assert source(config, "workflow_store") == "as model_store"
-    assert config.snapshot_dir == Path("l/config")
 
 
 def test_a_snapshot_gives_the_settings_back(tmp_path: Path) -> None:
@@ -362,45 +241,6 @@ def test_every_setting_that_comes_back_was_looked_at() -> None:
         assert not any(word in key for word in ("address", "host", "port", "token", "cors", "ssl", "tls", "key", "url"))
 
 
-@pytest.mark.parametrize("profile", sorted(PROFILES))
-def test_another_servers_profile_restores_nothing(profile: str) -> None:
-    """Nor does it write anything that would come back."""
-    write_snapshot({"m": {"1.0": STATE}}, **EXPOSED)
-    config = load_config([Option("profile", profile, "--profile")], environ={})
-    own = profile == "torchserve"
-    assert (config.snapshot is not None, config.ncs) == (own, not own)
-    assert not config.enable_grpc_ssl and config.inference_address.scheme == "http"
-    options = [Option("profile", profile, "--profile"), Option("ncs", "false", "--set")]
-    assert load_config(options, environ={}).snapshot is not None
-
-
-def test_snapshots_are_looked_for_where_they_are_written() -> None:
-    given = [Option("work_dir", "w", "--work-dir")]
-    config = load_config(given, environ={})
-    SnapshotFiles(config.snapshot_dir).write(SnapshotKind.SHUTDOWN, {"m": {"1.0": STATE}}, {})
-    assert load_config(given, environ={}).snapshot is not None
-    stronger = load_config(given, environ={"LOG_LOCATION": "l"})
-    assert (stronger.snapshot_dir, stronger.snapshot is None) == (config.snapshot_dir, False)
-    write_file("work_dir=w")
-    elsewhere = load_config(environ={"LOG_LOCATION": "l"})
-    assert (elsewhere.snapshot_dir, elsewhere.snapshot) == (Path("l/config"), None)
-
-
 def test_secrets_are_not_shown() -> None:
     config = load_config([Option("keystore_pass", "hush", "--set")], environ={})
     assert "hush" not in str(explain(config))
-
-
-def test_the_environment_of_workers() -> None:
-    environ = {"PATH": "/bin", "AWS_KEY": "1", "AWS": "2"}
-    config = load_config([Option("blacklist_env_vars", "AWS_.*", "--set")], environ=environ)
-    passed = worker_environment(config)
-    assert (passed["PATH"], passed["AWS"], passed["TS_DECODE_INPUT_REQUEST"]) == ("/bin", "2", "true")
-    assert "AWS_KEY" not in passed
-    assert passed["GOMP_SPINCOUNT"] == "1000"
-
-
-@pytest.mark.parametrize("own", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
-def test_how_threads_wait_is_left_to_who_has_said_it(own: str) -> None:
-    passed = worker_environment(load_config(environ={own: "x"}))
-    assert {name: passed[name] for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY") if name in passed} == {own: "x"}

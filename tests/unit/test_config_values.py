@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ts_frontend.config.addresses import Address, is_loopback, parse_address, parse_host
+from ts_frontend.config.addresses import is_loopback, parse_address, parse_host
 from ts_frontend.config.checks import who_may
 from ts_frontend.config.display import explain, settings_table, snapshot_settings
 from ts_frontend.config.kinds import ConfigError
@@ -49,13 +49,6 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("key", TORCHSERVE_KEYS.split())
 def test_every_key_of_torchserve_is_known(key: str) -> None:
     assert key in SETTINGS or key in NO_EFFECT or key in INTERNAL
-
-
-def test_defaults_are_what_the_loader_gives() -> None:
-    config, plain = loaded(), ServerConfig()
-    for column in fields(ServerConfig):
-        if column.name in SETTINGS:
-            assert getattr(config, column.name) == getattr(plain, column.name), column.name
 
 
 @pytest.mark.parametrize(
@@ -107,53 +100,6 @@ def test_errors_name_key_value_source_and_what_is_allowed(key: str, text: str, s
         loaded(**{key: text})
     for part in (key, text, "--set", says):
         assert part in error.value.message
-
-
-def test_all_errors_come_at_once() -> None:
-    with pytest.raises(ConfigError) as error:
-        loaded(job_queue_size="0", max_request_size="x")
-    assert len(error.value.message.splitlines()) == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "api", "address"),
-    [
-        ("http://127.0.0.1:8080", "inference", Address("http", "127.0.0.1", 8080)),
-        ("https://localhost", "management", Address("https", "localhost", 8444)),
-        ("http://example.org/", "metrics", Address("http", "example.org", 8082)),
-        ("HTTP://[::1]:0", "inference", Address("http", "::1", 0)),
-        ("unix:/tmp/a", "inference", Address("unix", path="/tmp/a")),
-        ("unix:///tmp/a", "metrics", Address("unix", path="/tmp/a")),
-        ("UNIX:/" + "x" * 106, "management", Address("unix", path="/" + "x" * 106)),
-        ("https://[fe80::1%eth0]:8443", "inference", Address("https", "fe80::1%eth0", 8443)),
-    ],
-)
-def test_addresses(text: str, api: str, address: Address) -> None:
-    assert parse_address(text, api) == address
-    assert parse_address(str(address), api) == address
-
-
-@pytest.mark.parametrize(
-    ("text", "loopback"),
-    [
-        ("http://127.0.0.1", True),
-        ("http://127.5.5.5", True),
-        ("http://localhost:1", True),
-        ("unix:/s", True),
-        ("http://[::1]", True),
-        ("http://0.0.0.0", False),
-        ("http://[::]", False),
-        ("http://localhost.example.org", False),
-        ("http://10.0.0.1", False),
-        ("https://[::1]:8443", True),
-        ("https://[fe80::1%eth0]", False),
-        ("http://0", False),
-        ("http://LocalHost", True),
-        ("http://[::ffff:10.0.0.1]", False),
-    ],
-)
-def test_loopback(text: str, loopback: bool) -> None:
-    assert parse_address(text, "inference").loopback is loopback
 
 
 def test_grpc_hosts() -> None:
@@ -243,17 +189,6 @@ def test_nor_does_anything_else_that_the_server_starts(monkeypatch: pytest.Monke
     assert "TS_API_TOKEN" not in os.environ
 
 
-def test_the_model_api_follows_the_addresses_unless_told() -> None:
-    assert loaded().model_api_enabled
-    assert not loaded(enable_model_api="false").model_api_enabled
-    outside = {"grpc_inference_address": "0.0.0.0", "disable_token_authorization": "true"}
-    assert loaded(**outside, enable_model_api="true").model_api_enabled
-
-
-def test_the_metrics_address_may_be_outside() -> None:
-    assert loaded(metrics_address="http://0.0.0.0:8082").loopback_only
-
-
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -281,13 +216,6 @@ def test_the_metrics_address_may_be_outside() -> None:
 def test_settings_that_do_not_go_together(settings: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         loaded(**settings)
-
-
-def test_what_a_certificate_is_missing_for_is_said_once() -> None:
-    with pytest.raises(ConfigError) as caught:
-        loaded(enable_grpc_ssl="true", inference_address="https://localhost")
-    assert str(caught.value).count("openssl req") == 1
-    assert "enable_grpc_ssl" in str(caught.value) and "inference_address" in str(caught.value)
 
 
 @pytest.mark.parametrize(

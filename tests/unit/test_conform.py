@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conform import addresses, main
+from conform import main
 from conformance.asking import shown
 from conformance.dialects import (
     PLACES,
@@ -20,9 +20,7 @@ from conformance.dialects import (
     dialects,
     differences,
     filled,
-    variables_of,
 )
-from support import free_port
 
 DATA = Path(__file__).parents[1] / "data"
 RECORDED = [
@@ -146,39 +144,6 @@ def test_what_differs_is_told(wanted: Any, found: Any, words: list[str]) -> None
     assert list(differences(wanted, found)) == words
 
 
-def test_inputs_are_sent_to_the_apis_of_their_form(tmp_path: Path) -> None:
-    tensors = {"inputs": [{"name": "t", "datatype": "BYTES", "shape": [2, 1], "data": [["a"], ["b"]]}]}
-    texts = {"a.txt": "words", "b.json": json.dumps(tensors), "c.json": '{"instances": [1]}'}
-    files = [tmp_path / name for name in texts]
-    for file in files:
-        file.write_text(texts[file.name])
-    found = variables_of("m", files)
-    assert (found["TYPE"], found["TEXT"], found["V1"]) == ("text/plain", "words", {"instances": [1]})
-    assert found["TENSORS"][0]["contents"] == {"bytes_contents": ["YQ==", "Yg=="]}
-    assert found["BODY"] == "d29yZHM=" and found["OIP"] == tensors
-    with pytest.raises(KeyError, match="INPUT"):
-        filled({"a": ["${INPUT}"]}, found)
-    assert filled(["${V1}", "${MODEL}/x"], found) == [{"instances": [1]}, "m/x"]
-
-
-def test_addresses_are_those_beside_the_usual_ports() -> None:
-    ours = addresses("http://host:8080", {"grpc": None})
-    assert ours == {
-        "inference": "http://host:8080",
-        "management": "http://host:8081",
-        "metrics": "http://host:8082",
-        "grpc": "host:7070",
-        "grpc_management": "host:7071",
-    }
-    triton = addresses("host:8000", {})
-    assert (triton["grpc"], triton["management"]) == ("host:8001", "http://host:8000")
-    other = addresses("http://[::1]:1234/path", {"grpc": "h:1"})
-    assert other["inference"] == "http://[::1]:1234/path" and other["grpc"] == "h:1"
-    assert "grpc_management" not in other
-    with pytest.raises(ValueError, match="is not a URL"):
-        addresses("ftp://host", {})
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -190,8 +155,3 @@ def test_addresses_are_those_beside_the_usual_ports() -> None:
 def test_what_cannot_be_asked(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert said in capsys.readouterr().err
-
-
-def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([f"http://127.0.0.1:{free_port()}"]) == 2
-    assert "no server answers at http://127.0.0.1" in capsys.readouterr().err

@@ -13,10 +13,10 @@ import pytest
 
 from support import until_async
 from ts.protocol.frames import Chunk
-from ts_frontend.console.collector import READERS_MAX, Collector, Pace, Reader, TooManyReaders
+from ts_frontend.console.collector import READERS_MAX, Collector, Pace, TooManyReaders
 from ts_frontend.console.site import KINDS, Site
-from ts_frontend.console.state import COLUMNS, MachineLoad, ModelWatch, Reading, between, model_state, worker_log
-from ts_frontend.errors import Draining, NoWorker
+from ts_frontend.console.state import COLUMNS, ModelWatch, model_state, worker_log
+from ts_frontend.errors import Draining
 from ts_frontend.http.console import prefers_html
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.models.health import Health
@@ -34,7 +34,7 @@ from ts_frontend.telemetry.metrics.registry import (
     PROMPT_TOKENS,
     MetricsRegistry,
 )
-from ts_frontend.telemetry.metrics.requests import BOUNDS_S, LatencyCounts, ObservedRequests, quantiles_s
+from ts_frontend.telemetry.metrics.requests import LatencyCounts, quantiles_s
 from ts_frontend.workers.devices import CPU
 from ts_frontend.workers.failures import Failure
 from ts_frontend.workers.memory import WorkerMemory
@@ -134,49 +134,6 @@ def test_quantiles_lie_in_their_buckets() -> None:
     assert quantiles_s([0] * len(counts.counts), (0.5,)) is None
 
 
-def test_latencies_beyond_the_bounds_count() -> None:
-    counts = LatencyCounts()
-    for seconds in (0.0, 1e-9, 1e6):
-        counts.add(seconds)
-    assert sum(counts.counts) == 3 and counts.counts[-1] == 1
-    found = quantiles_s(counts.counts, (0.5, 1.0))
-    assert found is not None and found[0] <= BOUNDS_S[0] and found[1] == BOUNDS_S[-1]
-
-
-def reading(at_s: float, **more: Any) -> Reading:
-    nothing = {"ended": 0, "answered": 0, "failed": 0, "cancelled": 0, "measured": 0, "queue_s": 0.0, "handler_s": 0.0}
-    return Reading(at_s, **{**nothing, "latencies": [0] * (len(BOUNDS_S) + 1), "batches": {}, **more})
-
-
-def test_what_happened_between_two_readings() -> None:
-    latencies = LatencyCounts()
-    for _ in range(10):
-        latencies.add(0.020)
-    now = reading(
-        *(4.0,),
-        ended=12,
-        answered=10,
-        failed=2,
-        measured=10,
-        queue_s=0.1,
-        handler_s=0.05,
-        latencies=latencies.counts,
-        batches={1: 4, 3: 2},
-    )
-    numbers, batches = between(reading(2.0, batches={1: 2}), now)
-    found = dict(zip(COLUMNS, numbers, strict=False))
-    assert (found["answered_per_s"], found["failed_per_s"], found["cancelled_per_s"]) == (5, 1, 0)
-    assert found["p50_ms"] == pytest.approx(20, rel=0.13)
-    assert (found["queue_ms"], found["handler_ms"], found["batch_size"]) == (10, 5, 2)
-    assert batches == {1: 1, 3: 1}
-
-
-def test_nothing_between_two_readings() -> None:
-    for seconds in (0.0, 2.0):
-        numbers, batches = between(reading(2.0), reading(2.0 + seconds))
-        assert numbers == [0, 0, 0, *[None] * 6] and batches == {}
-
-
 def test_a_row_has_the_numbers_of_now_and_of_the_last_seconds() -> None:
     model = Played()
     model.observe(None)
@@ -221,30 +178,6 @@ def test_a_language_models_tokens_of_the_last_seconds() -> None:
     assert watch.row(12.0)[0][-3:] == [20, 12.5, 267]
     watch.row(90.0)
     assert watch.row(99.0)[0][-3:] == [0, 0, None]
-
-
-def test_requests_are_observed_only_while_somebody_watches() -> None:
-    model = METRICS.model("observed", "1.0")
-    plain, latencies = model.requests(False), LatencyCounts()
-    model.observe(latencies)
-    recorder = model.requests(False)
-    assert isinstance(recorder, ObservedRequests) and not isinstance(plain, ObservedRequests)
-    recorder.accepted()
-    recorder.answered(1.0, 1.5, 3.0)
-    assert (quantiles_s(latencies.counts, (1.0,)) or [0])[0] == pytest.approx(2.0, rel=0.13)
-    model.observe(None)
-    assert not isinstance(model.requests(False), ObservedRequests)
-    model.close()
-    closed = model.requests(False)
-    model.observe(latencies)
-    assert model.requests(False) is closed  # of a model that is gone nothing is recorded
-
-
-def test_the_machines_load() -> None:
-    load = MachineLoad()
-    first = load.read(1.0)
-    assert first["memory_total_bytes"] > first["memory_used_bytes"] > 0 and first["server_memory_bytes"] > 0
-    assert 0 <= load.read(2.0)["cpu_percent"] <= 100
 
 
 def test_memory_is_read_of_a_few_workers_at_a_time_by_turns() -> None:
@@ -363,20 +296,6 @@ async def test_one_collector_works_for_all_and_only_while_somebody_reads() -> No
     await until_async(lambda: not one.working, "the collector has ended")
 
 
-async def test_a_reader_who_comes_back_soon_finds_what_happened() -> None:
-    model: Any = Played()
-    one = collector(served(model), pace=Pace(sample_s=0.01, linger_s=60))
-    events = one.events()
-    await anext(events)
-    model.answer()
-    await told(events, "sample", 5)
-    await events.aclose()
-    again = one.events()
-    ((_, history),) = parsed(await anext(again))
-    assert len(history["samples"]) >= 5 and set(history["samples"][0]) == {"t", "machine", "models", "batches"}
-    await again.aclose()
-
-
 async def test_a_model_that_is_gone_is_no_longer_watched() -> None:
     model: Any = Played()
     registry = served(model)
@@ -417,40 +336,6 @@ async def test_readers_have_a_limit() -> None:
     assert refused.value.http_status == 503 and refused.value.retry_after_s
     await readers.pop().aclose()
     await anext(one.events())
-
-
-async def test_a_slow_reader_gets_the_latest_state_and_no_more_samples_than_the_history_has() -> None:
-    reader = Reader(samples_max=3)
-    for number in range(10):
-        reader.tell(state=b"state %d" % number)
-        reader.tell(sample=b"%d" % number)
-    assert await reader.take() == [b"state 9", b"7", b"8", b"9"]
-    reader.tell(sample=b"10")
-    assert await reader.take() == [b"10"]
-    reader.end()
-    assert await reader.take() == [] and await reader.take() == []
-
-
-async def test_a_state_that_cannot_be_read_ends_the_readers_and_the_next_begin_anew(caplog: Any) -> None:
-    class Broken(Played):
-        @property
-        def statistics(self) -> Any:
-            raise NoWorker("gone")
-
-    model: Any = Broken()
-    registry = served(model)
-    one = collector(registry)
-    events = one.events()
-    async for _ in events:
-        pass
-    assert not one.working
-    registry.remove("m")
-    registry.add(Played())  # type: ignore[arg-type]
-    again = one.events()
-    await anext(again)
-    assert await told(again, "sample")
-    await again.aclose()
-    assert "The console's collector failed" in caplog.text
 
 
 # --- files, and `/`

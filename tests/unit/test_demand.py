@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from stage import Actor, Skipping, Stage, pool_of
-from support import GUARD_S, until_async
+from support import until_async
 from ts.protocol.frames import Input, Predict
 from ts_frontend.errors import ModelNotLoaded, NoWorker
 from ts_frontend.job import Job, Ledger
@@ -103,24 +103,6 @@ class House:
     async def close(self) -> None:
         for one in self.models:
             await self.demand.leave(one, one.pool.close(0))
-
-
-async def test_a_model_has_no_process_before_its_first_request_and_concurrent_ones_load_it_once() -> None:
-    house = House(1)
-    one, stage = house.models[0], house.stages[0]
-    assert (stage.launched, one.status) == (0, "known")
-    jobs = [house.ask(0) for _ in range(5)]
-    assert one.status == "loading"
-    await house.answered(*jobs)
-    assert (stage.launched, one.loads) == (1, 1)
-    await until_async(lambda: one.status == "warm")
-    for job in jobs:
-        told = dict(job.headers)
-        assert int(told["x-cold-start-ms"]) >= 1
-    later = house.ask(0)
-    await house.answered(later)
-    assert not later.told and not later.headers
-    await house.close()
 
 
 async def test_a_model_that_nobody_asks_for_ends_after_its_time_and_a_pinned_one_stays() -> None:
@@ -270,14 +252,6 @@ async def test_a_model_whose_workers_were_given_up_is_loaded_anew() -> None:
     await house.close()
 
 
-async def test_a_model_that_is_too_large_is_refused_before_it_is_loaded() -> None:
-    house = House(1, SIZE, DemandRule(memory=Memory(SIZE + 1, SIZE + 1)))
-    with pytest.raises(NoWorker, match="model_(gpu_)?memory_max"):
-        house.ask(0)
-    assert not house.stages[0].launched
-    await house.close()
-
-
 async def test_a_model_that_grows_over_the_limit_makes_others_leave() -> None:
     house = House(2, 2 * SIZE)
     for index in range(2):
@@ -304,29 +278,6 @@ async def test_a_request_that_leaves_while_it_waits_for_memory_loads_nothing() -
     await house.answered(first)
     await until_async(lambda: house.models[1].status == "known")
     assert not house.stages[1].launched
-    await house.close()
-
-
-async def test_a_model_that_is_removed_while_it_waits_or_loads_leaves_nothing() -> None:
-    house = House(2, SIZE)
-    house.stages[0].scenes = ["hangs"]
-    jobs = [house.ask(0), house.ask(1)]
-    await until_async(lambda: house.stages[0].launched)
-    for job in jobs:
-        job.cancel()
-    await asyncio.wait_for(house.close(), GUARD_S)
-    assert not house.demand.residents and not list(house.actors())
-
-
-async def test_a_model_on_the_cpu_needs_no_memory_of_gpus() -> None:
-    """An unknown model on GPUs counts as all of their memory."""
-    house = House(3)
-    house.demand.limit = Memory(gpus=SIZE)
-    for index, on_gpus in enumerate((False, False, True)):
-        house.models[index].pool.on_gpus = on_gpus
-        await house.answered(house.ask(index))
-        await house.warm(index)
-    assert [one.held for one in house.models] == [Memory(SIZE), Memory(SIZE), Memory(1, SIZE)]
     await house.close()
 
 

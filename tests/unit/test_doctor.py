@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.metadata
 import json
 import os
 import socket
@@ -14,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from ts.version import is_compiled
 from ts_frontend.cli import main as cli
-from ts_frontend.config.addresses import Address
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.diagnosis import doctor, machine
 from ts_frontend.diagnosis.machine import Brought
-from ts_frontend.diagnosis.report import Report, Section, Severity, size
+from ts_frontend.diagnosis.report import Section
 from ts_frontend.listeners.listener import Listener
 from ts_frontend.workers.devices import Inventory
 
@@ -58,15 +55,6 @@ def test_a_python_without_optimisation_is_told() -> None:
     assert [one[0] for one in said(section)] == ["ok", "warning", "warning"]
     texts = "\n".join(text for _, _, text in said(section))
     assert "built without PGO and LTO" in texts and "the GIL" in texts
-
-
-def test_the_form_is_told() -> None:
-    section = Section("")
-    machine.form(section, compiled=True)
-    machine.form(section, compiled=False)
-    assert [text.partition(":")[0] for _, _, text in said(section)] == ["compiled", "pure Python"]
-    machine.python_packages(section)
-    assert section.facts["compiled"] is is_compiled()
 
 
 @pytest.mark.parametrize(
@@ -108,24 +96,6 @@ def test_another_ts_and_another_command_on_the_path_are_told(tmp_path: Path, mon
     assert f"{tmp_path}/ts is another package ts" in texts
     assert f"torchserve on the PATH is /usr/bin/other-torchserve, and this Python's is {command}" in texts
     assert f"no torchserve is on the PATH: add {tmp_path}" in texts
-
-
-def test_installed_distributions_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, file, text in (
-        ("a_server", "entry_points.txt", "[console_scripts]\ntorchserve = other.main:main\n"),
-        ("a_package", "top_level.txt", "ts\nother\n"),
-        ("a_stranger", "top_level.txt", "tsx\n"),
-    ):
-        folder = tmp_path / f"{name}-1.0.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (folder / file).write_text(text)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    found = [one for one in machine.installed() if Path(one.place) == tmp_path]
-    assert sorted((one.name, one.commands, one.packages) for one in found) == [
-        ("a_package", (), ("ts", "other")),
-        ("a_server", ("torchserve",), ()),
-    ]
 
 
 # --- torch and devices
@@ -192,13 +162,6 @@ def test_the_folder_of_a_unix_socket_is_looked_at(tmp_path: Path) -> None:
     assert [one[0] for one in said(found)] == ["ok", "error", "error"]
 
 
-def test_addresses_that_apis_share_are_looked_at_once() -> None:
-    shared = Address("http", "127.0.0.1", 8080)
-    config = ServerConfig(inference_address=shared, metrics_address=shared)
-    names = [one.name for one in machine.listeners(config)]
-    assert names == ["grpc_inference", "grpc_management", "http_inference", "http_management"]
-
-
 def test_a_stale_pid_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / ".model_server.pid"
     config = ServerConfig(work_dir=tmp_path)
@@ -242,28 +205,6 @@ def test_limits_have_advice() -> None:
 # --- the report
 
 
-def test_a_report_as_text_and_its_exit_status() -> None:
-    report = Report("model")
-    section = report.section("a.mar")
-    section.ok("files", "fine")
-    assert (report.text(), report.status(strict=True)) == ("a.mar\n  ok       files: fine\n1 model: no faults", 0)
-    section.warn("server", "odd")
-    section.warn("server", "odd")
-    assert (report.status(), report.status(strict=True)) == (0, 1)
-    section.error("handler", "first\nsecond", ["File x"])
-    lines = report.text(quiet=True).splitlines()
-    assert lines[1:4] == ["  warning  server: odd", "  error    handler: first", "             second"]
-    assert (lines[-2:], report.status()) == (["             File x", "1 model: 1 error, 1 warning"], 1)
-    assert report.as_json()["sections"][0]["findings"][2]["detail"] == ["File x"]
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (46_100, "46.1 kB"), (5e8, "500 MB"), (2e12, "2000 GB")]
-)
-def test_sizes_are_for_people(count: float, text: str) -> None:
-    assert size(count) == text
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -288,24 +229,3 @@ def test_the_command_reports_settings_and_makes_nothing(folder: Path, capsys: py
     assert (status, report["errors"], titles) == (0, 0, expected), report
     assert "store has m.mar." in report["sections"][5]["findings"][0]["text"]
     assert sorted(folder.rglob("*")) == before
-
-
-def test_settings_that_cannot_be_used_are_errors_and_the_rest_is_looked_at(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free = Address("http", "127.0.0.1", 0)
-    addresses = {f"{api}_address": free for api in ("inference", "management", "metrics")}
-    ports = {"grpc_inference_port": 0, "grpc_management_port": 0}
-    defaults: Any = {"number_of_gpu": 0, "preload_torch": False, **addresses, **ports}
-    monkeypatch.setattr(doctor, "ServerConfig", lambda: ServerConfig(**defaults))
-    status, report = examined(capsys, "--set", "job_queue_sise=1")
-    errors = [one for one in report["sections"][0]["findings"] if one["severity"] == Severity.ERROR.value]
-    assert status == 1 and "did you mean job_queue_size?" in errors[0]["text"]
-    assert len(report["sections"]) == 7
-
-
-@pytest.mark.slow
-def test_torch_is_imported_by_a_workers_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, report = examined(capsys, "--model-store", "store", "--set", "preload_torch=true")
-    (section,) = [one for one in report["sections"] if one["title"] == "Torch and devices"]
-    assert section["facts"]["version"] == importlib.metadata.version("torch"), (status, report)

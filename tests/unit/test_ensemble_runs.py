@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -299,18 +298,3 @@ async def test_a_large_streamed_answer_waits_for_its_reader() -> None:
 def test_what_a_graph_cant_be(steps: list[Step], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         make_ensemble(steps, ["in0"], ["a"], "e")
-
-
-async def test_each_step_has_the_requests_deadline_and_id() -> None:
-    stage = stage_of(SIDE_BY_SIDE, ["in0"], ["a"], {"m1": RUNS})
-    deadline_s = time.monotonic() + 60
-    request = pb.ModelInferRequest(model_name="e")
-    request.inputs.add(name="in0", datatype="INT64", shape=[1])
-    request.raw_input_contents.append(bytes(8))
-    job = Job(stage.ledger, [Input("", "\0grpc", request.SerializeToString())], "r", deadline_s=deadline_s)
-    stage.runs.put(job)
-    await until_async(lambda: stage.models["m1"].ledger.sent)
-    (step,) = stage.models["m1"].ledger.live.values()
-    assert step.deadline_s == deadline_s and step.request_id == "r"
-    job.cancel()
-    await stage.nothing_left()

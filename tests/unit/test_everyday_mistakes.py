@@ -22,9 +22,6 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.listeners.listener import Listener
 from ts_frontend.listeners.sockets import ListenFailed, check_free
-from ts_frontend.models.archive import Archive
-from ts_frontend.models.formats.formats import Formats
-from ts_frontend.models.settings import Requested, resolve
 from ts_frontend.models.store.store import ModelStore
 
 MODEL_STORE = Path(__file__).parents[2] / "model_store"
@@ -81,21 +78,12 @@ def refused(call: Callable[[], object]) -> str:
     return refusal.value.message
 
 
-def opened(path: Path, work_dir: Path) -> Archive:
-    return Formats().open(path, work_dir)
-
-
 # --- the command line
 
 
 @mistake("a command misspelt", "there is no command predct; did you mean predict?", "torchserve --help")
 def _(desk: Desk) -> str:
     return desk.torchserve("predct", "m")
-
-
-@mistake("a flag misspelt", "unrecognized arguments: --modelstore; did you mean --model-store?")
-def _(desk: Desk) -> str:
-    return desk.torchserve("--start", "--modelstore", "here")
 
 
 @mistake("a setting misspelt on the command line", "there is no setting job_queue_sise; did you mean job_queue_size?")
@@ -108,11 +96,6 @@ def _(desk: Desk) -> str:
     return desk.torchserve("config", "--set", "debug")
 
 
-@mistake("a value of the wrong kind", "job_queue_size = many (--set job_queue_size): allowed are whole numbers")
-def _(desk: Desk) -> str:
-    return desk.torchserve("config", "--set", "job_queue_size=many")
-
-
 @mistake("no model store", "Missing mandatory parameter --model-store (or --model-repository)")
 def _(desk: Desk) -> str:
     return desk.torchserve("--start", "--ncs")
@@ -121,11 +104,6 @@ def _(desk: Desk) -> str:
 @mistake("a model store that isn't there", "--model-store directory not found: modles")
 def _(desk: Desk) -> str:
     return desk.torchserve("--start", "--ncs", "--model-store", "modles")
-
-
-@mistake("a config file that isn't there", "--ts-config file not found: config.propertys")
-def _(desk: Desk) -> str:
-    return desk.torchserve("--start", "--ts-config", "config.propertys")
 
 
 @mistake("a directory as the config file", "--ts-config is a directory, not a config file: conf")
@@ -142,29 +120,9 @@ def _(desk: Desk) -> str:
     return desk.torchserve("--start", "--ncs", "--ts-config", "rel.properties")
 
 
-@mistake(
-    "TLS without a certificate",
-    "enable_grpc_ssl = True",
-    "TLS needs certificate_file and private_key_file",
-    "openssl req",
-)
-def _(desk: Desk) -> str:
-    return desk.torchserve("config", "--set", "enable_grpc_ssl=true")
-
-
-@mistake("one port for two APIs", "grpc_management_port = 7070", "is already that of grpc_inference_port")
-def _(desk: Desk) -> str:
-    return desk.torchserve("config", "--set", "grpc_management_port=7070")
-
-
 @mistake("a command without a server", "No server answers at 127.0.0.1:1", "torchserve --start", "--host")
 def _(desk: Desk) -> str:
     return desk.torchserve("ping", "--inference-port", "1")
-
-
-@mistake("a file to predict that isn't there", "kiten.jpg can't be read: No such file or directory")
-def _(desk: Desk) -> str:
-    return desk.torchserve("predict", "m", "kiten.jpg")
 
 
 @mistake("an input without its name", "--input 'text' isn't NAME=TEXT or NAME=@FILE")
@@ -195,13 +153,6 @@ def _(desk: Desk) -> str:
 
 
 @mistake(
-    "an archive misspelt", "Model not found at: digit.mar; did you mean digits.mar?", "has digits.mar, digits_v2.mar"
-)
-def _(desk: Desk) -> str:
-    return refused(lambda: asyncio.run(ModelStore(MODEL_STORE).fetch("digit.mar")))
-
-
-@mistake(
     "an archive's path in place of its name", "Model not found at: ./model_store/digits.mar; did you mean digits.mar?"
 )
 def _(desk: Desk) -> str:
@@ -213,50 +164,6 @@ def _(desk: Desk) -> str:
     return desk.torchserve("doctor", "--set", "job_queue_size=many", "--set", "preload_torch=false")
 
 
-@mistake("an archive cut short by a broken copy", "Archive half.mar: neither a zip file", "broken or incomplete")
-def _(desk: Desk) -> str:
-    half = desk.folder / "half.mar"
-    half.write_bytes((MODEL_STORE / "digits.mar").read_bytes()[:-400])
-    return refused(lambda: opened(half, desk.folder))
-
-
-@mistake("a manifest that isn't JSON", "entry 'MAR-INF/MANIFEST.json': not JSON", "line 1")
-def _(desk: Desk) -> str:
-    return refused(lambda: opened(desk.archive("{'model': 1}"), desk.folder))
-
-
-@mistake("tabs in model-config.yaml", "entry 'model-config.yaml': not usable as YAML", "line 1")
-def _(desk: Desk) -> str:
-    folder = desk.archive('{"model": {"configFile": "model-config.yaml"}}')
-    (folder / "model-config.yaml").write_text("minWorkers:\t1\n\tx: 2\n")
-    return refused(lambda: opened(folder, desk.folder))
-
-
-@mistake("an archive for the C++ backend", "made for TorchServe's C++ backend (runtime LSP)")
-def _(desk: Desk) -> str:
-    return refused(lambda: opened(desk.archive('{"runtime": "LSP", "model": {}}'), desk.folder))
-
-
-@mistake("a key of model-config.yaml misspelt", "batch_size is not a setting; did you mean batchSize?")
-def _(desk: Desk) -> str:
-    return "\n".join(resolve(Requested(), {"batch_size": 8, "handler": {"x": 1}}, {}, ServerConfig()).warnings)
-
-
-@mistake("a number in quotes", "batchSize is '8': ignored, it must be a whole number, at least 1")
-def _(desk: Desk) -> str:
-    return "\n".join(resolve(Requested(), {"batchSize": "8"}, {}, ServerConfig()).warnings)
-
-
-@mistake("a number in words", "minWorkers is 'two': ignored, it must be a whole number\n")
-def _(desk: Desk) -> str:
-    return "\n".join([*resolve(Requested(), {"minWorkers": "two"}, {}, ServerConfig()).warnings, ""])
-
-
-@mistake("more workers than fit", "initial_workers must be from 0 to 1024, not 10000")
-def _(desk: Desk) -> str:
-    return refused(lambda: Requested(initial_workers=10_000))
-
-
 @mistake(
     "a built-in handler misspelt for the archiver",
     "--handler: image_clasifier.py does not exist",
@@ -265,15 +172,6 @@ def _(desk: Desk) -> str:
 def _(desk: Desk) -> str:
     with pytest.raises(ModelArchiverError) as refusal:
         ModelArchiver.generate_model_archive(ModelArchiverConfig("m", "image_clasifier", "1.0"))
-    return str(refusal.value)
-
-
-@mistake("a file misspelt for the archiver", "--handler: handlr.py is not there; did you mean handler.py?")
-def _(desk: Desk) -> str:
-    (desk.folder / "handler.py").write_text("")
-    desk.patch.chdir(desk.folder)
-    with pytest.raises(ModelArchiverError) as refusal:
-        ModelArchiver.generate_model_archive(ModelArchiverConfig("m", "handlr.py", "1.0"))
     return str(refusal.value)
 
 
@@ -295,28 +193,6 @@ def _(desk: Desk) -> str:
     with pytest.raises(HandlerNotUsable) as refusal:
         entry_point_of("image_clasifier", str(desk.folder))
     return str(refusal.value)
-
-
-@mistake("a handler's file misspelt", "handler 'my_handlr.py' not found", "did you mean my_handler?")
-def _(desk: Desk) -> str:
-    (desk.folder / "my_handler.py").write_text("def handle(data, context): return data\n")
-    with pytest.raises(HandlerNotUsable) as refusal:
-        entry_point_of("my_handlr.py", str(desk.folder))
-    return str(refusal.value)
-
-
-@mistake(
-    "a package that isn't installed",
-    "No module named 'no_such_library'",
-    "-m pip install no_such_library",
-    "requirements",
-)
-def _(desk: Desk) -> str:
-    with pytest.raises(ModuleNotFoundError) as refusal:
-        import no_such_library  # type: ignore[import-not-found]  # noqa: F401
-    failure = describe_failure(refusal.value)
-    assert failure["traceback"]
-    return str(failure["message"])
 
 
 @mistake(
@@ -365,13 +241,6 @@ def _(desk: Desk) -> str:
 
 
 @mistake(
-    "a file that has predict beside a helper class", "mine.py has a function predict, and no handler that calls it"
-)
-def _(desk: Desk) -> str:
-    return loaded(desk, "class Scale:\n    by = 2\n\ndef predict(data):\n    return data * Scale.by\n")
-
-
-@mistake(
     "a class with predict in place of handle", "class Model in mine.py has a method predict", "    def handle(self, "
 )
 def _(desk: Desk) -> str:
@@ -393,13 +262,6 @@ def _(desk: Desk) -> str:
     return answered(desk, "return [row['nme'] for row in data]")
 
 
-@mistake(
-    "an answer that is no list", "should be a list of 1 element, one for each request of the batch; it is of type dict"
-)
-def _(desk: Desk) -> str:
-    return answered(desk, "return {'label': 3}")
-
-
 @mistake("a forgotten return", "it is of type NoneType", "A path through handle ends without a return")
 def _(desk: Desk) -> str:
     return answered(desk, "answers = ['x']")
@@ -413,11 +275,6 @@ def _(desk: Desk) -> str:
 @mistake("a tensor for the whole batch", "it is of type Tensor", "x.tolist() makes a list of it, an element per row")
 def _(desk: Desk) -> str:
     return answered(desk, "import torch; return torch.ones(1, 3)")
-
-
-@mistake("one answer for a whole batch", "the handler's result has 1 element for 3 requests of the batch: ['cat']")
-def _(desk: Desk) -> str:
-    return answered(desk, "return ['cat']", bodies=3)
 
 
 @mistake("an answer that is no JSON", "Unsupported model output data type.", "a result of type set can't be sent")
@@ -435,19 +292,9 @@ def _(desk: Desk) -> str:
     return answered(desk, "import numpy; return [{'score': numpy.float32(0.5)}]")
 
 
-@mistake("bytes in a JSON answer", "['image'] is a bytes: base64.b64encode(x).decode() makes text of it")
-def _(desk: Desk) -> str:
-    return answered(desk, "return [{'image': b'x'}]")
-
-
 @mistake("a date in an answer", "is a date: x.isoformat() makes text of it")
 def _(desk: Desk) -> str:
     return answered(desk, "import datetime; return [{'on': datetime.date.today()}]")
-
-
-@mistake("a set in an answer", "It is a set: list(x) makes a list of it")
-def _(desk: Desk) -> str:
-    return answered(desk, "return [{1, 2}]")
 
 
 @mistake("a row asked for the other name of its body", "has it as '", "write row.get('data') or row.get('body')")
@@ -525,7 +372,3 @@ def test_the_message_says_what_to_do(
     said = row.make(Desk(tmp_path, capsys, monkeypatch))
     assert not [part for part in row.parts if part not in said], said
     assert "Traceback" not in said
-
-
-def test_there_are_over_fifty() -> None:
-    assert len({row.title for row in MISTAKES}) == len(MISTAKES) > 50

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import struct
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -199,17 +198,6 @@ def test_a_large_payload_is_the_buffer_it_was_read_into():
         data += b"x"  # nothing else holds it
 
 
-@pytest.mark.parametrize("cut", [20, 60_000, FRAME_BYTES_MAX + 40_000])
-def test_an_open_frame_is_checked_as_a_whole_one(cut):
-    """Frames that say more than their message has, continue none, or end it early."""
-    body = bytes(400_000)
-    one, two = (b"".join(frame) for frame in frames.frames(*frames.encode(Chunk(1, body))))
-    longer = frames.HEADER.pack(FRAME_BYTES_MAX, frames.CHUNK, frames.CONTINUED, 0, 1) + bytes(FRAME_BYTES_MAX)
-    for broken in (two + one, one + one, one + longer, one[:5] + b"\0" + one[6:] + two, one + two + two):
-        with pytest.raises(FrameError):
-            put_or_fed(Decoder(LIMIT), broken, cut)
-
-
 one_input = st.tuples(st.builds(Input, short, short, payload))
 
 
@@ -268,11 +256,6 @@ def test_texts_that_no_frame_takes_are_refused() -> None:
         handlers_headers([(bytes(70_000), b"")])
 
 
-@pytest.mark.parametrize("kind", [Ready, LoadFailed])
-def test_what_a_handler_says_of_itself_has_no_halves_of_surrogate_pairs(kind):
-    assert decode_bytes(encode_bytes(kind({"names": ["a\ud800é"]}))) == [kind({"names": ["a?é"]})]
-
-
 @given(st.binary(min_size=1, max_size=40))
 def test_a_block_that_holds_no_pairs_is_a_frame_error(block):
     try:
@@ -301,37 +284,6 @@ def test_large_messages_come_in_frames(size, step):
     decoder = Decoder(LIMIT)
     found = [one for at in range(0, len(data), step) for one in decoder.feed(data[at : at + step])]
     assert [plain(one) for one in found] == [plain(one) for one in sent]
-
-
-def test_frames_of_different_messages_may_be_interleaved():
-    bodies = {key: bytes([key]) * 700_000 for key in (1, 2, 3)}
-    streams = {key: list(frames.frames(*frames.encode(Chunk(key, body)))) for key, body in bodies.items()}
-    data = b"".join(b"".join(streams[key][turn]) for turn in range(3) for key in (3, 1, 2))
-    found = decode_bytes_with(Decoder(LIMIT), data + encode_bytes(Stop()))
-    assert {one.job_id: bytes(one.data) for one in found[:-1]} == bodies
-    assert found[-1] == Stop()
-
-
-def decode_bytes_with(decoder, data):
-    return decoder.feed(data)
-
-
-def test_payloads_outlive_what_was_fed():
-    decoder = Decoder(LIMIT)
-    chunks: list[Any] = [decoder.feed(encode_bytes(Chunk(key, bytes([key]) * 10)))[0] for key in range(5)]
-    assert [bytes(chunk.data) for chunk in chunks] == [bytes([key]) * 10 for key in range(5)]
-
-
-def test_payload_types_that_may_be_sent():
-    for data in (b"abc", bytearray(b"abc"), memoryview(b"abc")):
-        assert plain(decode_bytes(encode_bytes(Chunk(1, data)))[0]).data == b"abc"
-
-
-def test_what_does_not_fit_is_refused_when_it_is_encoded():
-    with pytest.raises(ValueError, match="doesn't fit"):
-        encode_bytes(Chunk(1, b"", True, 200, "x" * 70_000))
-    with pytest.raises(ValueError, match="doesn't fit"):
-        encode_bytes(Failed(1, 70_000, ""))
 
 
 def frame(kind, key=1, body=b"", flags=0, length=None):

@@ -15,10 +15,6 @@ from ts_frontend.telemetry.metrics.text import exposition
 PATH = "/x.Y/Do"
 
 
-async def echo(_: Call, data: bytes) -> bytes:
-    return data
-
-
 async def echo_all(_: Call, requests: AsyncIterator[bytes]) -> AsyncIterator[Sequence[bytes]]:
     async for data in requests:
         if data == b"bad":
@@ -40,26 +36,6 @@ def shown(metrics: CallMetrics) -> dict[str, str]:
             code = name.partition('grpc_code="')[2].partition('"')[0]
             found[" ".join(filter(None, (name.partition("{")[0].removeprefix("grpc_server_"), code)))] = value
     return found
-
-
-def test_a_method_that_nobody_called_is_not_shown() -> None:
-    metrics = CallMetrics()
-    metrics.counted(Method(PATH, Shape.UNARY, echo))
-    assert shown(metrics) == {}
-
-
-def test_two_listeners_count_together() -> None:
-    metrics = CallMetrics()
-    method = Method(PATH, Shape.UNARY, echo)
-    for _ in range(2):
-        asyncio.run(metrics.counted(method).run(Call(PATH), b"x"))  # type: ignore[arg-type]
-    assert shown(metrics) == {
-        "started_total": "2.0",
-        "handled_total OK": "2.0",
-        "msg_received_total": "2.0",
-        "msg_sent_total": "2.0",
-        "handling_seconds_count": "2.0",
-    }
 
 
 def test_a_stream_that_fails_has_counted_what_was_sent() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import inspect
 import json
 import re
 from pathlib import Path
@@ -78,16 +77,6 @@ def test_the_servers_own_pages_and_programs_do() -> None:
     assert status(LOCAL, "DELETE", "/models/m", (b"sec-fetch-site", b"none")) == 200
 
 
-def test_only_the_consoles_listener_is_managed_by_its_own_pages() -> None:
-    inference = Guard(Hosts("127.0.0.1"), managed=False)
-    own = (b"origin", b"http://localhost:8080")
-    for headers in ((own,), ((b"sec-fetch-site", b"same-origin"),)):
-        assert status(inference, *LOAD, *headers, JSON_TYPE) == 403
-        assert status(inference, "POST", "/predictions/m", *headers) == 200
-    assert status(inference, *LOAD, JSON_TYPE) == 200
-    assert status(Guard(Hosts("127.0.0.1"), "http://localhost:8080", managed=False), *LOAD, own, JSON_TYPE) == 200
-
-
 def test_answers_of_models_are_shown_to_no_other_site() -> None:
     mine = decision("POST", "/predictions/m")
     of_models = Guard(Hosts("127.0.0.1"), of_a_model=lambda method, path: mine)
@@ -128,15 +117,6 @@ def test_cors_names_who_may() -> None:
     assert status(guard, *LOAD, app, EVIL, JSON_TYPE) == 403
     assert status(guard, *LOAD, CROSS, JSON_TYPE) == 403
     assert status(Guard(Hosts("127.0.0.1"), "*"), *LOAD, EVIL, CROSS, JSON_TYPE) == 200
-
-
-def test_paths_that_models_declare_are_predictions() -> None:
-    mine = decision("POST", "/v2/models/m/generate")
-    guard = Guard(Hosts("127.0.0.1"), of_a_model=lambda method, path: mine if path == "/mine" else None)
-    assert status(guard, "POST", "/mine", EVIL) == 200
-    assert status(guard, "POST", "/other", EVIL) == 403
-    everything = Guard(Hosts("127.0.0.1"), of_a_model=lambda method, path: mine)
-    assert status(everything, *LOAD, EVIL, JSON_TYPE) == 403  # what the table names, no model takes over
 
 
 # --- names
@@ -210,16 +190,6 @@ def test_allowed_names() -> None:
 # --- the table
 
 
-def test_the_strictest_row_counts_in_whatever_order_routes_are_asked() -> None:
-    assert decision("PUT", "/models/predict").effect is Effect.CHANGES
-    assert decision("PUT", "/models/m/predict").effect is Effect.CHANGES
-    assert decision("DELETE", "/models/m/invoke").managing
-    assert RouteTable(ROUTES, ALL[:1]).find("DELETE", "/models/m/invoke").managing  # on whatever listener
-    assert decision("POST", "/models/m/invoke").effect is Effect.RUNS
-    assert decision("GET", "/v1/models/m:predict").effect is Effect.RUNS
-    assert decision("GET", "/v1/models/m").effect is Effect.OPEN
-
-
 def test_forms_of_a_path_make_no_difference() -> None:
     for path in ("/v2/logging", "/v2/logging/", "/v2/logging///", "/v2/logging" + "/" * 300):
         assert decision("POST", path) == decision("POST", "/v2/logging")
@@ -240,15 +210,6 @@ def test_what_no_row_names_is_closed() -> None:
     assert decision("POST", "/v2/new").dialect is ErrorDialect.OPEN_INFERENCE
 
 
-def test_every_described_operation_is_managed_where_it_says_so() -> None:
-    for row in ROUTES:
-        if "with a management key" in row.summary:
-            assert row.managing, row
-        if HTTP_MANAGEMENT in row.on and row.methods in ("POST", "PUT", "DELETE"):
-            playground = row.when is Switch.CONSOLE and row.effect is Effect.RUNS
-            assert (row.effect is Effect.CHANGES or playground) and row.managing, row
-
-
 def test_the_consoles_playground_is_the_managers() -> None:
     """At the console's address it runs models for pages of that address, and for nobody else's."""
     own = ((b"origin", b"http://localhost:8080"), (b"sec-fetch-site", b"same-origin"))
@@ -262,47 +223,12 @@ def test_the_consoles_playground_is_the_managers() -> None:
             assert status(LOCAL, "POST", path, JSON_TYPE, foreign) == 403
 
 
-def test_the_consoles_page_is_everyones_and_its_events_are_the_managers() -> None:
-    own = RouteTable(ROUTES, (HTTP_MANAGEMENT,), Switch).find
-    for path in ("/", "/console", "/console/main.js"):
-        assert own("GET", path).keys == (), path
-        assert status(LOCAL, "GET", path, CROSS) == 200  # a link from another page opens it
-    for path in ("/console/events", "/console/store", "/models/m/1.0/workers/9000/log"):
-        assert decision("GET", path).keys == (KeyKind.MANAGEMENT,), path
-        assert status(LOCAL, "GET", path, EVIL) == 403
-
-
 def test_nothing_but_the_table_routes() -> None:
     """No service looks at the parts of a path: a route without a row would have no guard and no key."""
     for file in sorted(HTTP.glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             assert not isinstance(node, ast.Match), f"{file.name}:{node.lineno}"
             assert not (isinstance(node, ast.Attribute) and node.attr == "segments"), f"{file.name}:{node.lineno}"
-
-
-@pytest.mark.pure_form  # compiled functions have no annotations
-def test_every_row_is_found_by_its_own_path() -> None:
-    for row in ROUTES:
-        path = re.sub(r"\{\w+\*?\}", "x", row.path)
-        for method in ("POST",) if row.methods == "*" else row.methods.split():
-            table = RouteTable(ROUTES, row.on, Switch)
-            found = table.find(method, path)
-            assert found.known and found.effect >= row.effect, row
-            assert found.template == row.template or row not in ROUTES, row
-        awaited = inspect.iscoroutinefunction(row.function) or "Awaitable" in row.function.__annotations__["return"]
-        assert awaited and row.keys is not None and row.on, row
-
-
-def test_words_come_before_names_and_the_ends_of_paths_are_told() -> None:
-    assert decision("GET", "/v2/models/stats").template == "/v2/models/stats"
-    assert decision("GET", "/predictions/m/1.0/a/b").params == {
-        "model_name": "m",
-        "model_version": "1.0",
-        "url_path": "a/b",
-    }
-    assert decision("POST", "/v1/models/m:predict").params == {"model_name": "m"}
-    assert decision("GET", "/v1/completions").allowed == ["POST"]
-    assert decision("GET", "/v2/models/m/nothing").allowed == []
 
 
 def test_rows_are_consistent() -> None:

@@ -30,20 +30,6 @@ def needs(directory: Path, **files: str) -> bool:
 @pytest.mark.parametrize(
     "source",
     [
-        "",
-        "def handle(data, context): return data",
-        "from __future__ import annotations\nimport json, os.path as p  # import torch",
-        "import numpy as np\nfrom PIL import Image\nfrom ts.context import Context\nimport ts.metrics.unit",
-        "try:\n    import orjson as json\nexcept ImportError: import json",
-    ],
-)
-def test_workers_of_handlers_without_torch_do_not_wait_for_it(tmp_path: Path, source: str) -> None:
-    assert not needs(tmp_path, handler=source)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
         "import torch",
         "import json, torch.nn as nn",
         "def load():\n\tfrom torch import nn",
@@ -72,16 +58,6 @@ def test_modules_beside_the_handler_are_read_too(tmp_path: Path) -> None:
     assert needs(tmp_path, two="import torch")
     (tmp_path / "json").mkdir()
     assert needs(tmp_path, two="import json"), "the model's own package of that name comes first"
-
-
-def test_a_handler_in_a_folder_imports_from_there_and_from_the_root(tmp_path: Path) -> None:
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "main.py").write_text("import root, beside")
-    (tmp_path / "root.py").write_text("import os")
-    (tmp_path / "src" / "beside.py").write_text("import os")
-    assert not may_need_torch(tmp_path, "src/main:predict")
-    (tmp_path / "src" / "beside.py").write_text("import torch")
-    assert may_need_torch(tmp_path, "src/main:predict")
 
 
 def test_what_cannot_be_read_may_need_torch(tmp_path: Path) -> None:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import os
-import py_compile
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from ts.runtime.process import modules_in
 from ts.testing import Answer, NotLoaded, Request, RequestFailed, ServedModel
 from ts.testing.fixtures import load_model as load_model
 
@@ -106,37 +100,11 @@ def test_statuses_and_headers_of_the_handler_are_in_the_answer(load_model: Load,
     assert answer.grpc_code == "FAILED_PRECONDITION"
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code", "words"),
-    [
-        ("refused", 404, "NOT_FOUND", "no such class"),
-        ("broken", 503, "INTERNAL", "Prediction failed: ValueError: too dark (mine.py, line "),
-        ("short", 503, "INTERNAL", "the handler's result has 0 elements for 1 request"),
-        ("exit", 500, "INTERNAL", "The worker ended before it had answered"),
-    ],
-)
-def test_failures_have_the_statuses_that_clients_see(
-    load_model: Load, handler: Path, body: str, status: int, code: str, words: str
-) -> None:
-    model = load_model(handler)
-    with pytest.raises(RequestFailed) as failure:
-        model.predict(body)
-    assert (failure.value.status, failure.value.grpc_code) == (status, code)
-    assert words in failure.value.message
-    assert ("too dark" in failure.value.traceback) == (body == "broken")
-
-
 def test_a_worker_that_has_ended_answers_no_more(load_model: Load, handler: Path) -> None:
     model = load_model(handler)
     for _ in range(2):
         with pytest.raises(RequestFailed, match="The worker ended before"):
             model.predict("exit")
-
-
-def test_callers_see_no_exception_where_the_server_explains_none(load_model: Load, handler: Path) -> None:
-    with pytest.raises(RequestFailed) as failure:
-        load_model(handler, explain=False).predict(Request("broken", request_id="r7"))
-    assert failure.value.message == "Prediction failed (request ID r7: the model's log says why)"
 
 
 def test_a_batch_comes_to_the_handler_as_one_call(load_model: Load, handler: Path) -> None:
@@ -224,76 +192,3 @@ def test_a_source_of_another_kind_is_refused(load_model: Load, tmp_path: Path) -
     (tmp_path / "x.txt").touch()
     with pytest.raises(NotLoaded, match="neither a handler's file"):
         load_model(tmp_path / "x.txt")
-
-
-def test_the_process_is_as_before_when_the_model_has_gone(tmp_path: Path, handler: Path) -> None:
-    before = os.getcwd(), list(sys.path), os.environ.get("PYTHONPATH")
-    with ServedModel(handler) as model:
-        assert os.getcwd() == str(tmp_path)
-        assert model.module.__name__ == "mine"
-    assert "mine" not in sys.modules
-    model.close()
-    assert (os.getcwd(), sys.path, os.environ.get("PYTHONPATH")) == before
-
-
-def test_a_handler_that_was_edited_is_imported_anew(load_model: Load, tmp_path: Path) -> None:
-    for text in ("one", "three"):  # of another length: Python takes a file of the same second and size for unchanged
-        source = f"def handle(data, context):\n    return None if data is None else ['{text}']\n"
-        assert load_model(written(tmp_path, source)).predict("x").text == text
-
-
-def test_a_function_of_a_handlers_module_can_be_replaced(
-    load_model: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = "def label():\n    return 'real'\n\ndef handle(data, context):\n    return data and [label()]\n"
-    model = load_model(written(tmp_path, source))
-    monkeypatch.setattr(model.module, "label", lambda: "stand-in")
-    assert model.predict("x").text == "stand-in"
-
-
-def test_a_file_saved_again_in_the_same_second_is_the_one_that_is_asked(tmp_path: Path) -> None:
-    """Bytecode of the file before it would be taken for its own, which has the same size."""
-    (tmp_path / "mine.py").write_text("from parts import ANSWER\n\ndef handle(data, context):\n    return [ANSWER]\n")
-    parts, hooks = tmp_path / "parts.py", list(sys.path_hooks)
-    for answer in (1, 2):
-        parts.write_text(f"ANSWER = {answer}\n")
-        os.utime(parts, (1_700_000_000, 1_700_000_000))
-        with ServedModel(tmp_path / "mine.py") as model:
-            assert model.predict("").text == str(answer)
-        py_compile.compile(str(parts))  # as another program's import
-    assert sys.path_hooks == hooks
-
-
-def test_what_the_process_has_frozen_stays_so_and_nothing_else_is(tmp_path: Path) -> None:
-    gc.freeze()
-    before = gc.get_freeze_count()
-    with ServedModel(written(tmp_path, "def handle(data, context):\n    return data and ['ok']\n")) as model:
-        assert model.predict("x").text == "ok"
-        assert gc.get_freeze_count() <= before
-    assert before // 2 < gc.get_freeze_count() <= before, "some of it may have ended"
-
-
-def test_modules_in_a_folder_are_found_wherever_links_lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, elsewhere, linked = tmp_path / "model", tmp_path / "elsewhere", tmp_path / "linked"
-    for folder in (model, elsewhere):
-        folder.mkdir()
-        (folder / "file.py").touch()
-    linked.symlink_to(model)
-    (model / "leads_out.py").symlink_to(elsewhere / "file.py")
-    (elsewhere / "leads_in.py").symlink_to(model / "file.py")
-    beside = tmp_path / "model_2"
-    files = {
-        "found_directly": model / "file.py",
-        "found_in_linked": linked / "file.py",
-        "found_by_link": elsewhere / "leads_in.py",
-        "found_deep": model / "deep" / ".." / "file.py",
-        "leads_out": model / "leads_out.py",
-        "elsewhere": elsewhere / "file.py",
-        "beside": beside / "file.py",
-    }
-    for name, file in files.items():
-        module = ModuleType(name)
-        module.__file__ = str(file)
-        monkeypatch.setitem(sys.modules, name, module)
-    for folder in (model, linked):
-        assert {*modules_in(str(folder))} == {name for name in files if name.startswith("found")}

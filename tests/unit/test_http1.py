@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ts_frontend.transport.hpack import Field
-from ts_frontend.transport.http1 import CLOSE, UNREAD_BYTES_MAX, Http1, Http1Stream
+from ts_frontend.transport.http1 import UNREAD_BYTES_MAX, Http1, Http1Stream
 from ts_frontend.transport.stream import Peer, Stream
 
 PEER = Peer(("127.0.0.1", 1), ("127.0.0.1", 2), "1.1")
@@ -225,17 +225,6 @@ def test_which_connections_go_on(version: bytes, asked: bytes, keeps: bool) -> N
     assert fields.get(b"connection") == (b"close" if not keeps else b"keep-alive" if version == b"1.0" else None)
 
 
-def test_reasons_of_the_server_to_end_a_connection() -> None:
-    for reason in ("header", "draining", "unread"):
-        http, events = served()
-        http.receive(HEAD + b"Content-Length: 2000000\r\n\r\n" if reason == "unread" else GET)
-        http.closing = reason == "draining"
-        _, fields, _ = answered(http, events, (CLOSE,) if reason == "header" else ())
-        assert fields[b"connection"] == b"close" and http.ended
-        http.receive(b"a" + GET)
-        assert len(events.streams) == 1
-
-
 def test_an_answer_without_a_length_to_an_old_client_ends_with_the_connection() -> None:
     http, events = served()
     http.receive(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
@@ -377,20 +366,6 @@ def test_a_body_that_breaks_off(begun: bool) -> None:
 # --- what is one
 
 
-def test_what_is_read_as_it_is_written() -> None:
-    for data, expected in (
-        (b"\r\n\r\n" + GET, ("GET", b"/", b"")),
-        (b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", ("OPTIONS", b"*", b"")),
-        (HEAD + b"Content-Length:  3 \t\r\n\r\nabc", ("POST", b"/", b"abc")),
-        (HEAD + b"Content-Length: 0003\r\n\r\nabc", ("POST", b"/", b"abc")),
-        (HEAD + b'transfer-encoding: CHUNKED\r\n\r\n3;a=b;c="d"\r\nabc\r\n000\r\nT: x\r\n\r\n', ("POST", b"/", b"abc")),
-        (HEAD + b"Connection: Content-Length\r\nContent-Length: 3\r\n\r\nabc", ("POST", b"/", b"abc")),
-    ):
-        for size in (1, 1000):
-            found, http = requests(data, size)
-            assert found == [expected] and not http.ended
-
-
 @pytest.mark.parametrize(
     ("target", "host", "path"),
     [
@@ -484,11 +459,3 @@ def test_a_client_that_sends_ahead_waits() -> None:
     assert not http.full
     http.receive(b"a")
     assert http.full and len(events.streams[0].body()) == UNREAD_BYTES_MAX + 1 and not http.full
-
-
-def test_within_head() -> None:
-    http, events = served()
-    for at in range(len(GET)):
-        assert http.within_head == (at > 0)
-        http.receive(GET[at : at + 1])
-    assert not http.within_head and events.streams[0].ended

@@ -761,15 +761,6 @@ def test_pings_over_the_limit() -> None:
     assert goaway(http) == (1, CALM)
 
 
-def test_pings_without_a_stream_may_be_forbidden() -> None:
-    clock = Clock()
-    http, _ = served(Http2Limits(ping_interval_s=1.0, idle_pings=False), clock)
-    for _ in range(3):
-        clock.now_s += 10.0
-        http.receive(frame(PING, 0, 0, bytes(8)))
-    assert goaway(http) == (0, CALM)
-
-
 def test_changes_of_the_window_over_the_limit() -> None:
     """Each visits every stream, and costs the client 15 bytes."""
     clock = Clock()
@@ -804,17 +795,6 @@ def test_bodies_beyond_the_window_of_the_connection() -> None:
     assert goaway(http) == (17, FLOW)
 
 
-def test_the_rest_of_a_frame_whose_stream_was_answered_is_given_back() -> None:
-    """Else each such request would cost a megabyte of the connection's window."""
-    http, events = served()
-    for number in range(1, 81, 2):
-        part = frame(DATA, 0, number, bytes(1 << 20))
-        http.receive(headers(number, OPEN) + part[:1000])
-        events.streams[-1].respond(413, [])
-        http.receive(part[1000:])
-    assert not http.ended and resets(http) == [(number, 0) for number in range(1, 81, 2)]
-
-
 @pytest.mark.parametrize("piece", [b"", b"a", frame(DATA, PADDED, 1, b"\xff" + bytes(255))[FRAME_HEAD_BYTES:]])
 def test_many_small_frames_take_little_memory(piece: bytes) -> None:
     http, events = served()
@@ -830,39 +810,6 @@ def test_many_small_frames_take_little_memory(piece: bytes) -> None:
 
 
 # --- answers
-
-
-@pytest.mark.parametrize(("method", "status"), [(b"HEAD", 200), (b"GET", 204), (b"GET", 304)])
-def test_answers_without_a_body(method: bytes, status: int) -> None:
-    http, events = served()
-    for number in (1, 3):
-        http.receive(headers(number, WHOLE, [(b":method", method), *HEAD[1:]]))
-    whole, pieces = events.streams
-    whole.respond(status, [(b"content-length", b"4")], b"body")
-    pieces.begin(status, [])
-    pieces.write(b"body")
-    pieces.finish()
-    frames = sent(http)
-    length = [(b"content-length", b"4")] if status == 200 else []
-    assert frames[0] == (HEADERS, WHOLE, 1, encode([(b":status", b"%d" % status), *length]))
-    assert all(payload == b"" for kind, _, _, payload in frames if kind == DATA) and http.streams == {}
-
-
-def test_headers_of_http_1_are_left_out() -> None:
-    http, events = served()
-    http.receive(headers(1))
-    events.streams[0].respond(200, [(b"connection", b"close"), (b"a", b"b"), (b"transfer-encoding", b"chunked")])
-    assert sent(http) == [(HEADERS, WHOLE, 1, encode([(b":status", b"200"), (b"a", b"b")]))]
-
-
-def test_a_smaller_table_is_announced_once() -> None:
-    http, events = served()
-    http.receive(setting(1, 4096) + headers(1) + headers(3) + headers(5))
-    events.streams[0].respond(200, [])
-    http.receive(setting(1, 4095) + setting(1, 4096))
-    events.streams[1].respond(200, [])
-    events.streams[2].respond(200, [])
-    assert [payload for kind, _, _, payload in sent(http) if kind == HEADERS] == [b"\x88", b"\x20\x88", b"\x88"]
 
 
 def test_the_end_waits_for_the_streams() -> None:

@@ -56,22 +56,6 @@ def formats_of(place: Path) -> Formats:
     return known_formats(ServerConfig(), env={}, work_dir=place, gpus=0)
 
 
-@pytest.mark.parametrize(
-    ("url", "repository"),
-    [
-        ("hf://org/chat", Repository("org/chat")),
-        ("HF://org/chat", Repository("org/chat")),
-        ("hf://org/chat-1.5@v2", Repository("org/chat-1.5", "v2")),
-        ("hf://org/chat:v2", Repository("org/chat", "v2")),
-        ("hf://org/chat@refs%2Fpr%2F1", Repository("org/chat", "refs/pr/1")),
-        ("hf://org/chat/chat.Q4.gguf", Repository("org/chat", "main", "chat.Q4.gguf")),
-        ("hf://org/chat@v2/gguf/chat.gguf", Repository("org/chat", "v2", "gguf/chat.gguf")),
-    ],
-)
-def test_names(url: str, repository: Repository) -> None:
-    assert parse(url) == repository
-
-
 @pytest.mark.parametrize("url", ["hf://", "hf://chat", "hf://org/", "hf:///org/chat", "hf://a@b/chat", "hf://org/c d"])
 def test_what_is_no_name(tmp_path: Path, url: str) -> None:
     with pytest.raises(InvalidArgument, match="hf://ORG/NAME|blank"):
@@ -97,19 +81,6 @@ def test_no_name_leads_out_of_the_repository(tmp_path: Path, url: str) -> None:
         parse(url)
     with pytest.raises((InvalidArgument, ArchiveNotFound), match="no path in a repository|Relative path"):
         asyncio.run(store_of(tmp_path, [".*"]).fetch(url))
-
-
-def test_a_cached_repository_is_used_in_place_under_its_name(tmp_path: Path) -> None:
-    folder = cached(tmp_path / "hub", CHAT)
-    store = store_of(tmp_path)
-    for url in ("hf://org/chat", "hf://org/chat@main", f"hf://org/chat@{COMMIT}"):
-        fetched = asyncio.run(store.fetch(url, named=True))
-        assert (fetched.path, fetched.url, fetched.downloaded, fetched.hub) == (folder, url, False, "chat")
-        again = asyncio.run(store.recall(url, fetched.recorded, named=True))
-        assert again == fetched
-        archive = formats_of(tmp_path).open(fetched.path, tmp_path, hub=fetched.hub)
-        assert (archive.name, archive.handler, archive.remembered) == ("chat", "transformers_handler", True)
-    assert list((tmp_path / "store").iterdir()) == []
 
 
 def test_a_file_of_a_repository_is_a_model_of_its_name(tmp_path: Path) -> None:
@@ -168,19 +139,6 @@ def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("environ", "cache"),
-    [
-        ({}, Path.home() / ".cache" / "huggingface" / "hub"),
-        ({"XDG_CACHE_HOME": "/c"}, Path("/c/huggingface/hub")),
-        ({"HF_HOME": "/h", "XDG_CACHE_HOME": "/c"}, Path("/h/hub")),
-        ({"HF_HUB_CACHE": "/own", "HF_HOME": "/h"}, Path("/own")),
-    ],
-)
-def test_the_cache_is_where_the_hubs_tools_have_it(environ: dict[str, str], cache: Path) -> None:
-    assert hub.Hub(environ).cache == cache
-
-
-@pytest.mark.parametrize(
     "files",
     [
         {"MAR-INF/MANIFEST.json": '{"model": {"modelName": "m", "handler": "mine.py"}}', "w.pt": "", "mine.py": ""},
@@ -192,17 +150,6 @@ def test_no_code_of_a_repository_is_run(tmp_path: Path, files: dict[str, str]) -
     folder = cached(tmp_path / "hub", files)
     with pytest.raises(InvalidArchive, match=r"chat of the hub is no language model.*--local-dir"):
         formats_of(tmp_path).open(folder, tmp_path, hub="chat")
-
-
-def test_its_configuration_and_requirements_do_not_count(tmp_path: Path) -> None:
-    more = {"model-config.yaml": "handler: {trustRemoteCode: true}\nuseVenv: true", "requirements.txt": "evil"}
-    for files in (CHAT | more, {"chat.gguf": "", **more}):
-        folder = cached(tmp_path / "hub", files, f"org/{len(files)}")
-        path = folder / "chat.gguf" if "chat.gguf" in files else folder
-        archive = formats_of(tmp_path).open(path, tmp_path, hub="chat")
-        assert archive.name == "chat" and archive.config_file is None and archive.requirements_file is None
-        assert archive.config.keys().isdisjoint({"handler", "useVenv"})
-    assert formats_of(tmp_path).open(folder, tmp_path).config["useVenv"] is True
 
 
 def test_one_form_of_the_weights_is_downloaded() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import torch
 from scipy import sparse  # type: ignore[import-untyped]
 
-from ts.testing import Answer, Request, ServedModel
+from ts.testing import Request, ServedModel
 from ts.testing.fixtures import load_model  # noqa: F401
 from ts.testing.served import NotLoaded
 
@@ -113,17 +112,6 @@ def test_wrong_requests_are_told_what_is_wrong(
     assert asked(model, b"[[1, 2]]").json() == [[5, 11]]
 
 
-FOUR = """
-import json
-def model_fn(model_dir):
-    return {"from": model_dir}
-def input_fn(data, content_type):
-    return json.loads(data), content_type
-def predict_fn(data, model):
-    return [data, sorted(model)]
-def output_fn(prediction, accept):
-    return json.dumps([prediction, accept]), "application/x-mine"
-"""
 WITH_CONTEXT = """
 def pre_model_fn(model_dir, context):
     global before
@@ -136,12 +124,6 @@ def transform_fn(model, data, content_type, accept, context):
     context.set_response_header(0, "X-Amzn-SageMaker-Custom-Attributes", "mine")
     return str(model + [data, context.get_request_header(0, "x-amzn-sagemaker-custom-attributes")])
 """
-
-
-def test_all_functions_of_a_script(served: Callable[..., ServedModel]) -> None:
-    answer = asked(served(FOUR), b'{"a": 1}', JSON, "text/own")
-    assert answer.headers["content-type"] == "application/x-mine"
-    assert answer.json() == [[[{"a": 1}, JSON], ["from"]], "text/own"]
 
 
 def test_functions_may_take_the_context_and_headers_go_both_ways(
@@ -172,31 +154,6 @@ def test_a_generator_streams_its_pieces(served: Callable[..., ServedModel]) -> N
     assert asked(model, b"0").data == b""
 
 
-FAILS = (
-    LOADS
-    + """
-class Busy(Exception):
-    status_code = 429
-def transform_fn(model, data, content_type, accept):
-    if data == "busy":
-        raise Busy("later")
-    return str(model // int(data))
-"""
-)
-
-
-def test_each_request_of_a_batch_is_answered_by_itself(served: Callable[..., ServedModel]) -> None:
-    model = served(FAILS)
-    requests = [Request(text, headers={"content-type": CSV}, content_type=CSV) for text in (b"5", b"0", b"busy", b"2")]
-    answers = model.batch(requests)
-    assert [(one.status, one.text) for one in answers if isinstance(one, Answer)] == [
-        (200, "2"),
-        (500, "ZeroDivisionError: integer division or modulo by zero\n"),
-        (429, "Busy: later\n"),
-        (200, "5"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -211,9 +168,3 @@ def test_scripts_that_cannot_serve_say_why(served: Callable[..., ServedModel], s
     with pytest.raises(NotLoaded) as error:
         served(script)
     assert said in str(error.value)
-
-
-def test_json_that_the_server_has_read_reaches_the_script_as_text(served: Callable[..., ServedModel]) -> None:
-    script = LOADS + "def transform_fn(model, data, content_type, accept):\n    return type(data).__name__ + data\n"
-    model = served(script)
-    assert asked(model, {"a": [1]}).text == "str" + json.dumps({"a": [1]})

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
-import math
-import time
 import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from ts.protocol.frames import Chunk, Failed, Feed, Input
-from ts_frontend.config.kinds import ConfigError
-from ts_frontend.config.load import Option, load_config
 from ts_frontend.errors import (
-    Cancelled,
     Code,
     DeadlineExceeded,
-    HandlerFailed,
     MessageTooLarge,
     NoWorker,
     ServeError,
     WorkerDied,
 )
 from ts_frontend.job import (
-    CREDIT_GRANT_BYTES,
     FINAL,
-    NEXT,
     FedJob,
     IllegalTransition,
     Job,
@@ -71,19 +62,6 @@ def sent(ledger: Ledger | None = None, **more: object) -> tuple[Job, Recording]:
     return job, owner
 
 
-@pytest.mark.parametrize(("old", "new"), list(itertools.product(JobState, JobState)))
-def test_the_table_decides_which_moves_there_are(old, new):
-    job = Job(Ledger(), [], request_id="r")
-    job.state = old
-    if new in NEXT[old]:
-        job.move(new)
-        assert job.state is new
-    else:
-        with pytest.raises(IllegalTransition):
-            job.move(new)
-        assert job.state is old
-
-
 def owner_of(job: Job) -> Owner:
     assert job.owner is not None
     return job.owner
@@ -122,65 +100,6 @@ def test_a_method_of_the_usual_way_does_what_the_table_does(old, way, kind):
     assert seen(act) == seen(lambda job: job.move(new))
 
 
-def test_gauges_fall_however_a_job_ends():
-    ledger = Ledger()
-    ways = [
-        lambda job: job.deliver(Chunk(job.id, b"x")),
-        lambda job: job.fail(NoWorker("gone")),
-        lambda job: job.cancel(),
-        lambda job: job.expire(NoWorker("late")),
-    ]
-    for end in ways:
-        job, _ = sent(ledger)
-        assert (ledger.sent, list(ledger.live)) == (1, [job.id])
-        end(job)
-        assert (ledger.queued, ledger.sent, ledger.live) == (0, 0, {})
-    assert [
-        ledger.counts[state] for state in (JobState.ANSWERED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED)
-    ] == [1] * 4
-
-
-async def test_pieces_are_joined_for_a_unary_caller_and_credit_comes_back_at_once():
-    job, owner = sent()
-    result = asyncio.ensure_future(job.result())
-    await asyncio.sleep(0)
-    job.deliver(Chunk(job.id, b"one ", last=False, status=201, headers=[("a", "b")]))
-    job.deliver(Chunk(job.id, b"two", last=True, status=500))
-    assert bytes(await result) == b"one two"
-    assert (job.status, list(job.headers)) == (201, [("a", "b")])
-    assert owner.granted == [4 + 64]
-
-
-async def test_a_stream_gives_what_is_ready_together_and_ends_with_the_last_piece():
-    job, _ = sent(stream=True)
-    job.deliver(Chunk(job.id, b"1", last=False))
-    job.deliver(Chunk(job.id, b"2", last=False))
-    seen = []
-    async for pieces in chunks(job):
-        seen.append([bytes(piece) for piece in pieces])
-        if len(seen) == 1:
-            job.deliver(Chunk(job.id, b"3", last=True))
-    assert seen == [[b"1", b"2"], [b"3"]]
-
-
-async def test_an_answer_is_whole_when_it_ends_with_its_first_piece():
-    job, _ = sent(stream=True)
-    whole = asyncio.ensure_future(job.whole())
-    await asyncio.sleep(0)
-    job.deliver(Chunk(job.id, b"all"))
-    assert await whole == [b"all"]
-    empty, _ = sent(stream=True)
-    empty.deliver(Chunk(empty.id, b""))
-    assert await empty.whole() == []
-    more, _ = sent(stream=True)
-    more.deliver(Chunk(more.id, b"1", last=False))
-    assert await more.whole() is None
-    coming = chunks(more)
-    assert await anext(coming) == [b"1"]
-    more.deliver(Chunk(more.id, b"2"))
-    assert [ready async for ready in coming] == [[b"2"]]
-
-
 async def test_an_answer_that_failed_after_its_first_piece_is_a_failure_as_long_as_nobody_has_read_it():
     job, _ = sent(stream=True)
     job.deliver(Chunk(job.id, b"1", last=False))
@@ -195,68 +114,6 @@ async def test_an_answer_that_failed_after_its_first_piece_is_a_failure_as_long_
     assert left.state is JobState.CANCELLED and owner.released == [left]
 
 
-async def test_a_reader_that_takes_gives_credit_and_one_that_does_not_gives_none():
-    job, owner = sent(stream=True)
-    job.deliver(Chunk(job.id, b"x" * 70_000, last=False))
-    coming = chunks(job)
-    await anext(coming)
-    assert owner.granted == []
-    job.deliver(Chunk(job.id, b"y", last=False))
-    await anext(coming)
-    assert owner.granted == [70_064]
-    await coming.aclose()
-    assert job.state is JobState.CANCELLED and owner.released == [job]
-
-
-def test_a_reader_is_waited_for_from_the_piece_it_takes_until_it_asks_for_more():
-    async def scenario() -> None:
-        job, _ = sent(stream=True)
-        coming = chunks(job)
-        first = asyncio.ensure_future(anext(coming))
-        await asyncio.sleep(0)
-        assert job.unread_since(time.monotonic()) == -math.inf
-        job.deliver(Chunk(job.id, b"x", last=False))
-        await first
-        assert 0 <= job.unread_since(time.monotonic()) < math.inf
-        second = asyncio.ensure_future(anext(coming))
-        await asyncio.sleep(0)
-        assert job.unread_since(time.monotonic()) == -math.inf
-        job.deliver(Chunk(job.id, b"y"))
-        await second
-
-    asyncio.run(scenario())
-
-
-def test_a_stream_may_not_have_less_credit_than_is_given_back_at_once():
-    option = Option("stream_credit_bytes", str(CREDIT_GRANT_BYTES - 1), "--set")
-    with pytest.raises(ConfigError, match="stream_credit_bytes"):
-        load_config([option], environ={})
-
-
-async def test_an_error_in_a_stream_comes_after_the_pieces_before_it():
-    job, _ = sent(stream=True)
-    job.deliver(Chunk(job.id, b"1", last=False))
-    job.failed_by_worker(Failed(job.id, 503, "Prediction failed"))
-    seen = []
-    with pytest.raises(HandlerFailed) as failure:
-        async for pieces in chunks(job):
-            seen += pieces
-    assert seen == [b"1"] and failure.value.code is Code.UNAVAILABLE
-
-
-async def test_a_caller_that_leaves_cancels_wherever_the_job_is():
-    job, owner = sent()
-    waiting = asyncio.ensure_future(job.result())
-    await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert job.state is JobState.CANCELLED and owner.released == [job]
-    job.deliver(Chunk(job.id, b"late"))
-    with pytest.raises(Cancelled):
-        await job.result()
-
-
 async def test_an_answer_over_the_limit_fails_with_both_sizes_and_stops_the_handler():
     job, owner = sent(response_bytes_max=10)
     job.deliver(Chunk(job.id, b"x" * 5, last=False))
@@ -269,17 +126,6 @@ async def test_an_answer_over_the_limit_fails_with_both_sizes_and_stops_the_hand
     assert passed_on == []
     with pytest.raises(MessageTooLarge, match="11 bytes is over max_response_size of 10"):
         await job.result()
-
-
-def test_the_ledger_tells_when_nothing_is_left():
-    ledger, calls = Ledger(), []
-    job, _ = sent(ledger)
-    ledger.when_empty(lambda: calls.append(1))
-    assert calls == []
-    job.cancel()
-    assert calls == [1]
-    ledger.when_empty(lambda: calls.append(2))
-    assert calls == [1, 2]
 
 
 def test_the_end_of_a_job_is_final():
@@ -367,19 +213,3 @@ async def test_a_failed_job_is_freed_as_soon_as_its_caller_has_its_error(no_coll
     assert (message and code) or end is ENDINGS["too large"]
     del job, answer
     assert alive() is None, gc.get_referrers(alive())
-
-
-async def test_every_raise_has_an_exception_of_its_own_that_says_the_same():
-    job, _ = sent()
-    given = HandlerFailed(413, "too long")
-    job.fail(given)
-    raised = []
-    for read in (joined, in_pieces, streamed):
-        try:
-            await read(job)
-        except HandlerFailed as error:
-            raised.append(error)
-    assert len({id(error) for error in (given, *raised)}) == 4 and given.__traceback__ is None
-    assert {(error.message, error.code, error.http_status) for error in raised} == {
-        ("too long", given.code, given.http_status)
-    }

@@ -9,7 +9,7 @@ import pytest
 
 from support import GUARD_S
 from ts.protocol.frames import Chunk, Input
-from ts_frontend.errors import DeadlineExceeded, NoWorker, QueueFull
+from ts_frontend.errors import DeadlineExceeded
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.scheduling.batcher import Policy
 from ts_frontend.scheduling.queues import AHEAD_S, JobQueue
@@ -63,16 +63,6 @@ async def turns(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-async def test_jobs_that_arrive_together_share_a_batch_and_a_write():
-    queue, worker, ledger = JobQueue(Policy(batch_size=8)), Taking(), Ledger()
-    queue.attach(worker)
-    for _ in range(5):
-        queue.put(job(ledger))
-    await turns()
-    assert [len(batch) for batch in worker.batches] == [5]
-    assert worker.flushes == 1
-
-
 async def test_idle_workers_take_turns_and_reading_ahead_is_only_for_when_none_is_idle():
     queue, first, second, ledger = JobQueue(Policy()), Taking(ahead=1), Taking(ahead=1), Ledger()
     queue.attach(first)
@@ -100,18 +90,6 @@ async def test_expired_work_is_never_sent():
         await late.result()
 
 
-async def test_cancelled_work_leaves_the_queue_and_makes_room():
-    queue, ledger = JobQueue(Policy(jobs_max=1)), Ledger()
-    first = job(ledger)
-    queue.put(first)
-    with pytest.raises(QueueFull):
-        queue.put(job(ledger))
-    assert ledger.queued == 1
-    first.cancel()
-    assert (len(queue), ledger.queued) == (0, 0)
-    queue.put(job(ledger))
-
-
 async def test_a_wished_delay_is_waited_out_and_no_longer():
     queue, worker, ledger = JobQueue(Policy(batch_size=4, delay_s=0.05, lone_waits=True)), Taking(), Ledger()
     queue.attach(worker)
@@ -122,46 +100,3 @@ async def test_a_wished_delay_is_waited_out_and_no_longer():
     await asyncio.wait_for(worker.taken.wait(), GUARD_S)
     assert time.monotonic() - started_s >= 0.05
     assert len(worker.batches[0]) == 2
-
-
-async def test_a_delay_keeps_no_lone_request_from_an_idle_worker():
-    queue, worker, ledger = JobQueue(Policy(batch_size=4, delay_s=3600)), Taking(), Ledger()
-    queue.attach(worker)
-    for number in range(1, 4):
-        queue.put(job(ledger))
-        await turns()
-        assert len(worker.batches) == 1, number
-        worker.finish(queue)
-    for _ in range(2):  # together: the delay is for them
-        queue.put(job(ledger))
-    await turns()
-    assert worker.batches == []
-
-
-async def test_what_a_dead_worker_never_started_runs_next():
-    queue, worker, ledger = JobQueue(Policy()), Taking(ahead=9), Ledger()
-    jobs = [job(ledger) for _ in range(3)]
-    queue.attach(worker)
-    for each in jobs[:2]:
-        queue.put(each)
-    await turns()
-    queue.detach(worker)
-    queue.put(jobs[2])
-    jobs[0].cancel()
-    queue.put_back([jobs[0], jobs[1]])
-    assert (ledger.queued, ledger.sent) == (2, 0)
-    other = Taking(ahead=9)
-    queue.attach(other)
-    await turns()
-    assert other.batches == [[jobs[1]], [jobs[2]]]
-
-
-async def test_old_jobs_can_be_failed_while_young_ones_stay():
-    queue, ledger = JobQueue(Policy()), Ledger()
-    old, young = job(ledger), job(ledger)
-    queue.put(old)
-    queue.put(young)
-    old.queued_at_s -= 60
-    assert queue.fail_older(NoWorker("none"), 30) == 1
-    assert (old.state, young.state, len(queue)) == (JobState.FAILED, JobState.QUEUED, 1)
-    assert queue.fail_all(NoWorker("none")) == 1

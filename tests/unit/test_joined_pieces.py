@@ -19,7 +19,6 @@ from ts.context import Context
 from ts.protocol.decoder import Decoder, decode_bytes
 from ts.protocol.frames import (
     CHUNK_COST_BYTES,
-    FRAME_BYTES_MAX,
     JOINED_BYTES_MAX,
     PIECES_MAX,
     Chunk,
@@ -31,7 +30,6 @@ from ts.protocol.frames import (
     Pieces,
     Predict,
     chunks_of,
-    encode_bytes,
 )
 from ts.protocol.outbox import GROUP_BYTES_MAX, PIECE_BYTES_MAX, Outbox
 from ts.runtime.jobs import Ledger
@@ -70,43 +68,6 @@ def read(data: bytes) -> list[Any]:
 
 
 # --- waiting to be written
-
-
-def test_pieces_that_wait_share_a_frame_and_others_between_them_do_not_end_it() -> None:
-    outbox = Outbox()
-    outbox.push(Chunk(1, b"begin", False, 201))
-    for number in range(3):
-        outbox.push_piece(1, b"a%d" % number)
-        outbox.push_piece(2, b"b%d" % number)
-    outbox.push_last(1, b"")
-    outbox.push(Chunk(3, b"whole"))
-    found = read(written(outbox))
-    assert found == [
-        Chunk(1, b"begin", False, 201),
-        Pieces(1, [b"a0", b"a1", b"a2", b""], True),
-        Pieces(2, [b"b0", b"b1", b"b2"]),
-        Chunk(3, b"whole"),
-    ]
-
-
-def test_nothing_joins_what_is_being_written() -> None:
-    outbox = Outbox()
-    outbox.push_piece(1, b"a")
-    first = b"".join(outbox.buffers())
-    outbox.push_piece(1, b"b")
-    outbox.push_piece(1, b"c")
-    assert read(first) == [Chunk(1, b"a", False)]
-    outbox.sent(len(first))
-    assert read(written(outbox)) == [Pieces(1, [b"b", b"c"])]
-
-
-def test_a_piece_waits_for_the_large_one_before_it() -> None:
-    large = Chunk(1, bytes(3 * FRAME_BYTES_MAX), False)
-    outbox = Outbox()
-    outbox.push(large)
-    outbox.push_piece(1, b"a")
-    outbox.push_piece(2, b"other")
-    assert apart(read(written(outbox))) == [Chunk(2, b"other", False), large, Chunk(1, b"a", False)]
 
 
 def test_a_frame_has_so_many_pieces_and_bytes() -> None:
@@ -410,8 +371,3 @@ def test_the_cost_of_pieces_is_that_of_each() -> None:
     job.send(owner, 1.0)
     job.deliver_pieces(Pieces(job.id, [b"a", b"bc"]), 2.0)
     assert owner.granted == 3 + 2 * CHUNK_COST_BYTES
-
-
-def test_a_frame_of_pieces_is_small() -> None:
-    full = [bytes(GROUP_BYTES_MAX // PIECES_MAX)] * PIECES_MAX
-    assert len(encode_bytes(Pieces(1, full))) < JOINED_BYTES_MAX

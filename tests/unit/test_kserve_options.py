@@ -33,10 +33,6 @@ def resolved(argv=(), environ=None, properties=None, given=None):
     return options.resolve(argv, environ or {}, properties or {}, given or {})
 
 
-def test_the_nine_are_the_first():
-    assert [one.name for one in options.OPTIONS if one.ours] == list(NINE)
-
-
 @pytest.mark.parametrize("name", NINE)
 def test_each_source_alone(name):
     default, text, value = NINE[name]
@@ -64,13 +60,6 @@ def test_an_argument_beats_the_environment_beats_the_file_beats_the_program_beat
         if stronger is not None:
             stronger.clear()
     assert found == [1, 2, 3, 4, 8080]
-
-
-@pytest.mark.parametrize("word", ["y", "YES", "t", "true", "on", "1"])
-def test_arguments_have_kserves_words_for_true_and_the_environment_only_true(word):
-    assert resolved([f"--enable_docs_url={word}"])["enable_docs_url"].value is True
-    others = resolved(environ={"KSERVE_ENABLE_DOCS_URL": word})
-    assert others["enable_docs_url"].value is (word == "true")
 
 
 def test_an_empty_text_stands_for_no_value():

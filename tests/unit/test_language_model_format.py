@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ts.runtime.handlers import context_of
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive, UrlForbidden
 from ts_frontend.models.archive import Archive
@@ -27,45 +25,6 @@ def engines(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
         (folder / f"{name}.py").write_text("raise AssertionError")
     monkeypatch.syspath_prepend(folder)
     return folder
-
-
-@pytest.mark.parametrize(
-    ("names", "serialized"),
-    [
-        (["chat.gguf"], "chat.gguf"),
-        (["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"], "a-00001-of-00002.gguf"),
-        (["a.gguf", "b.gguf"], None),  # the configuration names one
-        (["chat.gguf", "config.json", "model.safetensors"], "chat.gguf"),
-    ],
-)
-def test_a_folder_with_such_a_file_is_a_model(tmp_path: Path, names: list[str], serialized: str | None) -> None:
-    folder = tmp_path / "chat"
-    folder.mkdir()
-    for name in names:
-        (folder / name).touch()
-    formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
-    archive = formats.open(folder, tmp_path)
-    assert (archive.name, archive.handler, archive.serialized_file) == ("chat", "llama_cpp_handler", serialized)
-    assert archive.config.items() >= {"minWorkers": 1, "maxWorkers": 1}.items()
-    if len(names) == 1:
-        single = formats.open(folder / names[0], tmp_path)
-        assert (single.name, single.handler, single.serialized_file) == ("chat", "llama_cpp_handler", names[0])
-
-
-def test_its_configuration_is_stronger(tmp_path: Path) -> None:
-    (tmp_path / "a.gguf").touch()
-    (tmp_path / "model-config.yaml").write_text("maxConcurrency: 8\nhandler:\n  parallel: 8\n")
-    archive = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0).open(tmp_path, tmp_path)
-    assert archive.config["maxConcurrency"] == 8 and archive.config["handler"] == {"parallel": 8}
-    assert archive.config_file == "model-config.yaml"
-
-
-def test_an_archive_with_such_a_file_is_an_archive(tmp_path: Path) -> None:
-    (tmp_path / "a.gguf").touch()
-    (tmp_path / "MAR-INF").mkdir()
-    (tmp_path / "MAR-INF" / "MANIFEST.json").write_text('{"model": {"modelName": "m", "handler": "mine.py"}}')
-    archive = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0).open(tmp_path, tmp_path)
-    assert archive.handler == "mine.py"
 
 
 def folder_of(place: Path, config: dict[str, Any], *names: str) -> Path:
@@ -125,26 +84,6 @@ def test_a_named_task_decides_what_the_class_does_not(tmp_path: Path) -> None:
         formats.open(folder, tmp_path)
 
 
-def test_the_servers_task_is_stronger_than_the_class(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, {"architectures": ["BertModel"]}, "model.safetensors")
-    config = ServerConfig(language_models={"task": "embeddings"})
-    archive = known_formats(config, env={}, work_dir=tmp_path, gpus=0).open(folder, tmp_path)
-    assert (archive.handler, archive.handler_settings) == ("transformers_handler", {"task": "embeddings"})
-
-
-def test_a_missing_engine_is_named_with_what_installs_it(tmp_path: Path, engines: Path) -> None:
-    (engines / "transformers.py").unlink()
-    importlib.invalidate_caches()
-    folder = folder_of(tmp_path, LLAMA, "model.safetensors")
-    formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
-    with pytest.raises(
-        InvalidArchive, match=r'transformers is not installed.*pip install "torchrelay\[transformers\]"'
-    ):
-        formats.open(folder, tmp_path)
-    (folder / "requirements.txt").write_text("transformers\n")
-    assert formats.open(folder, tmp_path).requirements_file == "requirements.txt"
-
-
 def test_the_settings_name_another_engine(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, LLAMA, "model.safetensors")
     (folder / "model-config.yaml").write_text("handler:\n  engine: vllm\n")
@@ -156,63 +95,8 @@ def test_the_settings_name_another_engine(tmp_path: Path) -> None:
         formats.open(folder, tmp_path)
 
 
-@pytest.mark.parametrize("handler", sorted(HANDLERS))
-def test_an_archive_with_such_a_handler_has_one_worker_and_its_tensors(tmp_path: Path, handler: str) -> None:
-    folder = tmp_path / "llm"
-    (folder / "MAR-INF").mkdir(parents=True)
-    model = {"modelName": "llm", "handler": handler, "configFile": "model-config.yaml"}
-    (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": model}))
-    (folder / "model-config.yaml").write_text("maxConcurrency: 7\n")
-    formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
-    config = formats.open(folder, tmp_path).config
-    assert (config["minWorkers"], config["maxWorkers"], config["maxConcurrency"]) == (1, 1, 7)
-    assert config["openInference"]["platform"] == "language_model"
-    (folder / "model-config.yaml").write_text("minWorkers: 2\nmaxWorkers: 3\n")
-    config = formats.open(folder, tmp_path).config
-    assert (config["minWorkers"], config["maxWorkers"]) == (2, 3)
-
-
 def store_of(root: Path) -> ModelStore:
     return ModelStore(root, formats=known_formats(ServerConfig(model_store=root), env={}, work_dir=root, gpus=0))
-
-
-def test_a_store_of_such_files_has_the_models_of_their_names(tmp_path: Path) -> None:
-    for name in ("a.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", ".b.gguf", "m.mar"):
-        (tmp_path / name).touch()
-    store = store_of(tmp_path)
-    assert not store.alone and store.names() == ["a.gguf", "big-00001-of-00002.gguf", "m.mar"]
-    formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
-    assert [formats.open(tmp_path / name, tmp_path).name for name in store.names()[:2]] == ["a", "big"]
-    assert not formats.is_model(tmp_path)
-
-
-def test_a_store_with_one_such_file_is_the_model_of_its_name(tmp_path: Path) -> None:
-    (tmp_path / "chat v1.Q4_1.gguf").touch()
-    config = ServerConfig(model_store=tmp_path)
-    store = store_of(tmp_path)
-    assert store.alone and store.names() == ["."] == [store.only()]
-    assert known_formats(config, env={}, work_dir=tmp_path, gpus=0).open(tmp_path, tmp_path).name == "chat_v1.Q4_1"
-
-
-def test_a_file_alone_in_its_folder_has_what_lies_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "a.gguf").touch()
-    (tmp_path / "model-config.yaml").write_text("handler:\n  parallel: 8\n")
-    formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
-    assert formats.open(tmp_path / "a.gguf", tmp_path).config["handler"] == {"parallel": 8}
-    (tmp_path / "b.gguf").touch()
-    assert "handler" not in formats.open(tmp_path / "a.gguf", tmp_path).config
-
-
-def test_a_link_to_such_a_file_has_the_links_name(tmp_path: Path) -> None:
-    (tmp_path / "blobs").mkdir()
-    (tmp_path / "blobs" / "0123abcd").touch()
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "chat.gguf").symlink_to("../blobs/0123abcd")
-    store = store_of(tmp_path / "store")
-    fetched = asyncio.run(store.fetch("chat.gguf"))
-    formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
-    for opened in (formats.open(fetched.path, tmp_path), formats.open_unpacked(fetched.path)):
-        assert (opened.name, opened.dir, opened.serialized_file) == ("chat", tmp_path / "store", "chat.gguf")
 
 
 def test_the_operator_names_a_file_outside_the_store(tmp_path: Path) -> None:
@@ -272,11 +156,3 @@ def test_what_an_engine_lacks_is_refused(tmp_path: Path, settings: dict[str, Any
     (tmp_path / "chat.gguf").touch()
     with pytest.raises(InvalidArchive, match=says):
         with_settings(tmp_path, **settings)
-
-
-def test_the_handler_finds_them_among_its_own(tmp_path: Path) -> None:
-    (tmp_path / "model-config.yaml").write_text("batchSize: 2\nhandler: {dtype: float32, parallel: 8}\n")
-    settings = {"model_dir": str(tmp_path), "handler_settings": {"dtype": "bfloat16"}}
-    assert context_of(settings).model_yaml_config == {"handler": {"dtype": "bfloat16"}}
-    found = context_of({**settings, "config_file": "model-config.yaml"}).model_yaml_config
-    assert found == {"batchSize": 2, "handler": {"dtype": "bfloat16", "parallel": 8}}

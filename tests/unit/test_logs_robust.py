@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from support import GUARD_S, until
-from ts.protocol.text import marked, printable, unmarked
+from ts.protocol.text import marked, unmarked
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.telemetry.logging import files as log_files
 from ts_frontend.telemetry.logging import model_log
@@ -24,7 +23,6 @@ from ts_frontend.telemetry.logging import writer as log_writer
 from ts_frontend.telemetry.logging.files import RotatedFile, daily
 from ts_frontend.telemetry.logging.logs import setup_logs
 from ts_frontend.telemetry.logging.model_log import ModelLog
-from ts_frontend.telemetry.logging.writer import Access, ModelLine, folded
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry, open_metrics
 from ts_frontend.telemetry.metrics.text import parse_record
@@ -55,54 +53,6 @@ def logging_as_before() -> Iterator[None]:
 
 
 # --- files
-
-
-def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path, looking: None) -> None:
-    path = tmp_path / "a.log"
-    file = RotatedFile(path, daily(path))
-    file.emit(record("one"))
-    path.rename(tmp_path / "a.log.1")
-    file.emit(record("two"))
-    path.unlink()
-    file.emit(record("three"))
-    file.close()
-    assert (path.read_text(), (tmp_path / "a.log.1").read_text()) == ("three\n", "one\n")
-
-
-def test_a_file_that_was_emptied_is_written_from_its_start(tmp_path: Path, looking: None) -> None:
-    path = tmp_path / "a.log"
-    file = RotatedFile(path, daily(path, bytes_max=100))
-    file.emit(record("x" * 90))
-    os.truncate(path, 0)
-    file.emit(record("y" * 90))
-    file.close()
-    assert path.read_text() == "y" * 90 + "\n"
-    assert list(tmp_path.iterdir()) == [path]  # it isn't taken for full
-
-
-def test_a_full_disk_costs_lines_and_says_how_many(
-    tmp_path: Path, looking: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "a.log"
-    file = RotatedFile(path, daily(path))
-    file.emit(record("before"))
-    real_write, room = os.write, [4]
-
-    def write(fd: int, data: memoryview) -> int:
-        if not room:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real_write(fd, data[: room.pop()])
-
-    monkeypatch.setattr(os, "write", write)
-    for text in ("during", "still"):
-        file.emit(record(text))
-    monkeypatch.setattr(os, "write", real_write)
-    file.emit(record("after"))
-    file.close()
-    assert path.read_text() == "before\nduri\n2 lines are missing here: they couldn't be written\nafter\n"
-    complaints = capfd.readouterr().err
-    assert complaints.count("a.log can't be written") == 1
-    assert "No space left" in complaints
 
 
 def test_a_rotation_that_fails_leaves_a_file_that_grows(
@@ -148,44 +98,7 @@ def test_a_directory_that_cannot_be_written_is_said_once_and_tried_again(
     assert found[0] == "3 lines are missing here: they couldn't be written" and found[1].endswith("at last")
 
 
-def test_the_files_of_a_log4j2_configuration_end_no_start_either(
-    tmp_path: Path, logging_as_before: None, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    file = tmp_path / "log4j2.xml"
-    file.write_text(
-        """<Configuration><Appenders><File name="a" fileName="file/x.log"/><File name="b" fileName="file/y.log"/>
-        </Appenders><Loggers><Root level="info"><AppenderRef ref="a"/><AppenderRef ref="b"/></Root></Loggers>
-        </Configuration>""".replace("file/", f"{tmp_path}/file/")
-    )
-    setup_logs(ServerConfig(log_config=file)).close()
-    said = capfd.readouterr().err
-    assert said.count("can't be written") == 1, said
-
-
 # --- text
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("plain ünïcode 東", "plain ünïcode 東"),
-        ("a\tb", "a\tb"),
-        ("a\n2026-11-20 [INFO ] forged", "a\\n2026-11-20 [INFO ] forged"),
-        ("\r\x1b[2J\x00\x85\u2028", "\\r\\x1b[2J\\x00\\x85\\u2028"),
-    ],
-)
-def test_what_moves_a_cursor_is_shown_as_an_escape(text: str, shown: str) -> None:
-    assert printable(text) == shown
-
-
-def test_lines_of_a_message_are_indented() -> None:
-    assert folded("one\ntwo\x07") == "one\n    two\\x07"
-
-
-def test_a_request_cannot_forge_a_line_or_end_its_quotes() -> None:
-    line = Access(0.0, "p:1", 'GET /a" 200 0\nx HTTP/1.1', 404, 1.0).text()
-    assert line == '/p:1 "GET /a%22 200 0\\nx HTTP/1.1" 404 1'
 
 
 def test_names_in_messages_cannot_forge_lines(tmp_path: Path, logging_as_before: None) -> None:
@@ -257,24 +170,6 @@ def test_metrics_among_the_lines_are_not_cut(
     assert not any("2 lines" in one for one in flooded(tmp_path, 5, line))
 
 
-def test_a_flush_returns_when_what_came_before_is_written_and_not_later_than_it_may() -> None:
-    """A reader that doesn't read holds the thread up; who flushes goes on."""
-    let_go, written = threading.Event(), []
-
-    class Held(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            let_go.wait(GUARD_S)
-            written.append(record.getMessage())
-
-    writer = log_writer.Writer()
-    writer.start()
-    writer.put(record("one"), [Held()])
-    assert not writer.flush(0.01) and not written
-    let_go.set()
-    assert writer.flush(60) and written == ["one"]
-    writer.close()
-
-
 def test_metrics_of_a_quiet_server_are_written_at_once_and_not_at_a_periods_end(
     tmp_path: Path, logging_as_before: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,7 +214,3 @@ def test_requests_that_cannot_be_written_in_time_are_counted(
 def test_a_line_without_a_mark_stays(line: str) -> None:
     assert unmarked(line) == ("", line)
     assert unmarked(marked(line, "r1,r2")) == ("r1,r2", line)
-
-
-def test_a_line_knows_its_request() -> None:
-    assert ModelLine(0.0, "W", logging.INFO, "x", "r1").parts() == {"message": "x", "request_id": "r1"}

@@ -20,9 +20,7 @@ from ts_frontend.telemetry.metrics.families import (
     BUCKETS,
     NEW,
     TIMES_MAX,
-    Definition,
     Definitions,
-    MetricKind,
     read_definitions,
 )
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, ELSEWHERE, MetricsRegistry
@@ -74,44 +72,6 @@ def handler_line(text: str, metrics: MetricsRegistry) -> None:
 
 def probe(name: str, value: float, kind: str = "COUNTER") -> str:
     return f"[METRICS]{name}.Count:{value}|#ModelName:probe,Level:Model|#type:{kind}|#hostname:vm,17,ID"
-
-
-def test_a_job_tells_its_recorder_once_and_only_of_an_answer() -> None:
-    calls: list[tuple[float, float]] = []
-
-    def answered(queued_at_s: float, sent_at_s: float, now_s: float) -> None:
-        calls.append((queued_at_s, sent_at_s))
-
-    jobs = [Job(Ledger(), [], request_id="r", recorder=answered) for _ in range(2)]
-    for job in jobs:
-        job.move(JobState.QUEUED)
-        job.queued_at_s, job.sent_at_s = 1.0, 2.0
-        job.move(JobState.SENT)
-    jobs[0].cancel()
-    jobs[1].deliver(Chunk(jobs[1].id, b"x", last=True))
-    jobs[1].deliver(Chunk(jobs[1].id, b"x", last=True))
-    assert calls == [(1.0, 2.0)]
-
-
-def test_prometheus_mode_shows_requests() -> None:
-    metrics = registry()
-    answered_job(metrics)
-    answered_job(metrics, named=True)
-    label = 'model_name="m",model_version="default",hostname="vm",'
-    assert shown(metrics, "ts_inference_requests_total", "ts_queue_latency_microseconds") == [
-        f"ts_inference_requests_total{{{label}}} 1.0",
-        f"ts_inference_requests_total{{{label.replace('default', '1.0')}}} 1.0",
-        f"ts_queue_latency_microseconds{{{label}}} 1000000.0",
-        f"ts_queue_latency_microseconds{{{label.replace('default', '1.0')}}} 1000000.0",
-    ]
-    assert shown(metrics, "QueueTime", "WorkerThreadTime", "PredictionTime") == [
-        'QueueTime{Level="Host",Hostname="vm",} 1000.0',
-        'WorkerThreadTime{Level="Host",Hostname="vm",} 500.0',
-        'PredictionTime{ModelName="m",Level="Model",Hostname="vm",} 2000.0',
-    ]
-    own = shown(metrics, "ts_inference_latency_seconds_count", "ts_queue_latency_seconds_sum")
-    assert [line.rpartition(" ")[2] for line in own] == ["2.0", "2.0"]
-    assert not logged(metrics)
 
 
 @given(st.lists(st.integers(0, 50_000), max_size=30), st.integers(0, 30))
@@ -289,31 +249,12 @@ def test_the_text_is_torchserves() -> None:
 # --- metrics of handlers
 
 
-def test_listed_metrics_of_handlers_count() -> None:
-    text = "[METRICS]HandlerTime.Milliseconds:0.01|#ModelName:m,Level:Model|#type:GAUGE|#hostname:vm,17,ID"
-    metrics = registry()
-    handler_line(text, metrics)
-    assert shown(metrics) == ['HandlerTime{ModelName="m",Level="Model",Hostname="vm",} 0.01']
-    logging_metrics = registry("log")
-    handler_line(text, logging_metrics)
-    line = "HandlerTime.ms:0.01|#ModelName:m,Level:Model|#hostname:vm,requestID:ID,timestamp"
-    assert logged(logging_metrics) == {"MODEL_METRICS": [line]}
-
-
 def test_unlisted_metrics_are_dropped_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
     metrics = registry()
     for _ in range(3):
         handler_line(probe("Probe", 2), metrics)
     assert not shown(metrics)
     assert [message.partition(":")[0] for message in caplog.messages] == ["Metric Probe of a handler is dropped"]
-
-
-def test_unlisted_metrics_count_when_detected() -> None:
-    metrics = registry(auto_detect=True)
-    for _ in range(3):
-        handler_line(probe("Probe Counter", 2), metrics)
-    assert shown(metrics) == ['Probe_Counter{ModelName="probe",Level="Model",Hostname="vm",} 6.0']
-    assert "# HELP Probe_Counter Torchserve prometheus counter metric with unit: Count\n" in metrics.text()
 
 
 GATHERED = (
@@ -369,7 +310,7 @@ def one_life(metrics: MetricsRegistry, name: str, version: str = "1.0") -> None:
 def test_so_many_registrations_leave_nothing_behind(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than there may be series of a family, and families: the last model is measured as the first one was. The
     limits are the smaller ones of a test, since every registration is looked for in the whole text."""
-    limit = 200
+    limit = 80
     for name in ("families.SERIES_MAX", "registry.FAMILIES_MAX"):
         monkeypatch.setattr(f"ts_frontend.telemetry.metrics.{name}", limit)
     metrics = registry(mode, auto_detect=True)
@@ -378,7 +319,7 @@ def test_so_many_registrations_leave_nothing_behind(mode: str, monkeypatch: pyte
     before, tallies = metrics.text(), len(metrics.event_log._tallies)
     for number in range(3 * limit):
         one_life(metrics, f"m{number}")
-        if number % 100 == 0:
+        if number % 40 == 0:
             logged(metrics)
     for _ in range(2):
         logged(metrics)
@@ -404,70 +345,7 @@ def test_what_was_counted_of_a_model_that_is_gone_is_logged_still() -> None:
     assert len(metrics.event_log._tallies) == 0
 
 
-def test_series_that_another_version_shares_stay_until_it_goes() -> None:
-    metrics = registry()
-    first, second = metrics.model("m", "1.0"), metrics.model("m", "2.0")
-    for model in (first, second):
-        for named in (False, True):
-            model.requests(named).accepted()
-    first.close()
-    assert [line.partition("hostname")[0] for line in shown(metrics, "ts_inference_requests_total")] == [
-        'ts_inference_requests_total{model_name="m",model_version="default",',
-        'ts_inference_requests_total{model_name="m",model_version="2.0",',
-    ]
-    second.close()
-    assert 'model_name="m"' not in metrics.text()
-
-
-def test_a_version_that_takes_anothers_place_counts_on() -> None:
-    metrics = registry()
-    old = metrics.model("m", "1.0")
-    old.requests(True).accepted()
-    new = metrics.model("m", "1.0")
-    new.requests(True).accepted()
-    old.close()
-    new.requests(True).accepted()
-    (line,) = shown(metrics, "ts_inference_requests_total")
-    assert line.endswith(" 3.0")
-
-
-def test_late_words_of_a_model_that_is_gone_bring_nothing_back() -> None:
-    metrics = registry(auto_detect=True)
-    model = metrics.model("m", "1.0")
-    held = model.requests(True)
-    one_life(metrics, "m")
-    model.close()
-    before = metrics.text()
-    for recorder in (held, model.requests(True), model.requests(False)):
-        recorder.accepted()
-        recorder.answered(1.0, 2.0, 3.0)
-    model.batches.loaded(9000, 1.0)
-    record = parse_record("[METRICS]Late.ms:1|#ModelName:m,Level:Model|#type:GAUGE|#hostname:vm,17,ID")
-    assert record is not None
-    metrics.handler_value(record, "m_1.0")
-    assert [line for line in metrics.text().splitlines() if '"m"' in line or "Late" in line] == []
-    assert len(metrics.text().splitlines()) == len(before.splitlines())
-
-
 # --- metrics.yaml
-
-
-def test_the_file_that_comes_with_the_server() -> None:
-    definitions = read_definitions(DEFAULT_FILE)
-    assert definitions.server["Requests2XX"] == Definition(
-        "Requests2XX", MetricKind.COUNTER, "Count", ("Level", "Hostname")
-    )
-    assert definitions.model["PredictionTime"].dimensions == ("ModelName", "Level", "Hostname")
-    assert len(definitions.server) == 19
-
-
-def test_types_can_be_changed(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.yaml"
-    file.write_text("ts_metrics: {histogram: [{name: QueueTime, unit: ms, dimensions: [Level, Hostname]}]}")
-    metrics = registry(definitions=read_definitions(file))
-    answered_job(metrics)
-    assert shown(metrics, "QueueTime_sum") == ['QueueTime_sum{Level="Host",Hostname="vm",} 1000.0']
-    assert not shown(metrics, "ts_inference_requests_total")
 
 
 @pytest.mark.parametrize(
@@ -475,7 +353,7 @@ def test_types_can_be_changed(tmp_path: Path) -> None:
     [
         ("[1]", "holds no mapping"),
         ("a: [", "can't be read"),
-        ("[" * 1500, "can't be read: maximum recursion depth"),
+        ("[" * 600, "can't be read: maximum recursion depth"),
         ("dimensions: [" + "9" * 5000 + "]", "can't be read: Exceeds the limit"),
         ("ts_metrics: {sum: []}", "no metric type 'sum', only counter, gauge, histogram"),
         ("ts_metrics: [1]", "a section maps types to lists"),

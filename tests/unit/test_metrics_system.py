@@ -58,12 +58,6 @@ class FakeDriver:
         return 0
 
 
-def test_the_machine_is_sampled() -> None:
-    found = sample()
-    assert [one.name for one in found] == NAMES
-    assert all(one.value >= 0 and one.labels == ("Host",) for one in found)
-
-
 def test_gpus_have_their_number() -> None:
     assert sample([GpuLoad(1, 42.0, 20 << 30, 80 << 30)])[len(NAMES) :] == [
         Value("GPUMemoryUtilization", 25.0, ("Host", "1")),
@@ -129,13 +123,6 @@ async def test_nvidia_smi_is_asked_where_the_library_is_missing() -> None:
         assert found == [GpuLoad(0, 42.0, 20 << 30, 80 << 30)]
     assert asked == [SMI] and not gpus.stale
     assert smi_loads("", 2) == []
-
-
-def test_without_gpus_nothing_is_asked() -> None:
-    async def run(command: Sequence[str]) -> str | None:
-        raise AssertionError(command)
-
-    assert asyncio.run(Gpus(0, run).fresh()) == ()
 
 
 def test_what_a_command_prints() -> None:

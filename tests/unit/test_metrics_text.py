@@ -1,16 +1,25 @@
-"""Metrics as text: Java's numbers, Prometheus's format, the lines of logs and of workers."""
+"""Metrics as text, for Prometheus and as OpenMetrics."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from ts_frontend.http.torchserve import wanted
+from ts_frontend.job import Job, Ledger
 from ts_frontend.telemetry.metrics.families import SERIES_MAX, Definition, Family, MetricKind
-from ts_frontend.telemetry.metrics.text import Record, exposition, java_double, log_text, parse_record, prometheus_name
+from ts_frontend.telemetry.metrics.text import (
+    Examples,
+    Record,
+    java_double,
+    openmetrics,
+    parse_record,
+    preferred,
+    trace_of,
+)
 
-REQUESTS = Definition("Requests2XX", MetricKind.COUNTER, "Count", ("Level", "Hostname"))
 LINE = "[METRICS]ProbeTime.Milliseconds:12.5|#ModelName:probe,Level:Model|#type:GAUGE|#hostname:vm,1795217651,ID-1,ID-2"
 
 
@@ -38,62 +47,6 @@ def test_numbers_are_javas(value: float, text: str) -> None:
     assert java_double(value) == text
 
 
-def test_a_family_as_torchserve_writes_it() -> None:
-    family = Family(REQUESTS)
-    family.sample(("Host", "vm")).add(1)
-    family.sample(("Host", "vm")).add(3.0)
-    assert exposition([family]) == (
-        "# HELP Requests2XX Torchserve prometheus counter metric with unit: Count\n"
-        "# TYPE Requests2XX counter\n"
-        'Requests2XX{Level="Host",Hostname="vm",} 4.0\n'
-    )
-
-
-def test_a_family_without_values_shows_what_it_is() -> None:
-    text = exposition([Family(Definition("GPUUtilization", MetricKind.GAUGE, "Percent", ("Level",)))])
-    assert text == (
-        "# HELP GPUUtilization Torchserve prometheus gauge metric with unit: Percent\n# TYPE GPUUtilization gauge\n"
-    )
-
-
-def test_a_histogram_has_the_java_clients_buckets() -> None:
-    family = Family(Definition("T", MetricKind.HISTOGRAM, "s", ("A",)))
-    for value in (0.005, 0.3, 99.0):
-        family.sample(("x",)).add(value)
-    lines = exposition([family]).splitlines()[2:]
-    assert lines[0] == 'T_bucket{A="x",le="0.005",} 1.0'
-    assert lines[7:9] == ['T_bucket{A="x",le="0.5",} 2.0', 'T_bucket{A="x",le="0.75",} 2.0']
-    assert lines[13:] == [
-        'T_bucket{A="x",le="10.0",} 2.0',
-        'T_bucket{A="x",le="+Inf",} 3.0',
-        'T_count{A="x",} 3.0',
-        'T_sum{A="x",} 99.305',
-    ]
-
-
-def test_names_choose_families_or_series() -> None:
-    one, none = Family(REQUESTS), Family(Definition("Requests5XX", MetricKind.COUNTER, "Count", ("Level", "Hostname")))
-    times = Family(Definition("T", MetricKind.HISTOGRAM, "s", ()))
-    one.sample(("Host", "vm")).add(1)
-    times.sample(()).add(1)
-    families = [one, none, times]
-    assert exposition(families, {"Requests5XX", "Nowhere"}) == ""
-    assert exposition(families, {"Requests2XX"}) == exposition([one])
-    assert exposition(families, {"T"}) == exposition([times])
-    assert exposition(families, {"T_count"}).splitlines()[2:] == ["T_count 1.0"]
-
-
-def test_what_would_break_the_text_is_escaped() -> None:
-    family = Family(Definition("My metric", MetricKind.GAUGE, "a\nb", ("the label",)))
-    family.sample(('say "\\"\n',)).add(1)
-    assert exposition([family]).splitlines() == [
-        "# HELP My_metric Torchserve prometheus gauge metric with unit: a\\nb",
-        "# TYPE My_metric gauge",
-        'My_metric{the_label="say \\"\\\\\\"\\n",} 1.0',
-    ]
-    assert prometheus_name("1x") == "_1x"
-
-
 def test_series_have_a_limit() -> None:
     family = Family(Definition("M", MetricKind.COUNTER, "Count", ("A",)))
     for number in range(SERIES_MAX + 5):
@@ -101,13 +54,6 @@ def test_series_have_a_limit() -> None:
     assert len(family.samples) == SERIES_MAX
     family.sample(("1", "one too many")).add(1)
     assert len(family.samples) == SERIES_MAX
-
-
-def test_the_line_of_a_log() -> None:
-    assert (
-        log_text(REQUESTS, 1, {"Level": "Host"}, "vm", 1795217593.9)
-        == "Requests2XX.Count:1.0|#Level:Host|#hostname:vm,timestamp:1795217593"
-    )
 
 
 def test_the_line_of_a_worker() -> None:
@@ -164,3 +110,67 @@ def test_names_in_a_query() -> None:
     assert wanted(b"name[]=A&name%5B%5D=B&name=C&other[]=D") == {"A", "B"}
     assert wanted(b"&".join([b"a=1"] * 2000)) == frozenset()
     assert wanted(b"name[]=%ff") == {"\ufffd"}
+
+
+COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
+
+
+@pytest.mark.parametrize(
+    ("accept", "wants"),
+    [
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text; version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+         "text/plain;version=0.0.4;q=0.5,*/*;q=0.1", True),
+        ("text/plain;version=0.0.4;q=0.6,application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5", False),
+        ("application/openmetrics-text;version=2.0.0,text/plain", False),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=many", False),
+        ("*/*", False),
+        ("text/html,application/xhtml+xml", False),
+        ("", False),
+    ],
+)  # fmt: skip
+def test_who_gets_it(accept: str, wants: bool) -> None:
+    assert preferred(accept) is wants
+
+
+def test_names_stay_and_every_line_is_valid() -> None:
+    families = []
+    for name, kind in (("a_total", COUNTER), ("Requests2XX", COUNTER), ("b", GAUGE), ("c.d", HISTOGRAM)):
+        family = Family(Definition(name, kind, "Count", ("label",)), 'a "sentence" \\ and\nanother')
+        family.sample(('x\\"\n',)).add(12345678.9)
+        families.append(family)
+    families.append(Family(Definition("empty", GAUGE, "Count", ())))
+    text = openmetrics(families)
+    found = {one.name: one for one in text_string_to_metric_families(text)}
+    types = {"a": "counter", "Requests2XX": "unknown", "b": "gauge", "c_d": "histogram", "empty": "gauge"}
+    assert {name: one.type for name, one in found.items()} == types
+    assert found["a"].samples[0].name == "a_total" and found["a"].samples[0].value == 12345678.9
+    assert found["Requests2XX"].samples[0].labels == {"label": 'x\\"\n'}
+    assert found["a"].documentation == 'a "sentence" \\ and\nanother'
+    assert openmetrics(families, {"b", "c.d_count"}).count("# TYPE") == 1
+
+
+def test_each_bucket_has_its_latest_request() -> None:
+    examples = Examples((0.1, 1.0))
+    ledger = Ledger()
+    for number, took_s in enumerate((0.05, 0.07, 30.0)):
+        headers = [("TraceParent", f"00-{number:032}-{number:016}-01")] if number else []
+        job = Job(ledger, [], request_id="r" * 100 if number == 2 else f"id{number}", headers=headers)
+        job.queued_at_s, job.sent_at_s = 100.0, 100.5
+        examples.add(job, 100 + took_s)
+    assert [one and one.request_id[:3] for one in examples.took] == ["id1", None, "rrr"]
+    assert [one and one.request_id[:3] for one in examples.queued] == [None, "rrr", None]
+    family = Family(Definition("t", HISTOGRAM, "Seconds", ()))
+    family.sample(()).add(0.07)
+    ends = ["" if one is None else one.text(one.took_s) for one in examples.took]
+    text = openmetrics([family], (), {("t", ()): [*ends[:1], *[""] * 13, ends[2]]})
+    (parsed,) = text_string_to_metric_families(text)
+    first, last = (one.exemplar for one in parsed.samples if one.exemplar is not None)
+    assert first is not None and first.labels == {"trace_id": f"{1:032}", "request_id": "id1"}
+    assert last is not None and len(last.labels["request_id"]) == 64 and last.value == 30.0
+
+
+def test_a_traces_id() -> None:
+    assert trace_of([("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")])[:4] == "4bf9"
+    assert trace_of([("traceparent", "garbage")]) == trace_of([("traceparent", '00-"-1-1')]) == trace_of([]) == ""

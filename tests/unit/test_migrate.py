@@ -49,19 +49,6 @@ def test_commands_are_found(tmp_path: Path, file: str, text: str, words: list[st
     assert found == words and not others
 
 
-def test_what_only_names_the_command_is_none(tmp_path: Path) -> None:
-    tree(tmp_path, Dockerfile="RUN pip install torchserve\nCOPY torchserve /x\nFROM pytorch/torchserve:latest-gpu")
-    assert not read_deployment(tmp_path).commands
-
-
-def test_a_path_of_the_container_is_found_by_its_end(tmp_path: Path) -> None:
-    deployment = read_deployment(tree(tmp_path, **{"config/metrics.yaml": "", "deep/down/log4j2.xml": ""}))
-    assert deployment.here(Path("/home/model-server/config/metrics.yaml")) == tmp_path / "config/metrics.yaml"
-    assert deployment.here(Path("/etc/log4j2.xml")) == tmp_path / "deep/down/log4j2.xml"
-    assert deployment.here(Path("config")) == tmp_path / "config"
-    assert deployment.here(Path("/etc/none.xml")) is None
-
-
 HANDLER = """
 import json, numpy, not_to_be_had_anywhere
 from beside import helper

@@ -61,17 +61,6 @@ def test_an_address_of_version_6() -> None:
     assert values({"host": "::1", "http_port": 1})["inference_address"] == "http://[::1]:1"
 
 
-def test_variables_win() -> None:
-    assert values({"grpc_port": 1}, MLSERVER_GRPC_PORT="2") == {"grpc_inference_port": "2"}
-
-
-def test_what_has_no_effect_is_named() -> None:
-    assert read('{"kafka_enabled": true, "debug": false}', {}).notes == [
-        "MLServer's setting kafka_enabled has no effect here",
-        "MLServer's setting debug has no effect here",
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "named"),
     [("[", "JSON"), ("[]", "list"), ('{"grpc_port": "x"}', "grpc_port"), ('{"cors_settings": 1}', "cors_settings")],
@@ -79,11 +68,6 @@ def test_what_has_no_effect_is_named() -> None:
 def test_nonsense_is_refused(text: str, named: str) -> None:
     with pytest.raises(InvalidArgument, match=named):
         read(text, {})
-
-
-def test_where_the_images_of_mlserver_have_their_models() -> None:
-    assert values({}, MLSERVER_MODELS_DIR="/mnt/models") == {"model_store": "/mnt/models"}
-    assert values({}, MLSERVER_MODEL_REPOSITORY_ROOT="here") == {"model_store": "here"}
 
 
 def test_what_variables_say_of_models() -> None:
@@ -104,12 +88,6 @@ def test_what_variables_say_of_models() -> None:
         {"name": "m", "implementation": "a.B", "max_batch_size": 4, "parameters": parameters}, "s", only=True
     )
     assert found.is_model
-
-
-def test_a_relative_path_starts_at_this_directory() -> None:
-    uri = read(None, {"MLSERVER_MODEL_URI": "model.json"}).models.model["parameters"]["uri"]
-    assert uri == str(Path("model.json").absolute())
-    assert read(None, {"MLSERVER_MODEL_URI": "s3://a/b"}).models.model["parameters"]["uri"] == "s3://a/b"
 
 
 def test_a_variable_that_is_no_json() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from ts.compat import SHIMS
 from ts.compat.mlserver_routes import Routes
@@ -88,38 +87,6 @@ def test_a_request_as_json_and_back() -> None:
     assert request.inputs[0].data.root == ["hello"] and list(request.inputs[0].data) == ["hello"]
     assert (request.inputs[0].data[0], len(request.inputs[0].data)) == ("hello", 1)
     assert request.inputs[0].data.__root__ == ["hello"]
-
-
-def test_fields_are_set_by_whoever_sets_them() -> None:
-    response: Any = types.InferenceResponse(model_name="m", outputs=[])
-    assert response.model_dump() == {"model_name": "m", "outputs": []}
-    response.parameters = {"content_type": "np"}
-    assert response.parameters == types.Parameters(content_type="np")
-    copied = response.model_copy(update={"id": "b"})
-    assert copied.id == "b" and response.id is None and copied.model_dump()["id"] == "b"
-    assert "content_type='np'" in repr(response)
-
-
-def test_datatypes_are_texts() -> None:
-    datatypes: Any = types.Datatype
-    output: Any = types.ResponseOutput(name="y", shape=[1], datatype=datatypes.FP32, data=[1.0])
-    assert output.datatype == "FP32" and output.model_dump()["datatype"] == "FP32"
-
-
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"inputs": [{"name": "x", "shape": [1], "datatype": "WORD", "data": []}]}, "inputs|datatype"),
-        ({"inputs": [{"name": "x", "datatype": "FP32", "data": []}]}, "shape"),
-        ({"inputs": "x"}, "inputs"),
-        ({"inputs": [{"name": 1, "shape": [1], "datatype": "FP32", "data": []}]}, "name"),
-        ({}, "inputs"),
-        ({"inputs": [], "parameters": 3}, "Parameters"),
-    ],
-)
-def test_what_does_not_fit_is_named(wrong: Any, named: str) -> None:
-    with pytest.raises(ValidationError, match=named):
-        types.InferenceRequest.model_validate(wrong)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "uint64", "int32", "int64", "float16", "float32", "float64"])

@@ -148,14 +148,6 @@ async def test_a_call_ends_with_the_last_request_of_its_batch() -> None:
     assert answers.ended == 2
 
 
-async def test_the_latest_deadline_of_a_batch_is_that_of_its_calls() -> None:
-    answers = Scripted()
-    calls, _, _ = calls_of(answers)
-    calls.begin(Call(CALL_ID_MIN, {}), batch_with(job(5.0), job(9.0)))
-    await turns()
-    assert answers.callers == [Caller("a", 9.0, 1.0, "r", ())]
-
-
 def test_a_worker_that_waits_for_another_model_does_not_hang() -> None:
     running = InFlight()
     begun_s = time.monotonic()
@@ -203,15 +195,6 @@ class Lone:
 
 async def answer_of(service: ModelCalls, caller: Caller, **what: Any) -> list[tuple[Buffer, bool]]:
     return [one async for one in service.answer({**NAMED, **what}, b"", caller)]
-
-
-async def test_a_call_that_gets_no_turn_ends_with_an_error_that_says_so() -> None:
-    lone: Any = Lone()
-    try:
-        await answer_of(ModelCalls(lone, SequenceHeaders("", "", "")), Caller("a", math.inf, 0.01))
-    except DeadlineExceeded as error:
-        assert "Model b gave no answer to a call from model a" in error.message and "busy" in error.message
-    assert lone.jobs[0].state is JobState.CANCELLED and not len(lone.queue)
 
 
 async def test_a_call_carries_the_trace_of_its_request_and_no_other_header() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ts_frontend.config.kinds import NAME_CHARACTERS_MAX, NAMES_COMPARED_MAX, NAMES_SHOWN_MAX, names_there
+from ts_frontend.config.kinds import NAMES_COMPARED_MAX, NAMES_SHOWN_MAX, names_there
 from ts_frontend.errors import ModelNotFound, ModelVersionNotFound
 
 MANY = [f"m{number:03}" for number in range(NAMES_COMPARED_MAX + 9)]
@@ -31,13 +31,6 @@ def test_names_beyond_the_limit_are_not_compared() -> None:
     assert names_there("Models here", names, "digits").startswith(". Models here: a, a")
     assert names_there("Models here", [*names, "digits"], "digits").startswith(". Models here: a, a")
     assert names_there("Models here", [*names[1:], "digits"], "digits").startswith("; did you mean digits?")
-
-
-def test_long_names_are_cut() -> None:
-    cut = "n" * (NAME_CHARACTERS_MAX - 1) + "…"
-    assert names_there("Models here", ["n" * 3000] * 300, "n" * 9000) == (
-        f"; did you mean {cut}? Models here: {', '.join([cut] * NAMES_SHOWN_MAX)} and 290 more."
-    )
 
 
 def test_only_what_is_told_has_the_names() -> None:

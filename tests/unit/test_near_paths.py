@@ -6,7 +6,7 @@ import pytest
 
 from ts_frontend.http.near import PATH_CHARACTERS_MAX, Near
 from ts_frontend.http.routes import ROUTES
-from ts_frontend.http.routing import HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS, RouteTable, Switch, served_rows
+from ts_frontend.http.routing import HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS, Switch, served_rows
 
 APIS = (HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS)
 PORTS = dict(zip(APIS, ("port 8080", "port 8081", "port 8082"), strict=True))
@@ -44,22 +44,3 @@ def test_on_the_inference_listener(path: str, told: str) -> None:
 
 def test_a_listener_of_all_apis_names_no_port() -> None:
     assert near(*APIS)("/model") == " Did you mean /models?"
-
-
-def test_only_what_the_server_serves_is_told() -> None:
-    assert near(HTTP_INFERENCE, apis=(HTTP_INFERENCE,))("/metrics") == ""
-    assert near(HTTP_INFERENCE)("/token") == ""  # without keys there is no such call
-
-
-@pytest.mark.parametrize("api", APIS)
-def test_what_is_told_is_served_there(api: str) -> None:
-    """Every path that is named is found by the table of the listener that is named."""
-    for row in ROUTES:
-        asked = row.template.replace("{model_name}", "x").replace("}", "").replace("{", "")
-        told = near(api)(asked[:-1])
-        if "API serves" in told:
-            port = told.rpartition(": ")[2].removesuffix(".")
-            (there,) = [one for one, place in PORTS.items() if place == port]
-            path = told.partition("mean ")[2].partition("?")[0] or asked[:-1]
-            table = RouteTable(ROUTES, [there], [Switch.DOCS])
-            assert table.find("GET", path).template or table.find("POST", path).template

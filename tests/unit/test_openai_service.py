@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streams import Http2Client, begin
+from streams import Http2Client
 from support import until_async
 from ts.protocol.frames import Chunk, Failed
 from ts.runtime.handlers import HandlerNotUsable, openai_of
@@ -115,22 +115,6 @@ def test_a_model_that_loads_is_waited_for() -> None:
         found = json.loads(bytes(answer.body))  # type: ignore[arg-type]
         assert found == {"type": "application/json", "path": "v1/completions", "body": '{"model": "m", "prompt": "x"}'}
         assert answer.headers == ((b"content-type", b"application/json"),)
-
-    run(scenario())
-
-
-def test_a_client_that_leaves_while_the_model_loads() -> None:
-    async def scenario() -> None:
-        model = Played(nothing, loading=True)
-        served, models = service(model)
-        client, before = Client(model="m", prompt="x"), len(asyncio.all_tasks())
-        task = begin(client.stream, served.completion(client.asked))
-        await asyncio.sleep(0)
-        client.reset(client.stream)
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not model.jobs
-        await until_async(lambda: len(asyncio.all_tasks()) == before)
 
     run(scenario())
 

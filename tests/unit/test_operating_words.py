@@ -17,7 +17,7 @@ from ts_frontend.cli import text
 from ts_frontend.cli.commands import commands
 from ts_frontend.cli.operating import WorkerLines, complete
 from ts_frontend.cli.top import Board, seconds_text
-from ts_frontend.cli.watching import ManagementUrl, new_lines
+from ts_frontend.cli.watching import ManagementUrl
 from ts_frontend.tuning.show import BARS, sparkline
 from workflow_archiver.arg_parser import ArgParser as WorkflowArgParser
 
@@ -121,37 +121,11 @@ def test_narrow_terminals_have_what_matters_most(width: int, heads: str) -> None
     assert one.models_max(width, 24) <= 24 - table and one.models_max(40, 3) == 1
 
 
-def test_language_models_have_their_tokens() -> None:
-    """Where there is one; the other models have none."""
-    one = board(model("chat", chats=True), model("plain", chats=False))
-    columns = ["prompt_tokens_per_s", "generated_tokens_per_s", "first_token_ms"]
-    one.take("history", {"columns": columns, "samples": []})
-    one.take("sample", {"machine": MACHINE, "models": {"chat/1.0": [250.0, 41.25, 83.5], "plain/1.0": [0, 0, None]}})
-    head, chat, plain = (shown(one).splitlines()[at] for at in (2, 3, 4))
-    assert head.split()[-6:] == ["TOKENS", "IN/S", "TOKENS", "OUT/S", "FIRST", "TOKEN"]
-    assert chat.split()[-4:] == ["250.0", "41.2", "83.5", "ms"] and plain.split()[-3:] == ["-", "-", "-"]
-    narrow = next(line for line in shown(one, width=70).splitlines() if line.startswith("chat"))
-    assert "41.2" in narrow and "83.5 ms" in narrow and "250.0" not in narrow
-
-
 def test_gpus_are_in_the_summary() -> None:
     one = board(model("m"))
     gpu = {"index": 1, "busy_percent": 42.0, "used_bytes": 20 << 30, "total_bytes": 80 << 30}
     one.take("sample", {"machine": MACHINE | {"gpus": [gpu]}, "models": {}})
     assert "gpu 1 42 %, 20.0 of 80 GiB" in " ".join(shown(one).split())
-
-
-def test_plain_commands_do_not_wait_for_rich() -> None:
-    code = "import sys, ts_frontend.cli.main, ts_frontend.cli.operating; sys.exit('rich' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_a_model_that_fails_says_why() -> None:
-    died = {"reason": "exit code 3\nand more", "at": 1.0, "workerId": "9000", "lastLines": []}
-    found = shown(board(model("bad", status="failing", lastFailure=died), model("dead", lastFailure=died)))
-    assert "bad 1.0: exit code 3 and more" in found and "dead 1.0:" not in found
-    odd = shown(board(model("a\x1b[2J\u202e", status="failing", loadFailure="no \x1b[31m")))
-    assert "\x1b" not in odd and "\u202e" not in odd and "no \\x1b[31m" in odd
 
 
 def test_sparklines_and_times() -> None:
@@ -161,25 +135,6 @@ def test_sparklines_and_times() -> None:
         and sparkline([0, 1, 2]) == f"{BARS[0]}{BARS[4]}{BARS[7]}"
     )
     assert [seconds_text(one) for one in (3, 245, 3600, 183600)] == ["3 s", "4:05", "1:00:00", "2 d 3:00:00"]
-
-
-def test_names_are_sorted_as_people_do() -> None:
-    assert sorted(["m10", "M2", "1.10", "1.9", "m2b", ""], key=text.natural) == ["", "1.9", "1.10", "M2", "m2b", "m10"]
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "expected"),
-    [
-        ([], ["a"], ["a"]),
-        (["a", "b"], ["a", "b"], []),
-        (["a", "b"], ["b", "c"], ["c"]),
-        (["a", "a"], ["a", "a", "a"], ["a"]),
-        (["a"], ["x", "y"], ["x", "y"]),
-        (["a", "b"], [], []),
-    ],
-)
-def test_only_new_lines_are_shown(before: list[str], now: list[str], expected: list[str]) -> None:
-    assert list(new_lines(before, now)) == expected
 
 
 class Told(ManagementUrl):
@@ -221,17 +176,6 @@ def test_each_shell_has_its_script(shell: str, capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit) as ended:
         cli.main(["completion", shell])
     assert ended.value.code == 0 and cli.COMPLETE_VARIABLE in capsys.readouterr().out
-
-
-def test_the_short_help_begins_with_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["-h"])
-    found = capsys.readouterr().out
-    assert ended.value.code == 0 and found.index("torchserve top") < found.index("--model-store")
-    assert len(found.splitlines()) < 40
-    lines = [line for line in found.splitlines() if line.startswith("  torchserve ")]
-    assert not [line for line in lines if line.endswith(".")], "a line of a command is cut, or is a sentence"
-    assert len(lines) > 20 and max(map(len, found.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("command", sorted({*cli._OWN_COMMANDS, *commands.commands}))

@@ -1,17 +1,32 @@
-"""The outbox: order, overtaking and interleaving, whatever the socket takes at a time."""
+"""Messages on their way out, and bodies in memory that a worker shares with its frontend."""
 
 from __future__ import annotations
 
+import struct
+from collections import deque
+from mmap import mmap
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ts.protocol.decoder import Decoder, decode_bytes
-from ts.protocol.frames import FRAME_BYTES_MAX, Cancel, Chunk, Failed, Stop
+from ts.protocol.arena import ARENA_BYTES, REQUESTS_AT, SHARED_BYTES, Giver, Taker
+from ts.protocol.decoder import Decoder
+from ts.protocol.frames import (
+    CHUNK,
+    FRAME_BYTES_MAX,
+    HEADER,
+    SHARED,
+    Chunk,
+    Failed,
+    FrameError,
+    Input,
+    Item,
+    Predict,
+    shared_frame,
+)
 from ts.protocol.outbox import IOV_MAX, WRITE_BYTES_MAX, Outbox
-
-LARGE = FRAME_BYTES_MAX * 3
 
 
 def write(outbox, take=1 << 30):
@@ -36,63 +51,6 @@ def pushed(*messages):
     for message in messages:
         outbox.push(message)
     return outbox
-
-
-def test_small_messages_keep_their_order_and_leave_together():
-    outbox = pushed(*(Chunk(key, b"x") for key in range(20)))
-    assert len(outbox.buffers()) == 1
-    assert names(write(outbox)) == [("Chunk", key) for key in range(20)]
-    assert not outbox
-    assert outbox.buffers() == []
-
-
-def test_control_goes_before_what_is_queued():
-    assert names(write(pushed(Chunk(1, b"x"), Chunk(2, bytes(LARGE)), Cancel(9), Stop()))) == [
-        ("Cancel", 9),
-        ("Stop", 0),
-        ("Chunk", 1),
-        ("Chunk", 2),
-    ]
-
-
-def test_control_overtakes_a_large_message_between_its_frames():
-    outbox = pushed(Chunk(1, bytes(WRITE_BYTES_MAX * 4)))
-    first = b"".join(outbox.buffers())
-    outbox.sent(len(first))
-    outbox.push(Cancel(9))
-    assert names(first + write(outbox)) == [("Cancel", 9), ("Chunk", 1)]
-
-
-def test_small_ones_pass_a_large_one():
-    order = names(write(pushed(Chunk(1, bytes(LARGE)), Chunk(2, b"x"), Chunk(3, b"y"))))
-    assert order == [("Chunk", 2), ("Chunk", 3), ("Chunk", 1)]
-
-
-def test_messages_of_one_key_never_overtake_each_other():
-    outbox = pushed(
-        Chunk(1, b"a", False),
-        Chunk(1, bytes(LARGE), False),
-        Chunk(1, b"b", False),
-        Chunk(2, b"other"),
-        Chunk(1, bytes(LARGE), False),
-        Chunk(1, b"c", False),
-        Failed(1, 500, "end"),
-    )
-    decoded: list[Any] = decode_bytes(write(outbox))
-    found = [one for one in decoded if one.job_id == 1]
-    assert [len(one.data) if isinstance(one, Chunk) else "failed" for one in found] == [1, LARGE, 1, LARGE, 1, "failed"]
-
-
-def test_a_failure_does_not_overtake_the_small_pieces_before_it():
-    assert names(write(pushed(Chunk(1, b"a", False), Failed(1, 500, "")))) == [("Chunk", 1), ("Failed", 1)]
-
-
-def test_large_messages_take_turns():
-    outbox = pushed(Chunk(1, bytes(LARGE)), Chunk(2, bytes(LARGE)))
-    first = b"".join(outbox.buffers())
-    assert len(first) <= WRITE_BYTES_MAX + 2 * FRAME_BYTES_MAX
-    keys = [first[at + 8] for at in range(0, len(first) - 16, FRAME_BYTES_MAX + 16)]
-    assert keys[:2] == [1, 2]
 
 
 def test_buffers_are_bounded():
@@ -124,3 +82,90 @@ def test_everything_arrives_once_and_in_order_per_key(sent, take):
     for key in (1, 2, 3):
         mine = [len(one.data) if isinstance(one, Chunk) else -1 for one in found if one.job_id == key]
         assert mine == [size for k, size, _ in sent if k == key] + [-1]
+
+
+COUNT = struct.Struct("=Q")
+
+
+@pytest.fixture
+def memory() -> mmap:
+    return mmap(-1, SHARED_BYTES)
+
+
+def sides(memory: mmap) -> tuple[Outbox, Decoder]:
+    outbox, decoder = Outbox(), Decoder(1 << 30)
+    outbox.giver, decoder.taker = Giver(memory, REQUESTS_AT), Taker(memory, REQUESTS_AT)
+    return outbox, decoder
+
+
+def written(outbox: Outbox) -> bytes:
+    data = b""
+    while outbox:
+        buffers = b"".join(outbox.buffers())
+        outbox.sent(len(buffers))
+        data += buffers
+    return data
+
+
+def data_of(message: Any) -> bytes:
+    return bytes(message.data if isinstance(message, Chunk) else message.items[0].inputs[0].data)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3 << 20), st.booleans(), st.integers(0, 3)), max_size=40))
+def test_what_is_given_is_taken_whatever_waits(steps: list[tuple[int, bool, int]]) -> None:
+    """`steps`: the size of a body, whether it is a request, and how many of the waiting messages are read then."""
+    outbox, decoder = sides(mmap(-1, SHARED_BYTES))
+    waiting: deque[tuple[bytes, bytes]] = deque()
+    for number, (size, request, reads) in enumerate(steps, 1):
+        data = number.to_bytes(4, "big") * (size // 4 + 1)
+        parts = [Input("a", "", data)]
+        message = Predict(number, [Item(number, "id", 0.0, (), parts)]) if request else Chunk(number, data)
+        outbox.push(message)
+        waiting.append((written(outbox), data))
+        for _ in range(min(reads, len(waiting))):
+            frame, expected = waiting.popleft()
+            (found,) = decoder.feed(frame)
+            assert data_of(found) == expected
+    for frame, expected in waiting:
+        (found,) = decoder.feed(frame)
+        assert data_of(found) == expected
+
+
+def test_a_body_without_room_goes_through_the_socket_in_its_order(memory: mmap) -> None:
+    outbox, decoder = sides(memory)
+    bodies = [bytes([number]) * (3 << 20) for number in range(4)]
+    for body in bodies:
+        outbox.push(Chunk(1, body, last=False))
+    data = written(outbox)
+    assert 6 << 20 < len(data) < 7 << 20, "two fit the arena"
+    assert [bytes(one.data) for one in decoder.feed(data) if isinstance(one, Chunk)] == bodies
+    outbox.push(Chunk(1, b"a" * ARENA_BYTES))
+    assert len(written(outbox)) > ARENA_BYTES, "larger than the arena"
+
+
+@pytest.mark.parametrize("count", [5, 1 << 63, (1 << 64) - 1])
+def test_a_wrong_count_of_the_taker_gives_it_no_more(memory: mmap, count: int) -> None:
+    giver = Giver(memory, REQUESTS_AT)
+    assert giver.put([b"a"], 1) is not None
+    COUNT.pack_into(memory, REQUESTS_AT, count)
+    assert giver.put([b"a"], 1) is None
+
+
+@pytest.mark.parametrize(
+    ("place", "size"),
+    [(0, 8), (ARENA_BYTES, 1), (ARENA_BYTES - 4, 8), (8, ARENA_BYTES), (1 << 63, 1 << 63), ((1 << 64) - 1, 1)],
+)
+def test_a_place_outside_the_arena_is_no_frame(memory: mmap, place: int, size: int) -> None:
+    _, decoder = sides(memory)
+    with pytest.raises(FrameError):
+        decoder.feed(shared_frame(CHUNK, 1, place, size))
+
+
+def test_bodies_over_the_limit_or_without_an_arena_are_no_frames(memory: mmap) -> None:
+    _, decoder = sides(memory)
+    decoder.message_bytes_max = 99
+    with pytest.raises(FrameError, match="over the limit of 99"):
+        decoder.feed(shared_frame(CHUNK, 1, 64, 100))
+    for broken in (shared_frame(CHUNK, 1, 64, 100), HEADER.pack(0, CHUNK, SHARED, 0, 1)):
+        with pytest.raises(FrameError):
+            Decoder(1 << 30).feed(broken)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -128,11 +127,6 @@ def test_a_platform_is_told_by_its_variables_alone(tmp_path: Path, monkeypatch: 
     assert plain.platform == "auto" and not plain.notes and plain.inference_address.host == "127.0.0.1"
 
 
-def test_azures_script_may_be_a_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_with(tmp_path, monkeypatch, AML_APP_ROOT="/app", AZUREML_ENTRY_SCRIPT="/elsewhere/score.py")
-    assert (config.load_models, str(config.model_store)) == (("model=/elsewhere/score.py",), "/elsewhere")
-
-
 def test_unknown_variables_of_a_platform_are_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_with(tmp_path, monkeypatch, AIP_MODE="PREDICTION", AIP_COLOUR="1", AIP_SIZE="2")
     (said,) = [note.text for note in config.notes if "AIP_COLOUR" in note.text]
@@ -165,28 +159,3 @@ def test_wrong_values_are_named_with_their_variable(
     with pytest.raises(ConfigError) as error:
         config_with(tmp_path, monkeypatch, TS_PLATFORM=platform, **{name: text})
     assert said in error.value.message
-
-
-def test_flags_own_variables_and_files_are_stronger_than_the_defaults(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "config.properties").write_text(
-        "load_models=mine.mar\nmodel_store=store\ndefault_response_timeout=5\nmax_request_size=6\n"
-    )
-    config = config_with(tmp_path, monkeypatch, SAGEMAKER_BASE_DIR="/base", SAGEMAKER_MODEL_SERVER_TIMEOUT="7")
-    assert (config.load_models, str(config.model_store)) == (("mine.mar",), "store")
-    assert (config.default_response_timeout, config.max_request_size) == (7, 6)
-    assert config.sources["default_response_timeout"] == "environment SAGEMAKER_MODEL_SERVER_TIMEOUT"
-    assert config.sources["host"] == "platform sagemaker"
-
-
-def test_settings_of_the_only_model_are_those_of_the_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_with(tmp_path, monkeypatch, SAGEMAKER_TS_BATCH_SIZE="4", SAGEMAKER_TS_MIN_WORKERS="2")
-    assert json.loads(json.dumps(config.models["model"]["1.0"])) == {
-        "defaultVersion": True,
-        "batchSize": 4,
-        "maxBatchDelay": 100,
-        "minWorkers": 2,
-        "maxWorkers": 2,
-        "responseTimeout": 60,
-    }

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
-from support import GUARD_S, free_port, until, until_async
+from support import GUARD_S, free_port, until_async
 from ts.compat.kserve_api.channels import BODY_BYTES_MAX, HEAD_BYTES_MAX, OPEN_MAX, Channel, Connections, Unanswered
 from ts.compat.kserve_api.channels import address as address_of
 from ts.compat.kserve_api.messages import InferInput, InferRequest
@@ -215,22 +215,6 @@ def test_a_predictor_gets_the_id_that_the_client_gave_and_no_other(serve: Callab
     run(scenario, asked)
 
 
-def test_a_server_that_was_restarted_is_asked_again(serve: Callable[..., Server]) -> None:
-    first = serve(lambda message, context: b"first")
-    asked = Channel(first.host)
-
-    async def scenario() -> None:
-        assert await asked.call(PATH, b"", (), GUARD_S) == b"first"
-        await asyncio.to_thread(first.stop, 0)
-        for _ in range(3):
-            failed = await failure(asked.call(PATH, b"", (), GUARD_S))
-            assert failed.code == Code.UNAVAILABLE and "can't be reached" in failed.message
-        serve(lambda message, context: b"second", port=first.port)
-        assert await asked.call(PATH, b"", (), GUARD_S) == b"second"
-
-    run(scenario, asked)
-
-
 def test_calls_over_grpc_are_repeated_after_unavailable_as_often_as_configured(serve: Callable[..., Server]) -> None:
     seen: list[bytes] = []
 
@@ -252,36 +236,6 @@ def test_calls_over_grpc_are_repeated_after_unavailable_as_often_as_configured(s
         assert (failed.value.error_code, len(seen)) == (503, 5)
 
     run(scenario, patient, impatient)
-
-
-def test_calls_that_ran_out_of_time_or_are_given_up_end_at_the_server(serve: Callable[..., Server]) -> None:
-    ended = []
-
-    def wait(message: bytes, context: Any) -> bytes:
-        if message:
-            return message
-        over = threading.Event()
-        context.add_callback(over.set)
-        assert over.wait(GUARD_S)
-        ended.append(context.is_active())
-        return b""
-
-    server = serve(wait)
-    asked = Channel(server.host)
-
-    async def scenario() -> None:
-        given_up = asyncio.ensure_future(asked.call(PATH, b"", (), GUARD_S))
-        await until_async(lambda: server.seen == 1)
-        late = await failure(asked.call(PATH, b"", (), 0.2))
-        assert late.code == Code.DEADLINE_EXCEEDED and "in time" in late.message
-        assert await asked.call(PATH, b"on", (), GUARD_S) == b"on"
-        assert not given_up.done()  # nor does it end with the channel that the late call had replaced
-        given_up.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await given_up
-
-    run(scenario, asked)
-    until(lambda: ended == [False, False])
 
 
 async def test_a_connection_that_is_silent_is_not_used_again(serve: Callable[..., Server]) -> None:
@@ -424,23 +378,6 @@ def test_requests_share_a_connection(server: HttpServer) -> None:
     assert server.connections == 1
 
 
-def test_more_requests_than_connections(server: HttpServer) -> None:
-    server.may_answer.clear()
-    asked = Connections(server.host)
-
-    async def scenario() -> None:
-        sent = [b"%d" % one for one in range(3 * OPEN_MAX)]
-        answers = asyncio.gather(*(asked.post("/", one, {}, GUARD_S) for one in sent))
-        await until_async(lambda: server.together == OPEN_MAX)
-        late = await failure(asked.post("/", b"late", {}, 0.05))
-        assert late.code == Code.DEADLINE_EXCEEDED
-        server.may_answer.set()
-        assert await answers == [(200, b"/ None " + one) for one in sent]
-
-    run(scenario, asked)
-    assert server.most == server.connections == OPEN_MAX
-
-
 @pytest.mark.parametrize("is_secured", [False, True])
 async def test_a_request_that_is_given_up_or_too_late_ends_its_connection(certified: Path, is_secured: bool) -> None:
     """The server sees the end of the connection."""
@@ -473,23 +410,6 @@ async def test_a_request_that_is_given_up_or_too_late_ends_its_connection(certif
         assert await asked.post("/on", b"x", {}, GUARD_S) == (200, b"yes")
         asked.close()
         await until_async(lambda: len(ended) == 3)
-
-
-def test_tls_over_http(certified: Path) -> None:
-    own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    own.load_cert_chain(certified / "certificate", certified / "key")
-    server = HttpServer(own)
-    try:
-        asked = Connections(server.host, ssl.create_default_context(cafile=str(certified / "certificate")))
-
-        async def scenario() -> None:
-            for _ in range(2):
-                assert (await asked.post("/", b"x" * 100_000, {}, GUARD_S))[1] == b"/ None " + b"x" * 100_000
-
-        run(scenario, asked)
-        assert server.connections == 1
-    finally:
-        server.close()
 
 
 # --- a server over HTTP that sends what a test says

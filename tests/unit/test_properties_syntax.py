@@ -45,12 +45,6 @@ def test_entries_know_where_they_begin() -> None:
     assert parse("# first\na=1\\\n2\n\nb=3") == [Property("a", "12", 2), Property("b", "3", 5)]
 
 
-@pytest.mark.parametrize("text", ["a=\\u12", "a=\\uzzzz"])
-def test_a_broken_unicode_escape_names_its_line(text: str) -> None:
-    with pytest.raises(PropertiesError, match="line 2"):
-        parse("ok=1\n" + text)
-
-
 @given(st.lists(st.tuples(st.text(), st.text())), st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=126))))
 def test_what_is_written_reads_back(given_pairs: list[tuple[str, str]], comments: list[str]) -> None:
     written = render([pair for pair in given_pairs if pair != ("", "")], comments)

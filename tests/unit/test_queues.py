@@ -15,8 +15,8 @@ from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Cancel, Chunk, Input, Predict, encode_bytes
 from ts_frontend.errors import Code, DeadlineExceeded, InvalidArgument, QueueFull, WorkerDied
 from ts_frontend.job import Job, JobState, Ledger
-from ts_frontend.scheduling.batcher import Policy, Priorities, PriorityJob
-from ts_frontend.scheduling.queues import AHEAD_S, PART_AHEAD_S, SOLE_AHEAD_S, JobQueue, PriorityQueue, TicketQueue
+from ts_frontend.scheduling.batcher import Policy
+from ts_frontend.scheduling.queues import AHEAD_S, JobQueue, TicketQueue
 from ts_frontend.workers.devices import CPU
 from ts_frontend.workers.in_flight import Connection, InFlight
 from ts_frontend.workers.process import ExitStatus, ProcessSpec, WorkerPlan, WorkerProcess
@@ -61,32 +61,6 @@ async def turns(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_idle_workers_will_take_needs_no_room_in_the_queue() -> None:
-    queue, ledger, workers = JobQueue(Policy(jobs_max=2)), Ledger(), [Taking(), Taking()]
-    for worker in workers:
-        queue.attach(worker)
-    await turns()
-    for _ in range(4):  # in one turn of the loop
-        queue.put(job(ledger))
-    with pytest.raises(QueueFull):
-        queue.put(job(ledger))
-    await turns()
-    assert [len(worker.taken) for worker in workers] == [1, 1]
-    assert len(queue) == 2
-
-
-async def test_what_has_expired_takes_no_room_and_is_answered() -> None:
-    queue, ledger = JobQueue(Policy(jobs_max=2)), Ledger()
-    late, later = job(ledger, deadline_s=time.monotonic() - 1), job(ledger, deadline_s=time.monotonic() + 60)
-    queue.put(late)
-    queue.put(later)
-    queue.put(job(ledger))
-    with pytest.raises(DeadlineExceeded, match="never ran"):
-        await late.result()
-    queue.expire(time.monotonic() + 61)
-    assert (later.state, len(queue)) == (JobState.EXPIRED, 1)
-
-
 class Looked(JobQueue):
     """Counts how often all waiting jobs are looked at."""
 
@@ -112,21 +86,6 @@ async def test_a_full_queue_refuses_without_a_look_at_every_job() -> None:
     assert queue.looks == 1
     queue.expire(far_s + 2)
     assert (queue.looks, len(queue)) == (2, 997)
-
-
-async def test_what_comes_back_expires_as_before() -> None:
-    queue, ledger, worker = JobQueue(Policy()), Ledger(), Taking()
-    late, never = job(ledger, deadline_s=time.monotonic() + 60), job(ledger)
-    queue.attach(worker)
-    queue.put(late)
-    await turns()
-    assert worker.taken == [late]
-    queue.expire(time.monotonic() + 59)
-    queue.detach(worker)
-    queue.put_back([late])
-    queue.put(never)
-    queue.expire(time.monotonic() + 61)
-    assert (late.state, len(queue)) == (JobState.EXPIRED, 1)
 
 
 async def test_a_ticket_is_an_idle_worker() -> None:
@@ -162,54 +121,6 @@ def test_how_much_more_a_worker_takes(kind: str, limit: int, taken: int, room: f
         each.move(JobState.QUEUED)
         running.begin([each], None, time.monotonic())
     assert running.room() == room
-
-
-@pytest.mark.parametrize(
-    ("mean_s", "ran_s", "batches", "ahead_s", "takes"),
-    [
-        (0.003, 0.001, 1, AHEAD_S, True),
-        (0.003, 0.001, 2, AHEAD_S, False),
-        (0.001, 0.001, 3, AHEAD_S, True),
-        (0.003, 0.005, 1, AHEAD_S, False),
-        (0.02, 0.01, 1, AHEAD_S, False),
-        (0.02, 0.01, 1, SOLE_AHEAD_S, True),
-        (0.02, 0.01, 2, SOLE_AHEAD_S, False),
-        (0.001, 0.001, 3, SOLE_AHEAD_S, True),
-        (0.02, 0.06, 1, SOLE_AHEAD_S, False),
-        (0.003, 0.0, 1, PART_AHEAD_S, False),
-        (0.0001, 0.0, 2, PART_AHEAD_S, True),
-    ],
-)
-def test_a_batch_is_sent_ahead_of_the_end_of_quick_ones(
-    mean_s: float, ran_s: float, batches: int, ahead_s: float, takes: bool
-) -> None:
-    running, ledger, now_s = InFlight(), Ledger(), time.monotonic()
-    running.mean_s = mean_s
-    for _ in range(batches):
-        each = job(ledger)
-        each.move(JobState.QUEUED)
-        running.begin([each], None, now_s - ran_s)
-    assert bool(running.room(ahead_s)) is takes
-
-
-async def test_a_batch_with_room_is_not_sent_ahead_and_an_only_worker_gets_a_full_one_early() -> None:
-    def limits_with(queue: JobQueue, workers: int) -> tuple[float, float]:
-        ledger, attached = Ledger(), [Taking() for _ in range(workers)]
-        for one in attached:
-            one.taken = [job(ledger)]
-            queue.attach(one)
-        found = []
-        for name in ("first", "second"):
-            queue.put(PriorityJob(ledger, [Input(name, "", b"x")], request_id="r").ranked(0, 0.0))
-            queue._dispatch()
-            found.append(attached[0].limits[-1])
-        return found[0], found[1]
-
-    assert limits_with(JobQueue(Policy(batch_size=2)), 1) == (PART_AHEAD_S, SOLE_AHEAD_S)
-    assert limits_with(JobQueue(Policy(batch_size=2)), 2) == (PART_AHEAD_S, AHEAD_S)
-    assert limits_with(JobQueue(Policy()), 1) == (SOLE_AHEAD_S, SOLE_AHEAD_S)
-    # A request with a higher priority could still come.
-    assert limits_with(PriorityQueue(Policy(batch_size=2), Priorities()), 1) == (PART_AHEAD_S, AHEAD_S)
 
 
 async def test_a_request_that_fits_no_message_fails_and_its_batch_goes_on_without_it() -> None:

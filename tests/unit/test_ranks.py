@@ -35,13 +35,6 @@ def ids(batch: list[Any]) -> list[int]:
     return [job.id for job in batch]
 
 
-def test_batches_are_filled_from_the_first_level_on() -> None:
-    jobs = [numbered(number, level) for number, level in enumerate((3, 1, 2, 1, 3))]
-    batcher = filled(Policy(batch_size=3), Priorities(3, 2), *jobs)
-    assert ids(batcher.take()) == [1, 3, 2] and ids(batcher.take()) == [0, 4] and not batcher.take()
-    assert batcher.size_bytes == 0
-
-
 def test_what_goes_alone_goes_alone() -> None:
     batcher = filled(Policy(batch_size=3), Priorities(2, 1), numbered(1, 2), numbered(2, 1, alone=True), numbered(3, 2))
     assert [ids(batcher.take()) for _ in range(2)] == [[2], [1, 3]]
@@ -52,40 +45,6 @@ def test_what_comes_back_goes_first_in_its_level() -> None:
     taken = batcher.take()
     batcher.restore(taken)
     assert [ids(batcher.take()) for _ in range(3)] == [[2], [3], [1]]
-
-
-class Watched(PriorityJob):
-    """Counts how often its time is looked at."""
-
-    looks = 0
-
-    @property
-    def until_s(self) -> float:
-        Watched.looks += 1
-        return self._until_s
-
-    @until_s.setter
-    def until_s(self, value: float) -> None:
-        self._until_s = value
-
-
-@pytest.mark.pure_form  # it derives from PriorityJob
-def test_before_a_time_is_over_no_job_is_looked_at() -> None:
-    """Each batch asks, and a queue may hold thousands."""
-    priorities = Priorities(policy=WaitPolicy(timeout_s=10))
-    batcher, ledger = filled(Policy(jobs_max=1000), priorities), Ledger()
-    for number in range(1000):
-        job = Watched(ledger, [Input("data", "", b"x")], request_id="").ranked(0, 0.0)
-        job.id = number
-        batcher.add(job, 0 if number < 500 else 5)
-    Watched.looks = 0
-    for _ in range(100):
-        assert batcher.settle(9.9) == []
-    assert Watched.looks == 0
-    assert ids(batcher.settle(10)) == list(range(500))
-    Watched.looks = 0
-    assert batcher.settle(14.9) == [] and Watched.looks == 0
-    assert len(batcher.settle(15)) == 500
 
 
 def test_a_level_may_be_full_alone() -> None:
@@ -103,21 +62,6 @@ def test_the_levels_of_a_file_are_counted_without_a_look_at_each() -> None:
     assert Priorities(22_222_222_222, 1, WaitPolicy(jobs_max=3)).jobs_max == 66_666_666_666
     assert Priorities(1, 1, policies={1: WaitPolicy(jobs_max=5)}).jobs_max == 5
     assert Priorities(2, 1, policies={1: WaitPolicy(jobs_max=5)}).jobs_max == 0
-
-
-@pytest.mark.parametrize(
-    ("wish_s", "overridable", "until_s"), [(0, True, 15), (2, True, 12), (2, False, 15), (9, True, 15)]
-)
-def test_a_wish_may_only_shorten_the_time(wish_s: float, overridable: bool, until_s: float) -> None:
-    job = numbered(1, wish_s=wish_s)
-    filled(Policy(), Priorities(policy=WaitPolicy(5.0, overridable=overridable)), job, now_s=10.0)
-    assert job.until_s == until_s
-
-
-def test_a_wish_makes_no_limit() -> None:
-    job = numbered(1, wish_s=2.0)
-    filled(Policy(), Priorities(1, 1, WaitPolicy(overridable=True)), job)
-    assert job.until_s == math.inf
 
 
 def test_who_has_waited_too_long_is_refused_or_goes_last() -> None:
@@ -171,11 +115,6 @@ def test_the_configuration_says_the_ranking() -> None:
     late = WaitPolicy(math.inf, True, True, 6)
     assert configs.priorities(config) == Priorities(2, 1, WaitPolicy(0.0005, jobs_max=4), {2: late})
     assert configs.worker_settings(config, 0)["jobQueueSize"] == 10
-
-
-def test_a_size_alone_needs_no_ranking() -> None:
-    config = config_of("default_queue_policy { max_queue_size: 4 }")
-    assert configs.priorities(config) is None and configs.worker_settings(config, 0)["jobQueueSize"] == 4
 
 
 @pytest.mark.parametrize(

@@ -67,27 +67,6 @@ async def running(*models: Served) -> list[bool]:
     return [bool(one.running) for one in models]
 
 
-async def test_models_with_a_common_resource_run_one_after_the_other() -> None:
-    limits = limiter()
-    a, b, c = (Served(limits, of(R=1)), Served(limits, of(R=1)), Served(limits, of(S=1)))
-    for one in (a, b, c):
-        one.ask(2)
-    assert await running(a, b, c) == [True, False, True]
-    a.finish()
-    assert await running(a, b) == [False, True], "turns"
-    b.finish()
-    assert await running(a, b) == [True, False]
-
-
-async def test_there_is_as_much_as_the_neediest_takes_or_as_is_given() -> None:
-    for given, expected in (("", [True, False, False]), ("R:9", [True, True, False]), ("R:15", [True, True, True])):
-        limits = limiter(given)
-        models = [Served(limits, of(R=5)), Served(limits, of(R=4)), Served(limits, of(R=6))]
-        for one in models:
-            one.ask()
-        assert await running(*models) == expected, given
-
-
 async def test_devices_have_their_own_and_global_resources_are_shared() -> None:
     limits = limiter("R:1,R:2:1")
     models = [Served(limits, of(R=1), device) for device in (0, 0, 1, 1, 1, None)]
@@ -115,21 +94,6 @@ async def test_turns_are_by_priority(priorities: tuple[int, int]) -> None:
     assert models[0].ran == pytest.approx(240 * b / (a + b), abs=2)
 
 
-async def test_a_model_that_was_idle_has_no_turns_to_make_up_for() -> None:
-    limits = limiter()
-    a, b = Served(limits, of(R=1)), Served(limits, of(R=1))
-    for _ in range(50):
-        a.ask()
-        await settle()
-        a.finish()
-    a.ask(20)
-    b.ask(20)
-    for _ in range(20):
-        await settle()
-        (a if a.running else b).finish()
-    assert abs(b.ran - 10) <= 1
-
-
 async def test_one_that_needs_much_is_not_passed_for_ever() -> None:
     limits = limiter()
     large, small = Served(limits, of(R=4)), [Served(limits, of(R=2)) for _ in range(3)]
@@ -144,21 +108,6 @@ async def test_one_that_needs_much_is_not_passed_for_ever() -> None:
         busy = [one for one in small if one.running]
         busy[turn % len(busy)].finish()
     assert large.running
-
-
-async def test_a_waiting_request_that_is_cancelled_holds_nobody_up() -> None:
-    limits = limiter("R:4")
-    a, large, b = Served(limits, of(R=2)), Served(limits, of(R=4)), Served(limits, of(R=2))
-    a.ask(1)
-    await settle()
-    large.ask()
-    assert await running(large) == [False]
-    for one in large.queue.waiting():
-        one.cancel()
-    b.ask()
-    await settle()
-    a.finish()
-    assert await running(b) == [True]
 
 
 async def test_a_worker_that_ends_gives_all_back() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from stage import Skipping, Stage, pool_of, waiting
 from support import until_async
-from ts.protocol.frames import Chunk, Failed, Input, Predict
+from ts.protocol.frames import Chunk, Input, Predict
 from ts_frontend.errors import Code, DeadlineExceeded, HandlerFailed, Quarantined, WorkerDied
 from ts_frontend.job import FedJob, Job, JobState, Ledger
 from ts_frontend.scheduling.batcher import Group, Policy, RepeatLane, Repeats, halves, one_by_one
@@ -97,56 +97,6 @@ async def test_a_begun_request_of_a_dead_worker_runs_once_more(caplog: pytest.Lo
     assert counts(pool) == (1, 0, 0)
     await pool.close(0)
     assert "Request r runs once more: worker 9000 of m_1.0 died with it" in caplog.text
-
-
-async def test_without_idempotent_it_fails() -> None:
-    stage = Stage()
-    pool = pool_of(stage, Skipping())
-    await pool.scale(1)
-    job = waiting(pool)
-    await stage.actors[0].batch()
-    stage.actors[0].end(-9)
-    with pytest.raises(WorkerDied):
-        await job.result()
-    await pool.close(0)
-
-
-async def test_one_that_killed_two_workers_is_quarantined_and_its_neighbours_are_answered(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Four in a batch, of which one kills: each runs again alone, so that only that one is with a second death."""
-    caplog.set_level(logging.ERROR)
-    stage, ledger = Stage(), Ledger()
-    pool = await served(stage, batch_size=4)
-    jobs = [waiting(pool, ledger) for _ in range(4)]
-    culprit = jobs[1].id
-    runs = dict.fromkeys((job.id for job in jobs), 0)
-    actor = 0
-    while not ledger.counts[JobState.FAILED] or ledger.live:
-        batch = await stage.actors[actor].batch()
-        for item in batch.items:
-            runs[item.job_id] += 1
-        if culprit in (item.job_id for item in batch.items):
-            stage.actors[actor].end(-11)
-            actor += 1
-
-            def started(count: int = actor) -> bool:
-                return len(stage.actors) > count
-
-            await until_async(started)
-        else:
-            assert len(batch.items) == 1
-            stage.actors[actor].answer(batch)
-            await settled(jobs, batch)
-    with pytest.raises(Quarantined, match="Two workers died .* not run again.* SIGSEGV") as refused:
-        await jobs[1].result()
-    assert (refused.value.code, refused.value.http_status) == (Code.INTERNAL, 500)
-    assert [await job.result() for job in jobs if job.id != culprit] == [b"ok"] * 3
-    assert set(runs.values()) == {2} and stage.launched == 3
-    finished(jobs, ledger)
-    assert counts(pool) == (4, 0, 1)
-    await pool.close(0)
-    assert "Request r is not run again: worker 9000 of m_1.0 is the second that died with it" in caplog.text
 
 
 async def test_what_runs_again_after_a_death_has_its_worker_to_itself() -> None:
@@ -335,46 +285,3 @@ async def test_a_batch_that_failed_as_a_whole_is_halved_until_the_culprit_fails_
     assert counts(pool) == (0, 8 + 4 + 2, 0)
     await pool.close(0)
     assert "8 requests that failed together (Prediction failed) run again in halves" in caplog.text
-
-
-async def test_items_that_fail_by_themselves_are_not_repeated_nor_those_that_have_sent_something() -> None:
-    stage, ledger = Stage(), Ledger()
-    pool = await served(stage, batch_size=3)
-    jobs = [waiting(pool, ledger, stream=index == 2) for index in range(3)]
-    actor = stage.actors[0]
-    batch = await actor.batch()
-    assert len(batch.items) == 3
-    actor.say(
-        Chunk(jobs[2].id, b"piece", last=False),
-        Failed(jobs[0].id, 422, "this one"),
-        Failed(jobs[1].id, 503, "all", whole=True),
-        Failed(jobs[2].id, 503, "all", whole=True),
-    )
-    with pytest.raises(HandlerFailed, match="this one"):
-        await jobs[0].result()
-    with pytest.raises(HandlerFailed, match="all"):
-        async for _ in chunks(jobs[2]):
-            pass
-    again = await actor.batch()
-    assert [item.job_id for item in again.items] == [jobs[1].id]
-    actor.fail(again)
-    with pytest.raises(HandlerFailed, match="Prediction failed"):
-        await jobs[1].result()
-    finished(jobs, ledger)
-    await pool.close(0)
-
-
-async def test_a_request_that_is_cancelled_when_its_batch_fails_does_not_run_again() -> None:
-    stage, ledger = Stage(), Ledger()
-    pool = await served(stage, batch_size=2)
-    jobs = [waiting(pool, ledger) for _ in range(2)]
-    actor = stage.actors[0]
-    batch = await actor.batch()
-    jobs[0].cancel()
-    actor.fail(batch)
-    again = await actor.batch()
-    assert [item.job_id for item in again.items] == [jobs[1].id]
-    actor.answer(again)
-    assert await jobs[1].result() == b"ok"
-    finished(jobs, ledger)
-    await pool.close(0)

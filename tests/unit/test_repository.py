@@ -94,20 +94,6 @@ def test_torch_is_needed_for_its_files_and_by_python_that_may_import_it(
 
 
 @pytest.mark.parametrize(
-    ("policy", "versions"),
-    [
-        ("", (10,)),
-        ("version_policy { latest { num_versions: 2 } }", (2, 10)),
-        ("version_policy: { all {} }", (1, 2, 10)),
-        ("version_policy: { specific: { versions: [1, 3] } }", (1,)),
-    ],
-)
-def test_version_policies(tmp_path: Path, policy: str, versions: tuple[int, ...]) -> None:
-    path = model(tmp_path, policy, ("1", "2", "10", "007", "x", "0"))
-    assert layout.read(path).versions == versions
-
-
-@pytest.mark.parametrize(
     ("groups", "gpus", "expected"),
     [
         ("", 0, (1, "cpu", None)),
@@ -274,13 +260,6 @@ def test_names_and_places(tmp_path: Path) -> None:
             directories.find([first], name)
 
 
-def test_the_stamp_changes_with_the_files(tmp_path: Path) -> None:
-    path = model(tmp_path)
-    before = directories.stamp_of(path)
-    (path / "1" / "model.py").write_text("x = 1\n")
-    assert directories.stamp_of(path) != before
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -308,18 +287,6 @@ def test_files_of_a_request_are_written(tmp_path: Path) -> None:
     assert (tmp_path / "1" / "more" / "b").read_bytes() == b"b" and (tmp_path / "labels.txt").read_bytes() == b"c"
     with pytest.raises(InvalidArgument, match=f"may have {directories.FILES_MAX} files"):
         directories.write_files({str(number): b"" for number in range(directories.FILES_MAX + 1)}, tmp_path)
-
-
-def test_which_directories_are_in_this_layout(tmp_path: Path) -> None:
-    versioned = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0).versioned
-    assert versioned(model(tmp_path)) and versioned(model(tmp_path, None, name="bare"))
-    for name, file in (("archive", "MAR-INF/MANIFEST.json"), ("mlserver", "model-settings.json")):
-        sign = model(tmp_path, name=name) / file
-        sign.parent.mkdir(exist_ok=True)
-        sign.write_text("{}")
-        assert not versioned(tmp_path / name)
-    (tmp_path / "empty").mkdir()
-    assert not versioned(tmp_path / "empty") and not versioned(tmp_path / "nothing")
 
 
 def test_a_register_call_opens_the_last_version_of_a_folder_or_of_its_only_folder(tmp_path: Path) -> None:

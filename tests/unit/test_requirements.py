@@ -1,11 +1,14 @@
-"""Which requirements files need the same environment."""
+"""Requirements of models, and `python -m ts.compat.install`."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from ts.compat import SHIMS
+from ts.compat.install import COMMAND, NAME, main
 from ts_frontend.models.environments import digest
 
 
@@ -23,18 +26,6 @@ def of(archive: Path, text: str, *more: str) -> str:
     return digest(archive, "requirements.txt", *more)
 
 
-def test_the_same_words_need_the_same(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    assert of(archive, "a==1\nb\n") == of(elsewhere, "a==1\nb\n")
-    assert of(archive, "a==1\n") != of(archive, "a==2\n")
-    assert len(of(archive, "")) == 32
-
-
-def test_another_interpreter_or_torch_needs_another(archive: Path) -> None:
-    assert of(archive, "a\n", "3.11", "2.13") != of(archive, "a\n", "3.12", "2.13")
-    assert of(archive, "a\n", "ab", "c") != of(archive, "a\n", "a", "bc")
-
-
 def test_of_a_folder_with_packages_only_those_count(archive: Path) -> None:
     before = of(archive, "--find-links .\na")
     (archive / "weights.pt").write_bytes(b"large")
@@ -45,25 +36,6 @@ def test_of_a_folder_with_packages_only_those_count(archive: Path) -> None:
 
 def test_no_requirements_is_a_need_too(archive: Path) -> None:
     assert digest(archive, None, "x") == digest(archive, None, "x") != of(archive, "", "x")
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "./wheels/a-1.0-py3-none-any.whl",
-        "a @ file:wheels/a-1.0-py3-none-any.whl",
-        "--find-links wheels\na",
-        "--find-links=wheels\na",
-        "-f ./wheels\na",
-        "./wheels/a-1.0-py3-none-any.whl ; python_version > '3'",
-    ],
-)
-def test_named_files_count_with_their_contents(archive: Path, line: str) -> None:
-    before = of(archive, line)
-    (archive / "handler.py").write_text("x = 2\n")
-    assert of(archive, line) == before
-    (archive / "wheels" / "a-1.0-py3-none-any.whl").write_bytes(b"second")
-    assert of(archive, line) != before
 
 
 @pytest.mark.parametrize(
@@ -86,6 +58,15 @@ def test_what_is_installed_in_place_is_not_shared(
     assert of(archive, line) != of(elsewhere, line)
 
 
-def test_a_missing_file_is_an_error(archive: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        digest(archive, "nowhere.txt")
+def test_the_path_file_and_the_command_come_and_go(tmp_path: Path) -> None:
+    assert main([], tmp_path, tmp_path) == 0
+    assert (tmp_path / NAME).read_text() == SHIMS + "\n"
+    assert os.access(tmp_path / COMMAND, os.X_OK) and "mlserver.cli.main" in (tmp_path / COMMAND).read_text()
+    assert main(["--remove"], tmp_path, tmp_path) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_command_of_the_real_package_stays(tmp_path: Path) -> None:
+    (tmp_path / COMMAND).write_text("theirs")
+    assert main([], tmp_path, tmp_path) == main(["--remove"], tmp_path, tmp_path) == 0
+    assert (tmp_path / COMMAND).read_text() == "theirs"

@@ -64,7 +64,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 100), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 100), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("cases", "word"), [(GOOD, Word.GO_ON), (BAD, Word.GO_BACK)], ids=["good", "bad"])
 def test_at_most_one_of_a_hundred_simulated_rollouts_ends_wrongly(
     cases: list[Any], word: Word, seeds: Sequence[int]
@@ -77,7 +77,7 @@ def test_at_most_one_of_a_hundred_simulated_rollouts_ends_wrongly(
 def test_the_bounds_hold_at_all_times_together() -> None:
     """They are looked at after each observation, and only some in a hundred sequences ever leave them."""
     left = 0
-    for seed in range(200):
+    for seed in range(60):
         chance, tally = random.Random(seed), Tally()
         for _ in range(300):
             tally.add(chance.random() < 0.1)
@@ -86,7 +86,7 @@ def test_the_bounds_hold_at_all_times_together() -> None:
             if not low <= 0.1 <= high:
                 left += 1
                 break
-    assert left <= 0.05 * 200
+    assert left <= 0.05 * 60
 
 
 def test_both_versions_getting_worse_together_is_no_fault() -> None:
@@ -103,17 +103,6 @@ def test_both_versions_getting_worse_together_is_no_fault() -> None:
         )
         if number % 100 == 0:
             assert judge.verdict().word is not Word.GO_BACK
-
-
-def test_few_requests_give_no_verdict_and_a_stall_counts_once() -> None:
-    judge = Judge(Limits(), 1)
-    for number in range(10):
-        judge.observe(True, number < 2, 0.01, number)
-        judge.observe(False, False, 0.01, number)
-    assert judge.verdict().word is Word.WAIT and "not yet enough" in judge.verdict().reason
-    for _ in range(1000):
-        judge.observe(True, True, 1.0, 100.0)
-    assert judge.new.errors == Tally(11, 3)
 
 
 def test_differing_answers_of_copies() -> None:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import json
 import math
 import os
 import socket
-import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support import GUARD_S, until
 from ts.context import Context
-from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Input, Item, PackedPairs, Predict, packed
+from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Input, Item, Predict
 from ts.protocol.otf_message_handler import create_predict_response
 from ts.protocol.otf_message_handler import send_intermediate_predict_response as old_send
 from ts.runtime import handlers, running
@@ -68,19 +63,6 @@ def link_without_frontend():
 # --- the ledger
 
 
-def test_a_job_is_answered_once():
-    ledger = ledger_with([1])
-    batch = ledger.queue.popleft()
-    assert ledger.start(batch)
-    (job,) = batch.jobs
-    ledger.give(job, b"a", last=False, status=201, phrase="Made", headers=(("k", "v"),))
-    ledger.give(job, b"b", last=True, status=201, phrase="Made", headers=(("k", "v"),))
-    ledger.give(job, b"c", last=True)
-    ledger.give(job, running.PREDICTION_FAILED, last=True)
-    assert pushed(ledger) == [Chunk(1, b"a", False, 201, "Made", [("k", "v")]), Chunk(1, b"b", True, 200, "", ())]
-    assert not ledger.jobs
-
-
 def test_pieces_are_held_without_credit_and_the_end_waits_behind_them():
     ledger = ledger_with([1], credit=10)
     batch = ledger.queue.popleft()
@@ -96,30 +78,6 @@ def test_pieces_are_held_without_credit_and_the_end_waits_behind_them():
     ledger.receive(Credit(1, 1000))
     assert pushed(ledger) == [Chunk(1, b"3", False), Failed(1, 503, "no")]
     assert not ledger.jobs
-
-
-def test_a_plain_answer_is_never_held():
-    ledger = ledger_with([1], credit=1)
-    batch = ledger.queue.popleft()
-    ledger.start(batch)
-    ledger.give(batch.jobs[0], b"x" * 5000, last=True)
-    assert pushed(ledger) == [Chunk(1, b"x" * 5000)]
-
-
-def test_cancelling_before_during_and_after():
-    ledger = ledger_with([1, 2], [3])
-    first = ledger.queue.popleft()
-    ledger.receive(Cancel(1))
-    assert ledger.start(first)
-    assert [job.job_id for job in first.jobs] == [2]
-    ledger.receive(Cancel(2))
-    assert first.cancelled
-    ledger.give(first.jobs[0], b"dropped", last=False)
-    ledger.give(first.jobs[0], b"dropped", last=True)
-    ledger.receive(Cancel(2))
-    ledger.receive(Cancel(3))
-    assert not ledger.start(ledger.queue.popleft())
-    assert [(one.job_id, one.code) for one in pushed(ledger)] == [(1, 499), (2, 499), (3, 499)]
 
 
 def test_a_cancel_while_the_end_is_held_drops_what_is_held():
@@ -142,15 +100,6 @@ def test_early_cancels_are_remembered_up_to_a_limit():
     assert [job.job_id for job in batch.jobs] == [0]
 
 
-def test_expired_requests_are_dropped_from_their_batch():
-    ledger = Ledger(1000, 1000)
-    ledger.receive(Predict(1, [item(1, time.monotonic() - 1), item(2, time.monotonic() + 1000), item(3)]))
-    batch = ledger.queue.popleft()
-    assert ledger.start(batch)
-    assert batch.request_ids() == {0: "id-2", 1: "id-3"}
-    assert [(one.job_id, one.code) for one in pushed(ledger)] == [(1, 504)]
-
-
 # --- results
 
 
@@ -160,36 +109,11 @@ def test_views_of_other_shapes_are_flattened():
     assert bytes(sent) == array.tobytes()
 
 
-def test_failures_carry_their_codes():
-    assert running.failure_of(PredictionException("no", 404)) == Failure(404, "no")
-    assert running.failure_of(PredictionException("no")) == Failure(500, "no")
-    odd: Any = {"message": 7, "error_code": "seven"}
-    assert running.failure_of(PredictionException(**odd)) == Failure(500, "7")
-    assert running.failure_of(RuntimeError("CUDA out of memory")).code == 507
-
-
 def raising(error):
     try:
         raise error
     except type(error) as caught:
         return caught
-
-
-def test_a_failure_says_what_was_raised_and_where():
-    failure = running.failure_of(raising(ValueError("no\n  such\tthing")))
-    assert failure.cause.startswith("ValueError: no such thing (test_runtime_pieces.py, line ")
-    assert failure.cause.endswith(", in raising)")
-    assert failure.traceback.startswith("Traceback (most recent call last):\n")
-    assert failure.traceback.endswith("ValueError: no\n  such\tthing")
-
-
-def test_a_failure_inside_a_library_is_told_with_the_handlers_own_line():
-    try:
-        json.loads("{")
-    except ValueError as error:
-        cause = running.failure_of(error).cause
-    assert cause.startswith("json.decoder.JSONDecodeError: Expecting property name")
-    assert "(test_runtime_pieces.py, line " in cause
 
 
 class Ends(Exception):
@@ -276,21 +200,6 @@ def test_one_hostile_element_fails_its_own_request():
     assert result[0] == b"fine" and result[1][:3] == running.UNSUPPORTED[:3]
 
 
-@pytest.mark.parametrize(
-    ("result", "count", "cause"),
-    [
-        ({"a": 1}, 2, "a list of 2 elements, one for each request of the batch; it is of type dict: {'a': 1}"),
-        (None, 1, "a list of 1 element, one for each request of the batch; it is of type NoneType: None"),
-        (["a"], 2, "the handler's result has 1 element for 2 requests of the batch: ['a']"),
-        (["x" * 100] * 9, 1, "the handler's result has 9 elements for 1 request of the batch: ['xxx"),
-    ],
-)
-def test_a_result_of_the_wrong_shape_is_told_with_both_numbers(result, count, cause):
-    failure = running.outcomes(result, count)
-    assert isinstance(failure, Failure)
-    assert cause in failure.cause and len(failure.cause) < 400
-
-
 REFERENCE = " (request ID id-1: the model's log says why)"
 
 
@@ -304,28 +213,6 @@ def test_callers_are_told_the_cause_or_where_it_is(explains):
     ledger.give(batch.jobs[1], Failure(404, "no such user"), last=True)
     told = f"Prediction failed{': ValueError: x' if explains else REFERENCE}"
     assert pushed(ledger) == [Failed(1, 503, told, True, "lines" if explains else ""), Failed(2, 404, "no such user")]
-
-
-# --- kinds
-
-
-def test_kinds_of_handlers():
-    def blocking(data, context): ...
-
-    def generator(data, context):
-        yield
-
-    async def coroutine(data, context): ...
-
-    async def async_generator(data, context):
-        yield
-
-    class Object:
-        def __call__(self, data, context):
-            yield
-
-    found = [handlers.kind_of(one) for one in (blocking, generator, coroutine, async_generator, Object(), max)]
-    assert found == ["blocking", "generator", "async", "async", "generator", "blocking"]
 
 
 # --- context
@@ -373,16 +260,6 @@ def test_statuses_headers_and_sequences():
     assert mine.deadline_s == 100.0
 
 
-def test_a_forked_context_shares_what_was_hung_on_it():
-    mine = context()
-    mine.cache = {}
-    first, second = mine.fork(), mine.fork()
-    first.begin(Batch(), {0: "a"})
-    second.begin(Batch(), {0: "b"})
-    assert first.cache is second.cache
-    assert (first.get_request_id(), second.get_request_id()) == ("a", "b")
-
-
 def test_metrics_are_made_once_and_turned_to_the_batch():
     class Metrics:
         request_ids = None
@@ -398,12 +275,6 @@ def test_metrics_are_made_once_and_turned_to_the_batch():
     mine.begin(Batch(), {0: "a"})
     assert mine.metrics is mine.metrics
     assert (len(made), mine.metrics.request_ids) == (1, {0: "a"})
-
-
-def test_header_dicts_may_be_given_as_processors():
-    mine = context()
-    mine.request_processor = [{"a": "b"}]
-    assert mine.get_request_header(0, "a") == "b"
 
 
 def test_the_old_streaming_call_warns_and_needs_a_context():
@@ -447,15 +318,6 @@ def failure_of(tmp_path, text):
         for name in set(sys.modules) - modules:
             del sys.modules[name]
     raise AssertionError("it could be loaded")
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["def handle(data, context):\n    yield data[0]\n", "async def handle(data, context):\n    return data[0]\n"],
-)
-def test_functions_that_only_begin_are_not_called_to_initialise(tmp_path, text):
-    with pytest.raises(AssertionError, match="it could be loaded"):
-        failure_of(tmp_path, text)
 
 
 @pytest.mark.parametrize(
@@ -583,21 +445,6 @@ def test_a_batch_that_takes_the_short_way_is_handled_as_any_other(given_inputs, 
 # --- what a handler doesn't look at
 
 
-def ran(handler, *headers):
-    """The answers to requests with these headers, one batch."""
-    import ts.runtime.running as running
-
-    with link_without_frontend() as link:
-        mine = context()
-        items = [Item(n, f"id-{n}", math.inf, pairs, [Input("data", "", b"x")]) for n, pairs in enumerate(headers)]
-        link.ledger.receive(Predict(1, items))
-        batch = link.ledger.queue.popleft()
-        link.ledger.start(batch)
-        run = running.Running(batch, mine, link)
-        run.finish(handler(run.rows(True), mine))
-        return mine, pushed(link.ledger)
-
-
 class Place:
     """A place in the batch as numpy and torch give it."""
 
@@ -632,114 +479,3 @@ def test_a_handlers_values_may_be_of_other_types_than_they_should_be():
     assert isinstance(first, Chunk) and isinstance(other, Chunk) and isinstance(failed, Failed)
     assert (first.status, first.phrase, first.headers) == (201, "7", [("number", "5")])
     assert (other.data, failed.code, failed.message) == (b"b", 500, "'no'")
-
-
-def test_headers_are_made_for_handlers_that_look():
-    block = PackedPairs(packed([("X-Key", "1"), ("b", "é")]))
-
-    def quiet(data, context):
-        return [b"ok" for _ in data]
-
-    def looking(data, context):
-        assert context.get_request_header(0, "B") == "é"
-        assert context.request_processor[0].get_request_property("data") == {"content-type": ""}
-        assert context._request_processor is context.request_processor
-        context.set_response_header(1, "mine", "2")
-        return [b"ok" for _ in data]
-
-    mine, answers = ran(quiet, block, ())
-    assert mine.is_plain and answers == [Chunk(0, b"ok"), Chunk(1, b"ok")]
-    mine, answers = ran(looking, block, ())
-    assert not mine.is_plain
-    assert answers == [Chunk(0, b"ok"), Chunk(1, b"ok", True, 200, "", [("mine", "2")])]
-
-
-def test_threads_of_a_handler_get_the_same_processors():
-    def handler(data, context):
-        names = list(range(len(data)))
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda at: context.set_response_header(at, "at", str(at)), names))
-        return [b"" for _ in data]
-
-    _, answers = ran(handler, *[()] * 32)
-    assert [answer.headers for answer in answers] == [[("at", str(at))] for at in range(32)]
-
-
-# --- what can't be encoded
-
-UNSENDABLE = {
-    "headers": Chunk(1, b"x", True, 200, "", [("a", "b")] * 70_000),
-    "phrase": Chunk(1, b"x", True, 200, "x" * 70_000, ()),
-    "surrogate": Chunk(1, b"x", True, 200, "", [("a", "\udcff")]),
-}
-
-
-@pytest.mark.parametrize("last", [True, False], ids=["last", "piece"])
-@pytest.mark.parametrize("credit", [1000, 0], ids=["sent", "held"])
-@pytest.mark.parametrize("chunk", UNSENDABLE.values(), ids=UNSENDABLE)
-def test_an_answer_that_fits_no_message_leaves_its_request_to_be_failed(chunk, credit, last):
-    ledger = ledger_with([1, 2], credit=credit)
-    batch = ledger.queue.popleft()
-    ledger.start(batch)
-    job, other = batch.jobs
-    before = job.credit_bytes
-    with pytest.raises(ValueError):
-        ledger.give(job, chunk.data, last, chunk.status, chunk.phrase, chunk.headers)
-    assert (job.answered, job.over, job.done, job.credit_bytes, bool(job.held)) == (False, False, False, before, False)
-    assert set(ledger.jobs) == {1, 2} and pushed(ledger) == []
-    ledger.give(job, running.PREDICTION_FAILED, last=True)
-    ledger.receive(Credit(2, 100))
-    ledger.give(other, b"y", last=True)
-    assert pushed(ledger) == [Failed(1, 503, "Prediction failed", True), Chunk(2, b"y")]
-    assert not ledger.jobs
-
-
-def test_a_failure_can_always_be_sent():
-    ledger = ledger_with([1])
-    batch = ledger.queue.popleft()
-    ledger.start(batch)
-    ledger.give(batch.jobs[0], Failure(500, "no such file: \udcff"), last=True)
-    assert pushed(ledger) == [Failed(1, 500, "no such file: ?")]
-
-
-def test_the_watch_over_a_handler_ends_with_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would take the cancel of the following call for something of the former one, and leave it unread until it
-    had watched that one for some time."""
-    monkeypatch.setattr("ts.runtime.worker.STAND_IN_WAIT_MS", 1 << 30)
-    ours, theirs = socket.socketpair()
-    with ours:
-        link = Link(theirs.detach())
-        link.open(Ledger(1 << 20, 1 << 20))
-        for _ in range(2):
-            link.enter()
-            until(lambda: link._standing_in)
-            link.leave()
-            until(lambda: not link._standing_in)
-
-
-FORKS = """
-import os, signal
-from ts.runtime.process import STOPPING, outlive_stops
-
-def mask_of_a_child():
-    readable, writable = os.pipe()
-    if os.fork() == 0:
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        os.write(writable, b"blocked" if signal.SIGTERM in blocked else b"open")
-        os._exit(0)
-    os.wait()
-    return os.read(readable, 100).decode()
-
-outlive_stops()
-seen = [mask_of_a_child()]
-before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-seen.append(mask_of_a_child())
-signal.pthread_sigmask(signal.SIG_SETMASK, before)
-print(*seen, signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
-"""
-
-
-def test_a_fork_leaves_blocked_signals_blocked() -> None:
-    """A worker's child gets signals as before the fork: the forkserver blocks those that a worker isn't ready for."""
-    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=GUARD_S)
-    assert done.stdout.split() == ["open", "blocked", "False"], done.stderr

@@ -6,17 +6,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support import GUARD_S
-from ts_frontend.errors import ArchiveNotFound, DownloadFailed, InvalidArgument
+from ts_frontend.errors import ArchiveNotFound, DownloadFailed
 from ts_frontend.models.store import s3
-from ts_frontend.models.store.http import Stop, Stopped
-from ts_frontend.models.store.objects import Place, parse
+from ts_frontend.models.store.http import Stop
 from ts_frontend.models.store.store import ModelStore
 
 URL = "s3://models/a/m.mar"
@@ -60,35 +58,6 @@ def store(root: Path, **more: float) -> ModelStore:
     return ModelStore(root, ["s3://models/.*"], copies=root.parent / "copies", **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("url", "place", "name", "prefix"),
-    [
-        ("s3://models/m.mar", Place("models", "m.mar"), "m.mar", "m.mar/"),
-        ("S3://my.models/a/b/", Place("my.models", "a/b/"), "b", "a/b/"),
-        ("s3://models", Place("models", ""), "models", ""),
-        ("s3://models//a", Place("models", "a"), "a", "a/"),
-        ("s3://models/a?b=c%20d", Place("models", "a?b=c%20d"), "a?b=c%20d", "a?b=c%20d/"),
-    ],
-)
-def test_what_a_url_names(url: str, place: Place, name: str, prefix: str) -> None:
-    assert parse(url) == place
-    assert (place.name, place.prefix) == (name, prefix)
-
-
-@pytest.mark.parametrize("url", ["s3://", "s3:///key", "s3://who:secret@models/m", "s3://a b/m", "s3://models/a b"])
-def test_what_names_no_bucket_is_refused(root: Path, url: str) -> None:
-    with pytest.raises(InvalidArgument, match="url"):
-        asyncio.run(ModelStore(root, [".*"]).fetch(url))
-
-
-@pytest.mark.parametrize("url", ["s3://other/m.mar", "s3://models-not/m.mar", "s3://models"])
-def test_only_what_allowed_urls_allows(root: Path, url: str) -> None:
-    with pytest.raises(ArchiveNotFound, match="whole URL$"):
-        asyncio.run(store(root).fetch(url))
-    with pytest.raises(ArchiveNotFound, match="allowed_urls"):
-        asyncio.run(ModelStore(root).fetch(url))
-
-
 def test_a_path_that_climbs_is_refused(root: Path) -> None:
     with pytest.raises(ArchiveNotFound, match="Relative path"):
         asyncio.run(store(root).fetch("s3://models/a/../b"))
@@ -105,29 +74,6 @@ def test_missing_credentials_are_named(root: Path, silent: socket.socket) -> Non
         with pytest.raises(DownloadFailed, match="no AWS credentials were found: set AWS_ACCESS_KEY_ID"):
             asyncio.run(fetch(URL))
     assert not list(root.iterdir()) and not list((root.parent / "copies").iterdir())
-
-
-@pytest.mark.usefixtures("account")
-def test_nobody_listens(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(DownloadFailed, match="Could not connect to the endpoint URL"):
-        asyncio.run(store(root).fetch(URL))
-
-
-@pytest.mark.usefixtures("account")
-def test_a_caller_who_leaves_ends_the_download(root: Path, silent: socket.socket) -> None:
-    async def leave() -> None:
-        task = asyncio.create_task(store(root).fetch(URL))
-        connection, _ = await asyncio.to_thread(silent.accept)
-        with connection:
-            connection.settimeout(GUARD_S)
-            await asyncio.to_thread(connection.recv, 1)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    asyncio.run(leave())  # waits for the thread, which must not wait for the endpoint
-    assert not list(root.iterdir())
 
 
 @pytest.mark.usefixtures("account", "silent")
@@ -151,16 +97,3 @@ def test_signing_needs_an_account_and_a_region(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with pytest.raises(DownloadFailed, match="AWS_DEFAULT_REGION"):
         s3.signed("https://models.s3.amazonaws.com/m.mar", Stop())
-
-
-def test_what_was_ended_waits_for_nothing() -> None:
-    stop = Stop()
-    assert stop.waited(lambda: 1) == 1
-    with pytest.raises(ZeroDivisionError):
-        stop.waited(lambda: 1 // 0)
-    stop.set("no longer wanted")
-    stop.set("another reason")
-    with pytest.raises(Stopped, match="no longer wanted"):
-        stop.waited(threading.Event().wait)
-    with pytest.raises(Stopped, match="no longer wanted"):
-        stop.check()

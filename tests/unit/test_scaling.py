@@ -1,129 +1,27 @@
-"""Autoscaling: the decisions under simulated loads, and a pool that is scaled by them."""
+"""How many workers there are and when they start again: load, delays, the supervisor's clock, memory."""
 
 from __future__ import annotations
 
-import heapq
-import math
-import random
-from collections import deque
-from typing import NamedTuple
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stage import Skipping, Stage, pool_of, waiting
 from support import until_async
+from ts_frontend.errors import MemoryFull
 from ts_frontend.models.settings import Source, _autoscale
-from ts_frontend.workers.scaling import LoadSample, PoolScaler, Scaling, ScalingRule, percentile
+from ts_frontend.workers.admission import Admission
+from ts_frontend.workers.devices import Inventory, Placement
+from ts_frontend.workers.failures import Backoff, StartFailed
+from ts_frontend.workers.memory import Memory
+from ts_frontend.workers.process import ExitStatus, LineSink, ProcessSpec, WorkerProcess
+from ts_frontend.workers.scaling import LoadSample, PoolScaler, Scaling, ScalingRule
+from ts_frontend.workers.supervisor import Supervisor
 
 SAMPLE_S = 0.1
-
-
-class Wait(NamedTuple):
-    arrived_s: float
-    waited_s: float
-
-
-class Simulation:
-    """Requests that come by chance to as many workers as the decisions want. `service_s`: of each request; `start_s`:
-    until a new worker is ready."""
-
-    def __init__(self, rule: ScalingRule, most: int, service_s: float, start_s: float, seed: int) -> None:
-        self.scaling, self.most = Scaling(rule), most
-        self.service_s, self.start_s = service_s, start_s
-        self.chance = random.Random(seed)
-        self.now_s = 0.0
-        self.workers = self.ready = 1
-        self.queue: deque[float] = deque()
-        self.ends: list[float] = []  # of what runs
-        self.starts: list[float] = []  # when workers will be ready
-        self.waits: list[Wait] = []
-        self.changes: list[tuple[float, int, int]] = []
-
-    def _pass(self, until_s: float) -> None:
-        """Lets requests end and workers become ready until then, and gives the waiting requests to workers."""
-        while True:
-            next_s = min(self.ends[0] if self.ends else math.inf, self.starts[0] if self.starts else math.inf)
-            at_s = min(next_s, until_s)
-            while self.queue and len(self.ends) < self.ready:
-                arrived_s = self.queue.popleft()
-                self.waits.append(Wait(arrived_s, self.now_s - arrived_s))
-                heapq.heappush(self.ends, self.now_s + self.service_s)
-                next_s = min(next_s, self.ends[0])
-                at_s = min(next_s, until_s)
-            self.now_s = at_s
-            if next_s > until_s:
-                return
-            if self.ends and self.ends[0] <= at_s:
-                heapq.heappop(self.ends)
-            elif self.starts:
-                heapq.heappop(self.starts)
-                self.ready += 1
-
-    def run(self, rate: float, seconds: float) -> None:
-        """`rate`: requests a second."""
-        end_s, arrival_s = self.now_s + seconds, self.now_s + self.chance.expovariate(rate)
-        sample_s = self.now_s + SAMPLE_S
-        while self.now_s < end_s:
-            self._pass(min(arrival_s, sample_s))
-            if arrival_s <= self.now_s:
-                self.queue.append(self.now_s)
-                arrival_s += self.chance.expovariate(rate)
-            if sample_s <= self.now_s:
-                self._sample()
-                sample_s += SAMPLE_S
-
-    def _sample(self) -> None:
-        ages = [self.now_s - arrived_s for arrived_s in self.queue]
-        sample = LoadSample(len(self.queue), len(self.ends), percentile(ages, 0.9), self.workers, self.ready)
-        found = self.scaling.decide(self.now_s, sample, 1, self.most)
-        if found is None:
-            return
-        wanted, reason = found
-        assert reason and 1 <= wanted <= self.most and wanted != self.workers
-        self.changes.append((self.now_s, self.workers, wanted))
-        for _ in range(wanted - self.workers):
-            heapq.heappush(self.starts, self.now_s + self.start_s)
-        self.ready = min(self.ready, wanted)
-        self.workers = wanted
-
-    def p99_s(self, since_s: float) -> float:
-        return percentile([one.waited_s for one in self.waits if one.arrived_s >= since_s], 0.99)
-
-    def directions(self, since_s: float) -> str:
-        return "".join("+" if after > before else "-" for at_s, before, after in self.changes if at_s >= since_s)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("service_s", "start_s"), [(0.05, 0.1), (0.05, 2.0), (0.2, 0.5)])
-def test_a_step_to_ten_times_the_load_and_back_settles_without_oscillation(
-    service_s: float, start_s: float, seed: int
-) -> None:
-    """One worker is half busy, then five would be fully busy, then one is half busy again."""
-    rule = ScalingRule(target_queue=1, up_after_s=0.5, down_after_s=20)
-    rate = 0.5 / service_s
-    one = Simulation(rule, 16, service_s, start_s, seed)
-    one.run(rate, 40)
-    begun_s, before = one.now_s, one.workers
-    one.run(10 * rate, 90)
-    found = one.directions(begun_s)
-    assert found.startswith("+") and "-+" not in found, one.changes
-    assert 5 <= one.workers <= 16
-    assert one.p99_s(begun_s + 10 + 3 * start_s) <= 4 * service_s, "the waits of what came 10 s later are short again"
-    over_s = one.now_s
-    one.run(rate, 60)
-    after = one.directions(over_s)
-    assert "+-" not in after and "-+" not in after, one.changes
-    assert one.workers <= max(before, 4), "those that have nothing to do are gone"
-    first_s = next(at_s for at_s, *_ in one.changes if at_s >= over_s)
-    assert first_s - over_s <= rule.down_after_s + 5, "and soon after downAfter"
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_load_that_stays_gets_one_number_of_workers(seed: int) -> None:
-    one = Simulation(ScalingRule(up_after_s=0.5, down_after_s=15), 16, 0.05, 0.2, seed)
-    one.run(60, 240)
-    settled = [change for change in one.changes if change[0] > 60]
-    assert len(settled) <= 2, one.changes
 
 
 def samples(scaling: Scaling, sample: LoadSample, begin_s: float, seconds: float) -> tuple[float, int] | None:
@@ -133,24 +31,6 @@ def samples(scaling: Scaling, sample: LoadSample, begin_s: float, seconds: float
         if found is not None:
             return round(step * SAMPLE_S, 3), found[0]
     return None
-
-
-def test_a_queue_must_last_before_workers_are_added_and_quiet_before_they_end() -> None:
-    rule = ScalingRule(target_queue=2, up_after_s=1, down_after_s=5)
-    assert samples(Scaling(rule), LoadSample(2, 1, 0.1, 1, 1), 0, 60) is None, "two may wait"
-    assert samples(Scaling(rule), LoadSample(3, 1, 0.1, 1, 1), 0, 60) == (1.0, 2)
-    assert samples(Scaling(rule), LoadSample(90, 4, 0.1, 4, 4), 0, 60) == (1.0, 8), "no more than twice as many at once"
-    assert samples(Scaling(rule), LoadSample(90, 8, 0.1, 8, 8), 0, 60) is None, "not over the most"
-    assert samples(Scaling(rule), LoadSample(90, 1, 0.1, 4, 3), 0, 60) is None, "one still starts"
-    assert samples(Scaling(rule), LoadSample(0, 3, 0.0, 6, 6), 0, 60) == (5.0, 3)
-    assert samples(Scaling(rule), LoadSample(0, 0, 0.0, 6, 6), 0, 60) == (5.0, 1)
-    assert samples(Scaling(rule), LoadSample(0, 8, 0.0, 6, 6, at_once=4), 0, 60) == (5.0, 2), "batches count"
-
-
-def test_waits_that_are_too_long_count_like_a_queue() -> None:
-    rule = ScalingRule(target_queue=10, target_wait_s=0.5, up_after_s=1)
-    assert samples(Scaling(rule), LoadSample(1, 1, 0.4, 1, 1), 0, 10) is None
-    assert samples(Scaling(rule), LoadSample(1, 1, 0.6, 1, 1), 0, 10) == (1.0, 2)
 
 
 def test_one_busy_moment_keeps_the_workers_for_the_whole_time() -> None:
@@ -223,16 +103,6 @@ async def test_requests_that_wait_in_an_engine_count_as_waiting() -> None:
     await pool.close(0)
 
 
-async def test_a_number_that_was_asked_for_is_no_subject_of_autoscaling() -> None:
-    pool = pool_of(Stage(), Skipping())
-    scaler = PoolScaler(pool, ScalingRule(up_after_s=0), batch_size=1)
-    assert [scaler.between(*pair) for pair in ((2, 2), (0, 4), (2, 4))] == [2, 0, 2]
-    await pool.scale(3)
-    assert scaler.between(1, 4) == 3, "a present number that is allowed stays"
-    assert scaler.between(3, 3) == 3 and not scaler.active
-    await pool.close(0)
-
-
 @pytest.mark.parametrize(
     ("given", "rule", "warnings"),
     [
@@ -249,3 +119,172 @@ def test_the_rule_in_a_configuration(given: object, rule: ScalingRule | None, wa
     source = Source({"autoscale": given}, "model-config.yaml", [])
     assert _autoscale(source) == rule
     assert len(source.warnings) == warnings, source.warnings
+
+
+def delays(backoff: Backoff, count: int, chance: float = 0.0) -> list[float]:
+    out = []
+    for number in range(count):
+        backoff.failed(float(number))
+        out.append(backoff.delay_s(chance))
+    return out
+
+
+def test_the_first_restart_is_at_once_then_the_delay_doubles_up_to_its_cap():
+    assert delays(Backoff(300), 10) == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+def test_a_model_with_device_ids_has_its_own_turn_from_the_first():
+    placement = Placement(Inventory("cuda", 4))
+    model = object()
+    assert [placement.next(model, "gpu", (3, 1)).gpu_id for _ in range(3)] == [3, 1, 3]
+    assert placement.next(object(), "gpu", ()).gpu_id == 1
+
+
+def test_an_id_that_does_not_exist_makes_the_list_count_for_nothing():
+    placement = Placement(Inventory("cuda", 2))
+    assert [placement.next(object(), "", (0, 2)).gpu_id for _ in range(2)] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(3, "exit code 3"), (-9, "killed by SIGKILL (out of memory?)"), (-11, "killed by SIGSEGV"), (None, "unknown")],
+)
+def test_how_a_process_ended_reads_like_a_sentence(code, words):
+    assert words in ExitStatus(code).sentence()
+    assert ExitStatus(code).by_sigkill is (code == -9)
+
+
+class Pool:
+    def __init__(self, name: str, wrong: bool, busy: bool = True) -> None:
+        self.name, self._wrong, self.busy = name, wrong, busy
+        self.ticks = 0
+        self.twice = asyncio.Event()
+
+    def tick(self, now_s: float) -> None:
+        self.ticks += 1
+        if self.ticks == 2:
+            self.twice.set()
+        if self._wrong:
+            raise RuntimeError("a mistake")
+
+    async def close(self, drain_s: float | None) -> None:
+        pass
+
+
+class NoLauncher:
+    """Starts nothing."""
+
+    async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
+        raise StartFailed("nothing is started here")
+
+    async def close(self) -> None:
+        pass
+
+
+def new_supervisor(work_dir: Path, launcher: NoLauncher | None = None) -> Supervisor:
+    return Supervisor(
+        {},
+        work_dir=work_dir,
+        first_worker_id=1,
+        first_distribution_id=1,
+        fork=False,
+        inventory=Inventory(),
+        on_line=lambda *_: None,
+        launcher=launcher,
+    )
+
+
+async def test_one_pools_mistake_does_not_stop_the_clock(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    supervisor = new_supervisor(tmp_path)
+    pools = [Pool("wrong", True), Pool("right", False)]
+    supervisor._busy.update(pools)  # type: ignore[arg-type]
+    await supervisor.start()
+    await asyncio.wait_for(asyncio.gather(*(pool.twice.wait() for pool in pools)), 30)
+    await supervisor.close()
+    assert "Workers of wrong could not be supervised" in caplog.text
+    assert "a mistake" in caplog.text
+
+
+async def test_a_pool_is_ticked_while_it_is_busy(tmp_path: Path) -> None:
+    supervisor = new_supervisor(tmp_path)
+    idle, busy = Pool("idle", False, busy=False), Pool("busy", False)
+    supervisor._busy.update([idle, busy])  # type: ignore[list-item]
+    await supervisor.start()
+    await asyncio.wait_for(busy.twice.wait(), 30)
+    assert idle.ticks == 0 and supervisor._busy == {busy}  # type: ignore[comparison-overlap]
+    busy.busy = False
+    await until_async(lambda: not supervisor._busy)
+    await supervisor.close()
+
+
+class Loaded:
+    """A model's pool."""
+
+    size = ready_count = 0
+
+
+class Machine:
+    """Models with a size each; `measure` tells the size of those that are loaded."""
+
+    def __init__(self, limit: int) -> None:
+        self.pools: list[Any] = []
+        self.most = 0
+        self.admission = Admission(limit, lambda: self.pools, self.measure)
+
+    def measure(self, pools: Any) -> list[Memory]:
+        found = [Memory(one.size) for one in pools]
+        self.most = max(self.most, sum(one.size for one in self.pools))
+        return found
+
+    async def load(self, size: int, files: Path, *, fails: bool = False) -> bool:
+        """Whether the model was admitted."""
+        pool = Loaded()
+
+        async def withdraw() -> None:
+            self.pools.remove(pool)
+
+        try:
+            async with self.admission.room(files) as check:
+                self.pools.append(pool)
+                for _ in range(3):
+                    await asyncio.sleep(0)
+                if fails:
+                    await withdraw()
+                    raise ValueError
+                pool.size, pool.ready_count = size, 1
+                await check("m", withdraw)
+        except MemoryFull as error:
+            assert error.http_status == 507 and "registered_memory_max" in error.message
+            return False
+        except ValueError:
+            return False
+        return True
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a").write_bytes(b"1" * 6)
+    (tmp_path / "sub" / "b").write_bytes(b"1" * 4)
+    (tmp_path / "sub" / "c").symlink_to("/nowhere")
+    return tmp_path
+
+
+async def test_as_many_as_fit_are_admitted_side_by_side(files: Path) -> None:
+    machine = Machine(1000)
+    found = await asyncio.gather(*(machine.load(100, files) for _ in range(15)))
+    assert found.count(True) == 10 == len(machine.pools)
+    assert machine.most <= 1100  # never more than one that turned out to be too much
+
+
+async def test_one_that_turns_out_to_be_too_large_is_withdrawn(files: Path) -> None:
+    machine = Machine(1000)
+    assert await machine.load(300, files)
+    assert not await machine.load(800, files)
+    assert [one.size for one in machine.pools] == [300]
+    assert await machine.load(600, files)
+
+
+def test_the_automatic_limit_is_most_of_the_memory() -> None:
+    assert 1 << 30 < Admission(-1).limit < 1 << 50

@@ -60,21 +60,6 @@ def test_the_parameters_of_a_get_are_json(
     assert (kind, json.loads(data)) == ("str", given)
 
 
-@pytest.mark.parametrize(
-    ("result", "text"),
-    [("'text'", '"text"'), ("None", "{}"), ("{'a': [1.5, None, 'é']}", '{"a": [1.5, null, "\\u00e9"]}'), ("0", "0")],
-)
-def test_results_are_answered_as_json(served: Callable[[str], ServedModel], result: str, text: str) -> None:
-    answer = asked(served(f"{INIT}def run(data):\n    return {result}\n"), b"1")
-    assert (answer.text, answer.headers["content-type"]) == (text, JSON)
-
-
-def test_run_may_take_the_headers(served: Callable[[str], ServedModel]) -> None:
-    model = served(INIT + "def run(data, request_headers):\n    return request_headers\n")
-    answer = model.predict(Request(b"1", headers={"x-mine": "a", ":method": "POST", ":path": "/score"}))
-    assert answer.json() == {"X-Mine": "a"}
-
-
 FAILS = f"""{INIT}
 def run(data):
     if data == "object":
@@ -99,20 +84,6 @@ def test_failures_are_told_without_their_details_and_each_request_by_itself(
 def test_other_methods_do_not_run_the_script(served: Callable[[str], ServedModel], method: str, status: int) -> None:
     answer = asked(served(FAILS), b"0", method)
     assert (answer.status, answer.headers[FAILED]) == (status, "False")
-
-
-def test_imports_come_from_azures_folders(
-    tmp_path: Path, served: Callable[[str], ServedModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "source" / "deep").mkdir(parents=True)
-    (tmp_path / "of_root_7.py").write_text("value = 1")
-    (tmp_path / "source" / "deep" / "of_source_7.py").write_text("value = 2")
-    monkeypatch.setenv("AML_APP_ROOT", str(tmp_path))
-    monkeypatch.setenv("AZUREML_SOURCE_DIRECTORY", "source/deep")
-    monkeypatch.setenv("AZUREML_MODEL_DIR", "/models")
-    script = f"import os, of_root_7, of_source_7\n{INIT}def run(data):\n"
-    model = served(script + "    return [of_root_7.value, of_source_7.value, os.environ['AZUREML_MODEL_DIR']]\n")
-    assert asked(model).json() == [1, 2, "/models"]
 
 
 def test_descriptions_of_three_versions(

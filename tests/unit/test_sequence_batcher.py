@@ -38,16 +38,6 @@ def put(to: SequenceBatcher[SequencedJob], *names: str, now_s: float = 0.0) -> l
     return requests
 
 
-def test_a_sequences_next_goes_only_when_the_one_before_is_settled_and_to_the_same_worker() -> None:
-    to = batcher(batch_size=4)
-    first, second, other = put(to, "a", "a", "b")
-    assert to.take("w1") == [first, other]
-    assert to.take("w1") == to.take("w2") == []
-    to.settled(first, 0.0)
-    assert not to.has_work("w2")
-    assert to.take("w1") == [second]
-
-
 def test_unbound_sequences_are_shared_out_and_older_ones_go_first() -> None:
     to = batcher(batch_size=4)
     a, b, c, d = put(to, "a", "b", "c", "d")
@@ -61,19 +51,6 @@ def test_unbound_sequences_are_shared_out_and_older_ones_go_first() -> None:
     assert (narrow.take("w"), narrow.take("w")) == ([new], [again])  # the busy sequence doesn't starve the new one
 
 
-def test_overlap_lets_the_next_join_after_the_first_answer() -> None:
-    to = batcher(overlap=True)
-    first, second, third = put(to, "a", "a", "a")
-    assert to.take("w") == [first]
-    assert to.take("w") == []
-    to.begun(first)
-    assert to.take("w") == [second]
-    to.settled(first, 0.0)
-    assert to.take("w") == []  # the second has not begun
-    to.settled(second, 0.0)
-    assert to.take("w") == [third]
-
-
 def test_limits_say_which_setting_they_are() -> None:
     to = batcher(sequences_max=1, jobs_max=1)
     put(to, "a")
@@ -81,33 +58,6 @@ def test_limits_say_which_setting_they_are() -> None:
         put(to, "a")
     with pytest.raises(Full, match="maxNumSequence"):
         put(to, "b")
-
-
-def test_idle_sequences_end_and_requests_keep_them_alive() -> None:
-    to = batcher(sequences_max=1)
-    (first,) = put(to, "a")
-    to.take("w")
-    assert to.next_end_s() == math.inf
-    to.settled(first, 5.0)
-    assert to.next_end_s() == 15.0
-    (second,) = put(to, "a", now_s=14.0)
-    to.take("w")
-    to.settled(second, 16.0)
-    to.expire(25.9)
-    assert to.sequences == 1
-    to.expire(26.0)
-    assert (to.sequences, to.sequences_of("w")) == (0, 0)
-
-
-def test_without_an_idle_time_a_sequence_ends_when_nothing_of_it_is_left() -> None:
-    to = batcher(idle_s=0.0)
-    first, second = put(to, "a", "a")
-    to.take("w")
-    to.settled(first, 0.0)
-    assert to.sequences == 1
-    to.take("w")
-    to.settled(second, 0.0)
-    assert to.sequences == 0
 
 
 def test_what_is_too_old_runs_to_its_end_and_takes_no_more() -> None:
@@ -120,46 +70,6 @@ def test_what_is_too_old_runs_to_its_end_and_takes_no_more() -> None:
     assert to.take("w") == [second]
     to.settled(second, 6.0)
     assert to.sequences == 0
-
-
-def test_a_last_request_ends_its_sequence_and_an_answer_ends_any() -> None:
-    to = batcher()
-    last = requested("a", ends=True)
-    to.add(last, 0.0)
-    with pytest.raises(Full, match="its last request has come"):
-        put(to, "a")
-    to.take("w")
-    to.settled(last, 0.0)
-    assert to.sequences == 0
-    (running, waiting) = put(to, "b", "b")
-    to.take("w")
-    assert to.end("b", 0.0) == [waiting]
-    assert to.end("nobody", 0.0) == []
-    to.settled(running, 0.0)
-    assert to.sequences == 0
-
-
-def test_when_a_worker_is_lost_its_sequences_are_over_until_they_are_started_again() -> None:
-    to = batcher(batch_size=4)
-    running, waiting, idle, elsewhere = put(to, "a", "a", "b", "c")
-    assert to.take("w", 1) == [running, idle, elsewhere]
-    for done in (idle, elsewhere):
-        to.settled(done, 0.0)
-    assert to.lose("w", 0.0) == [waiting]
-    to.settled(running, 0.0)
-    assert to.sequences == 0
-    for name in ("a", "b", "b"):
-        with pytest.raises(
-            SequenceLost, match=f"Sequence {name} is over, the worker that held it has ended: start it again"
-        ):
-            put(to, name)
-    anew = requested("a", starts=True)
-    to.add(anew, 0.0)
-    assert to.take("w2") == [anew]
-    (following,) = put(to, "a")
-    to.settled(anew, 0.0)
-    assert to.take("w2") == [following]
-    to.add(requested("c", starts=True), 0.0)
 
 
 def test_what_goes_on_with_a_sequence_that_has_ended_is_refused() -> None:
@@ -196,15 +106,6 @@ def test_what_goes_on_with_a_sequence_that_has_ended_is_refused() -> None:
     triton.settled(first, 0.0)
     with pytest.raises(SequenceNotBegun):
         put(triton, "idle", now_s=6.0)
-
-
-def test_a_sequence_that_never_ran_is_not_over() -> None:
-    to = batcher()
-    only = requested("a", ends=True)
-    to.add(only, 0.0)
-    assert to.remove(only, 0.0)
-    (again,) = put(to, "a")
-    assert to.take("w") == [again]
 
 
 def test_a_first_request_that_never_started_runs_elsewhere_a_later_one_does_not() -> None:
@@ -394,16 +295,3 @@ def test_a_sequence_that_idles_makes_room_on_its_worker() -> None:
     assert not to.has_work("w")
     to.expire(5.0)
     assert to.take("w") == [second]
-
-
-def test_a_sequence_begins_when_it_is_told_to_where_that_is_asked() -> None:
-    to = batcher(told_start=True)
-    with pytest.raises(SequenceNotBegun, match="sequence a has not begun"):
-        put(to, "a")
-    start = requested("a", starts=True)
-    to.add(start, 0.0)
-    (second,) = put(to, "a")
-    to.take("w")
-    to.settled(start, 0.0)
-    assert to.take("w") == [second]
-    to.add(requested("a", starts=True), 0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -13,14 +12,13 @@ import pytest
 from streams import Answer, Http2Client
 from ts.protocol.frames import Chunk, Input, Pairs
 from ts_frontend.errors import InvalidArgument, ModelNotFound, NoWorker, ServeError
-from ts_frontend.grpc.call import Call, RequestIds, request_headers, response_metadata, routes
+from ts_frontend.grpc.call import Call, response_metadata, routes
 from ts_frontend.grpc.exchange import Exchange
 from ts_frontend.grpc.inference import InferenceService
 from ts_frontend.grpc.protocol import Decoder, encode
 from ts_frontend.http.torchserve import json_of_model
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
-from ts_frontend.scheduling.stream import REQUEST_BYTES_MAX
 from ts_frontend.transport.limits import ListenerLimits
 
 pytestmark = pytest.mark.pure_form  # its models stand in for `Model`, by which compiled code means that class
@@ -78,12 +76,6 @@ def echo(job: Job) -> None:
     job.deliver(Chunk(job.id, b"|".join(bytes(part.data) for part in job.inputs)))
 
 
-def pieces(job: Job) -> None:
-    for number in range(3):
-        job.deliver(Chunk(job.id, b"piece %d " % number, last=False))
-    job.deliver(Chunk(job.id, b"hello world "))
-
-
 def over(models: Any, report: dict[str, Any] | ServeError) -> InferenceService:
     health: Any = Health(report)
     return InferenceService(models, health)
@@ -139,26 +131,6 @@ def test_metadata_and_deadline_reach_the_job() -> None:
     assert (job.request_id, job.deadline_s, job.stream) == ("abc", 12.5, False)
 
 
-async def test_leaving_a_stream_cancels_the_job() -> None:
-    model = PlayedModel(lambda job: job.deliver(Chunk(job.id, b"first", last=False)))
-    stream = over(Models(m=model), {}).stream_predictions(Call("/p"), request())
-    async for _ in stream:
-        break
-    await stream.aclose()  # type: ignore[attr-defined]
-    assert model.jobs[0].state is JobState.CANCELLED
-
-
-async def test_cancelled_call_cancels_the_job() -> None:
-    model = PlayedModel(lambda job: None)
-    submitted = asyncio.Event()
-    model.play = lambda job: submitted.set()
-    running = asyncio.create_task(predictions(over(Models(m=model), {}))(Call("/p"), request()))
-    await submitted.wait()
-    running.cancel()
-    await asyncio.wait({running})
-    assert model.jobs[0].state is JobState.CANCELLED
-
-
 def converse(play: Play, *messages: bytes) -> list[PredictionResponse]:
     return asyncio.run(collect(service(play).stream_predictions_2(Call("/p"), feed(*messages))))
 
@@ -177,78 +149,6 @@ def test_conversation_goes_on_after_failures() -> None:
     assert [answer.prediction for answer in answers if not answer.HasField("status")] == [b"x"]
 
 
-def test_sequences_run_side_by_side_and_each_in_order() -> None:
-    """The first request of `slow` is answered only after both of `quick`."""
-    model = PlayedModel(lambda job: None)
-    arrived: list[bytes] = []
-
-    def play(job: Job) -> None:
-        arrived.append(bytes(job.inputs[0].data))
-        if arrived[-1].startswith(b"quick"):
-            echo(job)
-        if arrived[-1] == b"quick 2":
-            echo(model.jobs[0])
-        if arrived[-1] == b"slow 2":
-            echo(job)
-
-    model.play = play
-    names = [("slow", 1), ("slow", 2), ("quick", 1), ("quick", 2)]
-    messages = [request(input={"data": f"{name} {n}".encode()}, sequence_id=name) for name, n in names]
-    served = over(Models(m=model), {})
-    answers = asyncio.run(collect(served.stream_predictions_2(Call("/p"), feed(*messages))))
-    assert arrived == [b"slow 1", b"quick 1", b"quick 2", b"slow 2"]
-    assert [answer.prediction for answer in answers] == [b"quick 1", b"quick 2", b"slow 1", b"slow 2"]
-
-
-def test_large_requests_of_a_conversation_wait_in_its_connection() -> None:
-    """64 of them used to be read whatever their size."""
-    model = PlayedModel(lambda job: None)
-    size_bytes = REQUEST_BYTES_MAX // 4
-    read = 0
-
-    async def large() -> AsyncIterator[bytes]:
-        nonlocal read
-        for number in range(20):
-            read += 1
-            yield request(input={"data": bytes(size_bytes)}, sequence_id=str(number % 7))
-
-    async def talk() -> int:
-        stream = over(Models(m=model), {}).stream_predictions_2(Call("/p"), large())
-        answering = asyncio.create_task(collect(stream))
-        answered = 0
-        while not answering.done():
-            for _ in range(20):  # as far as it gets by itself
-                await asyncio.sleep(0)
-            waiting = [job for job in model.jobs if job.state is JobState.SENT]
-            assert sum(job.size_bytes for job in waiting) <= REQUEST_BYTES_MAX
-            assert read - answered <= 4 + 1, "one more may have been read, to see that there is no room for it"
-            if waiting:
-                waiting[0].deliver(Chunk(waiting[0].id, b"x", last=True))
-                answered += 1
-        return len(await answering)
-
-    assert asyncio.run(asyncio.wait_for(talk(), 60)) == 20
-
-
-def test_leaving_a_conversation_cancels_its_requests() -> None:
-    model = PlayedModel(lambda job: job.deliver(Chunk(job.id, b"first", last=False)))
-
-    async def leave_early() -> None:
-        current = asyncio.current_task()
-        requests = feed(request(sequence_id="a"), request(sequence_id="b"))
-        stream = over(Models(m=model), {}).stream_predictions_2(Call("/p"), requests)
-        seen = 0
-        async for group in stream:
-            seen += len(group)
-            if seen == 2:
-                break
-        await stream.aclose()  # type: ignore[attr-defined]
-        assert asyncio.all_tasks() == {current}, "nothing of it runs on"
-
-    asyncio.run(leave_early())
-    assert [job.state for job in model.jobs] == [JobState.CANCELLED, JobState.CANCELLED]
-
-
 def test_conversation_ends_with_its_clients_error() -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield request()
@@ -256,33 +156,6 @@ def test_conversation_ends_with_its_clients_error() -> None:
 
     with pytest.raises(InvalidArgument, match="broke"):
         asyncio.run(collect(service().stream_predictions_2(Call("/p"), broken())))
-
-
-def test_defects_become_internal_failures() -> None:
-    def defect(job: Job) -> None:
-        raise KeyError("bug")
-
-    heard: list[dict[str, Any]] = []
-
-    async def run() -> list[PredictionResponse]:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
-        return await collect(service(defect).stream_predictions_2(Call("/p"), feed(request())))
-
-    (answer,) = asyncio.run(run())
-    assert answer.status.code == 13
-    assert "KeyError" in answer.status.message
-
-
-def test_request_ids_look_like_uuids_and_differ() -> None:
-    ids, others = RequestIds(), RequestIds()
-    found = [source.next() for source in (ids, others) for _ in range(50)]
-    assert len(set(found)) == 100
-    assert all(str(uuid.UUID(value)) == value for value in found)
-
-
-@pytest.mark.parametrize("value", ["", "a b", "é", "x" * 129, "line\n"])
-def test_odd_request_ids_of_clients_are_not_used(value: str) -> None:
-    assert request_headers([("x-request-id", value)]) == ([("x-request-id", value)], None)
 
 
 def test_unfit_response_headers_are_left_out() -> None:

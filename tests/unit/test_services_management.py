@@ -83,41 +83,6 @@ def test_register_with_nothing_but_a_url() -> None:
     assert set(kwargs.values()) == {None}
 
 
-def test_register_with_everything() -> None:
-    given: dict[str, Any] = {
-        "model_name": "n",
-        "handler": "h.py",
-        "runtime": "python",
-        "batch_size": 2,
-        "max_batch_delay": 3,
-        "initial_workers": 4,
-        "response_timeout": 5,
-        "startup_timeout": 6,
-        "synchronous": True,
-        "s3_sse_kms": True,
-    }
-    request = pb.RegisterModelRequest(url="m.mar", **given)
-    assert arguments("RegisterModel", request) == (("m.mar",), given)
-
-
-def test_scale_without_numbers() -> None:
-    _, kwargs = arguments("ScaleWorker", pb.ScaleWorkerRequest(model_name="m"))
-    assert kwargs == {"version": None, "min_worker": 1, "max_worker": None, "synchronous": False, "timeout": -1}
-
-
-def test_scale_tells_zero_from_not_given() -> None:
-    _, kwargs = arguments("ScaleWorker", pb.ScaleWorkerRequest(model_name="m", min_worker=0, timeout=0))
-    assert (kwargs["min_worker"], kwargs["timeout"]) == (0, 0)
-
-
-def test_scale_with_everything() -> None:
-    given: dict[str, Any] = {"min_worker": 3, "max_worker": 4, "synchronous": True, "timeout": 5}
-    request = pb.ScaleWorkerRequest(model_name="m", model_version="2", number_gpu=1, **given)
-    assert arguments("ScaleWorker", request) == (("m",), {"version": "2", **given})
-    _, kwargs = arguments("ScaleWorker", pb.ScaleWorkerRequest(model_name="m", timeout=-1))
-    assert kwargs["timeout"] == -1
-
-
 @pytest.mark.parametrize(("limit", "token"), [(0, 0), (-1, -5), (101, 0)])
 def test_list_without_a_usable_limit(limit: int, token: int) -> None:
     _, kwargs = arguments("ListModels", pb.ListModelsRequest(limit=limit, next_page_token=token))
@@ -134,15 +99,6 @@ def test_other_arguments() -> None:
     assert arguments("DescribeModel", request) == (("m",), {"version": "all", "customized": True})
     assert arguments("SetDefault", pb.SetDefaultRequest(model_name="m", model_version="2")) == (("m", "2"), {})
     assert arguments("UnregisterModel", pb.UnregisterModelRequest(model_name="m")) == (("m",), {"version": None})
-
-
-def test_json_is_pretty_and_unescaped() -> None:
-    text = ask("DescribeModel", pb.DescribeModelRequest(model_name="m"), Manager())
-    assert text == (
-        '[\n  {\n    "modelName": "m",\n    "workers": [],\n    "customizedMetadata": {\n'
-        '      "label": "é"\n    }\n  }\n]'
-    )
-    assert ask("ListModels", b"", Manager()).startswith('{\n  "models": [\n    {\n      "modelName": "m"')
 
 
 @pytest.mark.parametrize(

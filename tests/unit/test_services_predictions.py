@@ -9,9 +9,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ts_frontend.errors import InvalidArgument, ModelNotFound
+from ts_frontend.errors import InvalidArgument
 from ts_frontend.grpc import predictions
-from ts_frontend.grpc.inference import failure_response, sequence_response
+from ts_frontend.grpc.inference import sequence_response
 from ts_frontend.grpc.predictions import parse, response
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 
@@ -91,11 +91,6 @@ def test_inputs_keep_the_order_they_were_sent_in() -> None:
     assert [part.name for part in parse("/m", b"\x0a\x01m" + entries).inputs] == ["z", "a", "m"]
 
 
-def test_malformed_request_names_the_method() -> None:
-    with pytest.raises(InvalidArgument, match="/package.Service/Method: the 2 bytes of the request aren't"):
-        parse("/package.Service/Method", b"\x0a\x05")
-
-
 def test_too_many_inputs() -> None:
     inputs = {str(index): b"" for index in range(predictions.INPUTS_MAX + 1)}
     with pytest.raises(InvalidArgument, match="4097 inputs are more than 4096"):
@@ -126,10 +121,3 @@ def test_responses(size: int) -> None:
     answer = PredictionResponse.FromString(sequence_response(value, "s1"))
     assert (answer.prediction, answer.sequence_id) == (value, "s1")
     assert not PredictionResponse.FromString(sequence_response(value, None)).HasField("sequence_id")
-
-
-def test_failure_response() -> None:
-    answer = PredictionResponse.FromString(failure_response(ModelNotFound("nope"), "s1"))
-    assert (answer.status.code, answer.status.message) == (5, "Model not found: nope")
-    assert (answer.sequence_id, answer.prediction) == ("s1", b"")
-    assert not PredictionResponse.FromString(failure_response(ModelNotFound("nope"), None)).HasField("sequence_id")

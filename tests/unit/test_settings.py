@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,21 +29,11 @@ class Server:
 
 
 NOTHING = Requested()
-SERVER: Any = Server()
 
 
 def decide(requested: Requested = NOTHING, yaml: Any = None, models: Any = None, **server: Any) -> ModelSettings:
     defaults: Any = Server(**server)
     return resolve(requested, yaml or {}, models or {}, defaults)
-
-
-def test_without_any_wish_the_defaults_hold() -> None:
-    settings = decide()
-    assert (settings.min_workers, settings.max_workers, settings.batch_size) == (0, 0, 1)
-    assert (settings.max_batch_delay_ms, settings.max_batch_delay_set) == (100, False)
-    assert (settings.response_timeout_s, settings.startup_timeout_s) == (120, 110)
-    assert settings.warnings == ()
-    assert settings.runtime == "python"
 
 
 @pytest.mark.parametrize(
@@ -54,40 +43,6 @@ def test_without_any_wish_the_defaults_hold() -> None:
 def test_batch_size_call_then_yaml_then_models(requested: Any, yaml: Any, models: Any, expected: int) -> None:
     settings = decide(Requested(batch_size=requested), {"batchSize": yaml}, {"batchSize": models})
     assert settings.batch_size == expected
-
-
-@pytest.mark.parametrize(
-    ("requested", "yaml", "models", "expected"),
-    [(0, 3, 4, (0, True)), (None, 0, 4, (0, True)), (None, None, 4, (4, True)), (100, None, None, (100, True))],
-)
-def test_batch_delay_tells_a_wish_from_the_default(requested: Any, yaml: Any, models: Any, expected: Any) -> None:
-    settings = decide(Requested(max_batch_delay_ms=requested), {"maxBatchDelay": yaml}, {"maxBatchDelay": models})
-    assert (settings.max_batch_delay_ms, settings.max_batch_delay_set) == expected
-
-
-@pytest.mark.parametrize(
-    ("yaml", "models", "requested", "expected"),
-    [(5, 6, 7, 5), (None, 6, 7, 6), (None, None, 7, 7), (None, None, None, 120), (0, None, 7, 7), (True, None, 7, 7)],
-)
-def test_timeouts_yaml_then_models_then_call(yaml: Any, models: Any, requested: Any, expected: int) -> None:
-    settings = decide(Requested(response_timeout_s=requested), {"responseTimeout": yaml}, {"responseTimeout": models})
-    assert settings.response_timeout_s == expected
-
-
-@pytest.mark.parametrize(
-    ("yaml", "models", "requested", "expected"),
-    [
-        ({"minWorkers": 2, "maxWorkers": 4}, {"minWorkers": 3, "maxWorkers": 3}, 5, (2, 4)),
-        ({"minWorkers": 2}, {}, 5, (2, 2)),
-        ({}, {"minWorkers": 3, "maxWorkers": 6}, 5, (3, 6)),
-        ({}, {"minWorkers": 0, "maxWorkers": 6}, 5, (5, 5)),
-        ({}, {}, 0, (0, 0)),
-        ({}, {}, None, (7, 7)),
-    ],
-)
-def test_workers_yaml_then_models_then_call(yaml: Any, models: Any, requested: Any, expected: Any) -> None:
-    settings = decide(Requested(initial_workers=requested), yaml, models, default_workers_per_model=7)
-    assert (settings.min_workers, settings.max_workers) == expected
 
 
 @pytest.mark.parametrize(
@@ -104,33 +59,6 @@ def test_worker_counts_that_make_no_sense_are_told(yaml: Any, expected: int, wor
     settings = decide(Requested(initial_workers=5), yaml)
     assert settings.min_workers == expected
     assert word in settings.warnings[0]
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("batchSize", "four"),
-        ("batchSize", 0),
-        ("batchSize", True),
-        ("batchSize", 1.5),
-        ("batchSize", 2**31),
-        ("deviceIds", [0, "1"]),
-        ("deviceIds", 3),
-        ("deviceIds", [-1]),
-        ("deviceType", "tpu"),
-        ("parallelType", 3),
-        ("useVenv", "yes"),
-        ("responseTimeout", 0),
-        ("maxConcurrency", 0),
-        ("jobQueueSize", [1]),
-    ],
-)
-def test_a_wrong_kind_of_value_is_a_warning_and_the_default_stays(key: str, value: Any) -> None:
-    settings = decide(yaml={key: value})
-    assert dataclasses.replace(settings, warnings=()) == decide()
-    [warning] = settings.warnings
-    assert key in warning
-    assert "model-config.yaml" in warning
 
 
 def test_every_key_of_the_yaml_arrives() -> None:
@@ -219,18 +147,6 @@ def test_the_page_names_every_key(root: Path) -> None:
     page = (root / "docs" / "model-config.md").read_text()
     assert len(config.asked) > 20
     assert [key for key in sorted(config.asked) if f"`{key}" not in page] == []
-
-
-def test_parallel_level_counts_only_with_a_parallel_type() -> None:
-    assert decide(yaml={"parallelLevel": 4}).parallel_level == 0
-    assert decide(yaml={"parallelLevel": 4, "parallelType": "custom"}).parallel_level == 4
-
-
-def test_handler_and_runtime_of_the_call_replace_the_manifests() -> None:
-    settings = resolve(Requested(handler="mine.py", runtime="python3"), {}, {}, SERVER, handler="theirs.py")
-    assert (settings.handler, settings.runtime) == ("mine.py", "python3")
-    settings = resolve(NOTHING, {}, {}, SERVER, handler="theirs.py", runtime="python3")
-    assert (settings.handler, settings.runtime) == ("theirs.py", "python3")
 
 
 @pytest.mark.parametrize(

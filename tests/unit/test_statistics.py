@@ -1,4 +1,4 @@
-"""The statistics of a model version, and their parts."""
+"""The statistics of a model version, and which requests are traced as Triton's settings say."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.models.statistics import CountedBatches
+from ts_frontend.telemetry.tracing.settings import Sampling
 
 
 class Nobody:
@@ -63,3 +64,38 @@ def test_a_failed_call_makes_no_sum_smaller() -> None:
     after = batches.read(ledger, [{1: (0.625, 0.25)}])
     assert (after.read_s, after.written_s, after.handler_s) == (0.5, 0.25, 0.25)
     assert after.batches == {1: (2, 2.0, 0.625, 0.25)}
+
+
+def traced(sampling: Sampling, count: int, model: str = "m", continued: bool = False) -> list[int]:
+    """The numbers of the requests that are, the first is 1."""
+    return [number for number in range(1, count + 1) if sampling.wanted(model, continued)]
+
+
+def test_every_request_when_nobody_said_anything() -> None:
+    sampling = Sampling(True, {})
+    assert sampling.read()["trace_level"] == ["TIMESTAMPS"] and sampling.read()["trace_mode"] == ["opentelemetry"]
+    assert traced(sampling, 3) == [1, 2, 3]
+
+
+def test_nothing_without_a_collector_or_a_level() -> None:
+    assert Sampling(False, {}).read()["trace_level"] == ["OFF"]
+    assert not traced(Sampling(False, {}), 3)
+    sampling = Sampling(True, {"trace_level": ("OFF",)})
+    assert not traced(sampling, 3) and not traced(sampling, 3, continued=True)
+
+
+def test_a_clients_trace_goes_on_whatever_the_rate() -> None:
+    sampling = Sampling(True, {"trace_rate": ("1000",), "trace_count": ("2",)})
+    assert traced(sampling, 5, continued=True) == [1, 2]
+
+
+def test_models_with_settings_of_their_own_are_counted_apart() -> None:
+    sampling = Sampling(True, {"trace_rate": ("2",)})
+    sampling.change({"trace_count": ["1"]}, "own")
+    assert sampling.read("own") == sampling.read() | {"trace_count": ["1"]}
+    assert traced(sampling, 6, "own") == [2]
+    assert [sampling.wanted(model, False) for model in ("a", "b", "a", "b")] == [False, True, False, True]
+    sampling.change({"trace_rate": ["1"]})
+    assert traced(sampling, 3, "own") == [1], "what it hasn't set itself is the server's"
+    sampling.change({"trace_count": []}, "own")
+    assert traced(sampling, 3, "own") == [1, 2, 3]

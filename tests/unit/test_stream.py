@@ -22,7 +22,6 @@ from ts_frontend.scheduling.stream import (
     REQUEST_BYTES_MAX,
     REQUESTS_MAX,
     Multiplexer,
-    ReadAhead,
     ReadyAnswers,
     StreamRequest,
 )
@@ -174,73 +173,6 @@ class Reader:
         self._may_read.set()
 
 
-# --- order
-
-
-async def test_a_lane_answers_in_order_though_its_jobs_run_at_once() -> None:
-    talk = Talk()
-    reader = Reader(talk)
-    talk.say("l a", "l b", "l c", None)
-    await settle()
-    assert talk.started == ["a", "b", "c"]
-    talk.answer("c")
-    talk.answer("b", "1", last=False)
-    await settle()
-    assert reader.got == []
-    talk.answer("a")
-    await settle()
-    assert reader.got == ["a=ok", "b=1"]
-    talk.answer("b", "2")
-    await reader.task
-    assert reader.got == ["a=ok", "b=1", "b=2", "c=ok"]
-
-
-async def test_lanes_in_turn_start_a_request_when_the_one_before_is_answered() -> None:
-    talk = Talk(in_turn=True)
-    reader = Reader(talk)
-    talk.say("x a", "x b", "y c", None)
-    await settle()
-    assert talk.started == ["a", "c"]
-    talk.answer("c")
-    talk.answer("a", "1", last=False)
-    await settle()
-    assert talk.started == ["a", "c"] and reader.got == ["c=ok", "a=1"]
-    talk.answer("a", "2")
-    await settle()
-    assert talk.started == ["a", "c", "b"]
-    talk.answer("b")
-    await reader.task
-    assert reader.got == ["c=ok", "a=1", "a=2", "b=ok"]
-
-
-async def test_a_lane_that_was_empty_takes_further_requests() -> None:
-    talk = Talk(in_turn=True)
-    reader = Reader(talk)
-    for name in "abc":
-        talk.say(f"l {name}")
-        await settle()
-        talk.answer(name)
-        await settle()
-    talk.say(None)
-    await reader.task
-    assert reader.got == ["a=ok", "b=ok", "c=ok"]
-
-
-async def test_requests_without_a_lane_are_answered_as_they_come_and_hold_nobody_up() -> None:
-    """The third used to wait for the second, and so overtook the first."""
-    talk = Talk()
-    reader = Reader(talk)
-    talk.say("l slow", "- free", "l third", None)
-    await settle()
-    talk.answer("third")
-    talk.answer("free")
-    await settle()
-    assert reader.got == ["free=ok"]
-    talk.answer("slow")
-    await reader.task
-    assert reader.got == ["free=ok", "slow=ok", "third=ok"]
-
-
 # --- bounds
 
 
@@ -282,30 +214,6 @@ async def test_so_many_bytes_are_read_ahead_and_a_larger_request_alone(in_turn: 
     await settle()
     talk.answer("e")
     await reader.task
-
-
-async def test_a_slow_reader_slows_its_producers() -> None:
-    """The credit of its jobs is the amount that may wait for the reader, plus the pieces being passed on."""
-    talk = Talk()
-    reader = Reader(talk, stalled=True)
-    names = [str(number) for number in range(4)]
-    piece = bytes(64 * 1024)
-    talk.say(*(f"- {name}" for name in names), None)
-    await settle()
-    for _ in range(40):
-        for name in names:
-            talk.answer(name, piece, last=False)
-            await settle()
-    in_hands = len(names) + 1  # the one that the reader stalls with, and one of each job that waits to be let in
-    bound_bytes = READY_BYTES_MAX + in_hands * (len(piece) + 1000)
-    assert READY_BYTES_MAX <= talk.worker.granted_bytes <= bound_bytes
-    reader.read_on()
-    await settle()
-    assert talk.worker.granted_bytes >= 40 * 4 * len(piece)
-    for name in names:
-        talk.answer(name)
-    await reader.task
-    assert sum(len(one) for one in reader.got) > 40 * 4 * len(piece)
 
 
 # --- failures
@@ -386,26 +294,6 @@ async def test_an_error_of_the_reading_side_ends_the_stream(kind: str) -> None:
 # --- a job that takes the whole stream
 
 
-async def test_a_fed_job_takes_the_whole_stream() -> None:
-    talk = Talk(fed=True)
-    reader = Reader(talk)
-    talk.say("l a")
-    await settle()
-    talk.jobs["a"].allow(FEED_BYTES)
-    talk.say("second", "third")
-    await settle()
-    talk.answer("a", "1", last=False)
-    await settle()
-    assert reader.got == ["a=1"]
-    talk.say(None)
-    await settle()
-    assert [[bytes(part.data) for part in feed.inputs] for feed in talk.worker.fed] == [[b"second"], [b"third"], []]
-    assert [feed.last for feed in talk.worker.fed] == [False, False, True]
-    talk.answer("a", "2")
-    await reader.task
-    assert talk.started == ["a"] and reader.got == ["a=1", "a=2"]
-
-
 @pytest.mark.parametrize("failures_end", [False, True])
 async def test_the_stream_ends_with_its_fed_job_whatever_the_client_still_sends(failures_end: bool) -> None:
     talk = Talk(fed=True, failures_end=failures_end)
@@ -434,9 +322,6 @@ async def test_a_fed_job_that_takes_nothing_stops_its_client() -> None:
     assert talk.read == 21 and len(talk.worker.fed) == 21
     talk.answer("a")
     await reader.task
-
-
-# --- the caller leaves
 
 
 async def busy(talk: Talk) -> None:
@@ -481,19 +366,6 @@ async def test_nothing_runs_on_wherever_the_caller_is_when_it_leaves(in_turn: bo
     outer.update(asyncio.all_tasks())
     for turns in range(40):
         await left_after(turns, Talk(in_turn=in_turn, fed=fed))
-
-
-async def test_closing_between_two_answers_ends_everything_before_it_returns() -> None:
-    before = asyncio.all_tasks()
-    talk = Talk()
-    talk.say("l a", "- b")
-    first = asyncio.ensure_future(anext(talk.answers))
-    await settle()
-    talk.answer("b", "1", last=False)
-    assert await first == [b"b=1"]
-    await talk.answers.aclose()
-    assert asyncio.all_tasks() == before | {asyncio.current_task()}
-    assert talk.over and len(talk.worker.released) == 2
 
 
 # --- memory
@@ -582,26 +454,6 @@ def test_a_streams_requests_are_freed_with_it(
 # --- the two bounds by themselves
 
 
-async def entered(ahead: ReadAhead, size_bytes: int) -> asyncio.Task[None]:
-    """One who wants to enter, as far as it gets by itself."""
-    task = asyncio.create_task(ahead.enter(size_bytes))
-    for _ in range(3):
-        await asyncio.sleep(0)
-    return task
-
-
-def test_one_who_gives_up_takes_nothing() -> None:
-    async def talk() -> None:
-        ahead = ReadAhead(requests_max=1, bytes_max=100)
-        await ahead.enter(60)
-        waiting = await entered(ahead, 60)
-        waiting.cancel()
-        ahead.leave(60)
-        assert (await entered(ahead, 60)).done()
-
-    asyncio.run(talk())
-
-
 async def bring(answers: ReadyAnswers, groups: int, group: list[bytes]) -> int:
     """How many of the groups are let in while nobody takes any."""
     let_in = 0
@@ -623,30 +475,3 @@ def test_so_many_bytes_wait_and_no_more() -> None:
     assert 200 < asyncio.run(bring(ReadyAnswers(), 1000, [PIECE])) <= READY_BYTES_MAX // 1000 + 1
     assert 20 < asyncio.run(bring(ReadyAnswers(), 1000, [PIECE] * 10)) <= READY_BYTES_MAX // 10_000 + 1
     assert asyncio.run(bring(ReadyAnswers(), 5000, [b""])) <= READY_BYTES_MAX // 128
-
-
-def test_a_large_answer_goes_alone() -> None:
-    assert asyncio.run(bring(ReadyAnswers(), 3, [bytes(10 * READY_BYTES_MAX)])) == 1
-
-
-def test_whoever_waits_goes_on_in_turn() -> None:
-    async def scenario() -> list[tuple[int, ...]]:
-        answers, taken = ReadyAnswers(), []
-
-        async def produce(name: int) -> None:
-            for number in range(5):
-                await answers.put([bytes([name, number]) + bytes(READY_BYTES_MAX)])
-
-        async def produce_all() -> None:
-            await asyncio.gather(*map(produce, range(3)))
-            answers.end()
-
-        producing = asyncio.create_task(produce_all())
-        while (group := await answers.get()) is not None:
-            taken += [tuple(one[:2]) for one in group]
-        await producing
-        return taken
-
-    taken = asyncio.run(scenario())
-    assert sorted(taken) == [(name, number) for name in range(3) for number in range(5)]
-    assert all([n for m, n in taken if m == name] == list(range(5)) for name in range(3))

@@ -20,10 +20,9 @@ from ts_frontend.errors import Code
 from ts_frontend.grpc.call import Method, Shape
 from ts_frontend.listeners.listener import Listener
 from ts_frontend.listeners.serving import ServedListener
-from ts_frontend.models import startup as persistence
 from ts_frontend.models.repository import Repository
 from ts_frontend.models.startup import SnapshotRecorder
-from ts_frontend.tasks import kept, merged, owned, watched
+from ts_frontend.tasks import kept, merged
 from ts_frontend.telemetry.logging import writer as log_writer
 from ts_frontend.telemetry.logging.writer import ModelLine
 from ts_frontend.transport.stream import Stream
@@ -90,24 +89,6 @@ def test_merged_sources_are_closed_by_a_failure_and_by_who_leaves(texts: tuple[s
     ended(scenario)
 
 
-def test_a_task_that_nobody_waits_for_says_that_it_failed(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        await asyncio.wait({watched(broken(), "The look at a thing")})
-
-    ended(scenario)
-    assert caplog.messages == ["The look at a thing failed"]
-    assert "RuntimeError: a mistake" in caplog.text and "in broken" in caplog.text
-
-
-def test_the_starter_of_a_task_sees_its_failure_and_the_log_does_not(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        with pytest.raises(RuntimeError, match="a mistake"):
-            await owned(broken())
-
-    ended(scenario)
-    assert not caplog.messages
-
-
 def test_a_loop_that_fails_runs_again(caplog: pytest.LogCaptureFixture) -> None:
     runs = 0
 
@@ -124,23 +105,6 @@ def test_a_loop_that_fails_runs_again(caplog: pytest.LogCaptureFixture) -> None:
     assert runs == 4
     assert caplog.messages == [f"A watch failed and goes on in 0.00{after} s" for after in (1, 2, 4)]
     assert caplog.text.count("RuntimeError: a mistake") == 3
-
-
-def test_a_loop_that_is_cancelled_ends() -> None:
-    async def scenario() -> None:
-        begun = asyncio.Event()
-
-        async def loop() -> None:
-            begun.set()
-            await asyncio.get_running_loop().create_future()
-
-        task = kept(loop, "A watch")
-        await begun.wait()
-        task.cancel()
-        await asyncio.wait({task})
-        assert task.cancelled()
-
-    ended(scenario)
 
 
 # --- who has such tasks
@@ -189,52 +153,6 @@ def test_one_model_that_cannot_be_looked_at_does_not_keep_the_others_from_it(
 
 class ModelManagerOfNothing:
     registry = ()
-
-
-def test_a_snapshot_that_cannot_be_made_takes_nothing_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    states: list[Any] = [{}]
-
-    def states_of(manager: object) -> Any:
-        if not states:
-            raise RuntimeError("a mistake")
-        return states[0]
-
-    monkeypatch.setattr(persistence, "states_of", states_of)
-
-    async def scenario() -> None:
-        recorder = SnapshotRecorder(SnapshotFiles(tmp_path, kept_max=9), {})
-        recorder.attach(object())  # type: ignore[arg-type]
-        good = states.pop()
-        recorder.changed()
-        await recorder.write(SnapshotKind.STARTUP)
-        states.append(good)
-        await recorder.close()
-
-    ended(scenario)
-    assert "RuntimeError: a mistake" in caplog.text
-    assert [name.rpartition("-")[2] for name in SnapshotFiles(tmp_path).names()][-1] == "shutdown.cfg"
-
-
-def test_a_snapshot_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    in_the_way = tmp_path / "config"
-    in_the_way.touch()
-    said = lambda: [one.levelname for one in caplog.records if "Snapshot" in one.message]  # noqa: E731
-
-    async def scenario() -> None:
-        recorder = SnapshotRecorder(SnapshotFiles(in_the_way), {})
-        recorder.attach(ModelManagerOfNothing())  # type: ignore[arg-type]
-        for _ in range(3):
-            await recorder.write(SnapshotKind.SNAPSHOT)
-        assert said() == ["ERROR"] and "File exists" in caplog.text
-        in_the_way.unlink()
-        await recorder.write(SnapshotKind.SNAPSHOT)
-        assert said() == ["ERROR", "INFO"] and len(SnapshotFiles(in_the_way).names()) == 1
-        await recorder.close()
-
-    with caplog.at_level(logging.INFO):
-        ended(scenario)
 
 
 @pytest.mark.parametrize("first", ["the start's", "a change's"])

@@ -108,14 +108,6 @@ def test_json_is_written_as_json_writes_it(value: Any) -> None:
     assert dumped(value) == wanted
 
 
-@pytest.mark.parametrize("depth", [7, 8, 9, 500])
-def test_nested_json_is_written_however_deep(depth: int) -> None:
-    value: Any = 1
-    for _ in range(depth):
-        value = [value]
-    assert dumped(value) == b"[" * depth + b"1" + b"]" * depth
-
-
 floats = st.floats() | st.floats(width=32) | st.floats(1e-7, 1e-3) | st.floats(1e14, 1e18) | st.just(10.00001)
 
 

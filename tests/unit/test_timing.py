@@ -21,7 +21,6 @@ from ts_frontend.http.guard import Guard, Hosts
 from ts_frontend.http.request import BodyLimits, HttpAnswer
 from ts_frontend.http.routing import RouteTable
 from ts_frontend.job import Job, Ledger, Whereabouts
-from ts_frontend.telemetry.logging.writer import Access
 from ts_frontend.telemetry.timing import JOBS_TOLD_MAX, Asking, JobTimes, RequestTimes
 
 INPUT = [Input("data", "", b"x")]
@@ -95,12 +94,6 @@ def test_the_workers_times_follow() -> None:
     ]
 
 
-def test_what_no_worker_had_has_a_total_only() -> None:
-    times = RequestTimes(told=True)
-    times.add("m 1.0", False)
-    assert times.text().startswith("total;dur=") and "," not in times.text()
-
-
 def test_of_many_jobs_the_latest_are_told_with_their_models() -> None:
     times = RequestTimes(told=True)
     for number in range(JOBS_TOLD_MAX + 3):
@@ -169,19 +162,6 @@ def measured(ledger: WorkerLedger, entry: Callable[[Any, Any], Any], *, awaits: 
     return runner
 
 
-def test_a_worker_tells_the_times_before_the_answer() -> None:
-    ledger = WorkerLedger(1000, 1000)
-    before_s = time.monotonic()
-    runner = measured(ledger, lambda rows, context: [b"a", b"b"])
-    result = runner.entry([{}, {}], Context(ledger))
-    for job, answer in zip(list(ledger.queue[-1].jobs), result, strict=True):
-        ledger.give(job, answer, True)
-    times, *answers = told(ledger)
-    assert isinstance(times, Times) and times.job_id == 7
-    assert before_s <= times.begun_s <= times.ended_s <= times.given_s <= time.monotonic()
-    assert [type(one).__name__ for one in answers] == ["Chunk", "Chunk"], "request 8 tells nothing"
-
-
 def test_a_stream_ends_with_its_last_piece() -> None:
     ledger = WorkerLedger(1000, 1000)
     runner = measured(ledger, lambda rows, context: (piece for piece in [b"a"]))
@@ -211,15 +191,6 @@ def test_an_async_handler_ends_when_it_was_awaited() -> None:
     asyncio.run(run())
     found = [one for one in told(ledger) if isinstance(one, Times)]
     assert found[0].begun_s <= woken[0] <= found[0].ended_s
-
-
-def test_nothing_is_in_the_way_before_somebody_asks() -> None:
-    ledger = WorkerLedger(1000, 1000)
-    runner = Runner(print)
-    ledger.on_measure = Stopwatch(ledger, runner, awaits=False).measure
-    assert runner.entry is print and ledger.on_given is None
-    ledger.receive(Measure(7))
-    assert runner.entry is not print and ledger.on_given is not None
 
 
 def test_requests_that_never_come_are_forgotten() -> None:
@@ -268,20 +239,3 @@ def test_a_stream_has_a_trailer_too() -> None:
     answer = told_over_http()
     assert answer.headers[b"trailer"] == b"server-timing"
     assert answer.trailers[b"server-timing"].startswith(b"total;dur=")
-
-
-@pytest.mark.parametrize("http2", [True, False])
-def test_a_client_that_takes_no_trailers_gets_none(http2: bool) -> None:
-    answer = told_over_http(http2=http2, takes_trailers=False)
-    assert b"trailer" not in answer.headers and not answer.trailers
-
-
-# --- the log
-
-
-def test_a_line_of_the_access_log_has_the_times_that_were_asked_for() -> None:
-    fields = (0.0, "127.0.0.1:5", "GET / HTTP/1.1", 200, 1.5, "r")
-    assert Access(*fields).text() == '/127.0.0.1:5 "GET / HTTP/1.1" 200 2'
-    assert "timing" not in Access(*fields).parts()
-    timed = Access(*fields, "queue;dur=1.000")
-    assert timed.text().endswith(" 200 2 queue;dur=1.000") and timed.parts()["timing"] == "queue;dur=1.000"

@@ -84,21 +84,6 @@ def test_a_key_opens_its_kind_until_it_expires(tmp_path: Path) -> None:
     authorization.close()
 
 
-def test_a_new_key_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
-    authorization, clock = made(tmp_path)
-    before = {kind: in_file(tmp_path, kind.value) for kind in KeyKind}
-    clock.now_s += 100
-    asyncio.run(authorization.renew(KeyKind.INFERENCE))
-    after = {kind: in_file(tmp_path, kind.value) for kind in KeyKind}
-    assert after[KeyKind.INFERENCE] != before[KeyKind.INFERENCE]
-    assert (after[KeyKind.MANAGEMENT], after[KeyKind.API]) == (before[KeyKind.MANAGEMENT], before[KeyKind.API])
-    assert authorization.opens(KeyKind.INFERENCE, header(after[KeyKind.INFERENCE]))
-    assert not authorization.opens(KeyKind.INFERENCE, header(before[KeyKind.INFERENCE]))
-    assert not authorization.opens(KeyKind.MANAGEMENT, header(before[KeyKind.MANAGEMENT]))
-    assert stat.S_IMODE((tmp_path / "key_file.json").stat().st_mode) == 0o600
-    authorization.close()
-
-
 def test_an_old_key_may_count_a_little_longer(tmp_path: Path) -> None:
     authorization, clock = made(tmp_path, overlap_s=10.0)
     old = in_file(tmp_path, "inference")
@@ -108,40 +93,6 @@ def test_an_old_key_may_count_a_little_longer(tmp_path: Path) -> None:
     clock.now_s += 0.1
     assert not authorization.opens(KeyKind.INFERENCE, header(old))
     assert authorization.opens(KeyKind.INFERENCE, header(in_file(tmp_path, "inference")))
-    authorization.close()
-
-
-def test_old_keys_count_as_long_as_promised_though_there_are_newer_ones(tmp_path: Path) -> None:
-    authorization, clock = made(tmp_path, overlap_s=10.0)
-    keys = []
-    for _ in range(4):
-        keys.append(in_file(tmp_path, "inference"))
-        asyncio.run(authorization.renew(KeyKind.INFERENCE))
-        clock.now_s += 3
-    opened = [authorization.opens(KeyKind.INFERENCE, header(key)) for key in keys]
-    assert opened == [False, True, True, True]  # renewed 12, 9, 6 and 3 s ago
-    for _ in range(100):
-        asyncio.run(authorization.renew(KeyKind.INFERENCE))
-    assert not authorization.opens(KeyKind.INFERENCE, header(keys[-1]))
-    authorization.close()
-
-
-def test_a_new_key_counts_as_soon_as_it_can_be_read(tmp_path: Path) -> None:
-    opened: list[bool] = []
-
-    class Read(KeyFile):
-        """A file whose key a client uses at once."""
-
-        def write(self, text: str) -> None:
-            super().write(text)
-            if readers:
-                opened.append(readers[0].opens(KeyKind.INFERENCE, header(in_file(tmp_path, "inference"))))
-
-    readers: list[Authorization] = []
-    authorization = Authorization(None, Read(tmp_path), life_s=60.0, overlap_s=0.0)
-    readers.append(authorization)
-    asyncio.run(authorization.renew(KeyKind.INFERENCE))
-    assert opened == [True]
     authorization.close()
 
 
@@ -155,35 +106,7 @@ def test_keys_count_without_their_file_and_it_comes_back_with_a_new_one(tmp_path
     authorization.close()
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_key(tmp_path: Path) -> None:
-    place = tmp_path / "place"
-    place.mkdir()
-    authorization, _ = made(place)
-    old = in_file(place, "inference")
-    (place / "key_file.json").unlink()
-    place.rmdir()
-    with pytest.raises(KeyFileError, match="can't be written"):
-        asyncio.run(authorization.renew(KeyKind.INFERENCE))
-    assert authorization.opens(KeyKind.INFERENCE, header(old))
-    authorization.close()
-
-
 # --- two servers, and what is left behind
-
-
-def test_a_second_server_does_not_take_the_file(tmp_path: Path) -> None:
-    first, _ = made(tmp_path)
-    text = (tmp_path / "key_file.json").read_text()
-    with pytest.raises(KeyFileError, match="another server that runs"):
-        made(tmp_path)
-    remove_left_behind(tmp_path)
-    assert (tmp_path / "key_file.json").read_text() == text
-    asyncio.run(first.renew(KeyKind.INFERENCE))
-    with pytest.raises(KeyFileError, match="another server that runs"):
-        made(tmp_path)
-    first.close()
-    second, _ = made(tmp_path)
-    second.close()
 
 
 def test_a_server_leaves_a_file_that_is_not_its_own(tmp_path: Path) -> None:
@@ -374,18 +297,6 @@ def test_the_keys_of_a_killed_server_are_named(
                 open_one.callback(authorization.close)
                 assert opened(tmp_path, disable_token_authorization="true") is None
                 assert caplog.messages == [said]  # the present file is that of a running server
-
-
-def test_settings_and_a_file_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "keys.json").write_text('{"management": "from-a-file"}')
-    authorization = opened(tmp_path, token_path="keys.json", inference_token="from-setting")
-    assert authorization is not None
-    assert authorization.made_in is None
-    asyncio.run(authorization.reload())
-    assert authorization.opens(KeyKind.INFERENCE, header(b"from-setting"))
-    assert authorization.opens(KeyKind.MANAGEMENT, header(b"from-a-file"))
-    authorization.close()
 
 
 def test_keys_that_cannot_be_used_keep_the_server_from_starting(

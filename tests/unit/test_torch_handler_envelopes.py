@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from ts.torch_handler.request_envelope.base import BaseEnvelope
 from ts.torch_handler.request_envelope.body import BodyEnvelope
 from ts.torch_handler.request_envelope.json import JSONEnvelope
 from ts.torch_handler.request_envelope.kserve import KServeEnvelope
-from ts.torch_handler.request_envelope.kservev2 import KServev2Envelope, output, shaped
+from ts.torch_handler.request_envelope.kservev2 import KServev2Envelope, shaped
 from ts.utils.util import PredictionException
 
 Answer = Callable[[list[Any]], Any]
@@ -66,23 +65,9 @@ def test_json_joins_the_instances_of_all_requests() -> None:
     ]
 
 
-def test_kserve_answers_each_request_of_a_batch() -> None:
-    handler = Handler(lambda rows: [row["data"] * 2 for row in rows])
-    rows = [{"body": {"instances": [{"data": 1}, {"data": 2}]}}, {"body": {"instances": [{"data": 3}]}}]
-    answers = KServeEnvelope(handler.handle).handle(rows, context_of(2))
-    assert answers == [{"predictions": [2, 4]}, {"predictions": [6]}]
-
-
 def test_kserve_explanations() -> None:
     answers = KServeEnvelope(Handler().handle).handle([{"body": {"instances": [5]}}], context_of(1, explain="True"))
     assert answers == [{"explanations": [5]}]
-
-
-def test_a_lone_request_takes_all_results() -> None:
-    """A handler may make several instances one result."""
-    handler = Handler(lambda rows: ["all"])
-    rows = [{"body": {"instances": [1, 2, 3]}}]
-    assert KServeEnvelope(handler.handle).handle(rows, context_of(1)) == [{"predictions": ["all"]}]
 
 
 def test_results_that_cannot_be_shared_out_fail() -> None:
@@ -99,16 +84,6 @@ def test_a_request_that_is_not_one_is_the_callers_error(envelope: type[BaseEnvel
         envelope(handler.handle).handle([{"body": value}], context_of(1))
     assert caught.value.error_code == 400
     assert handler.seen == []
-
-
-def test_in_a_batch_only_the_broken_request_fails() -> None:
-    handler = Handler()
-    context = context_of(3)
-    rows = [{"body": {"instances": [1]}}, {"body": b"{"}, {"body": {"instances": [2]}}]
-    first, broken, third = KServeEnvelope(handler.handle).handle(rows, context)
-    assert (first, third) == ({"predictions": [1]}, {"predictions": [2]})
-    assert broken["code"] == 400
-    assert [context.get_response_status(idx)[0] for idx in range(3)] == [200, 400, 200]
 
 
 def test_a_batch_of_broken_requests_never_reaches_the_handler() -> None:
@@ -140,32 +115,6 @@ def test_kservev2_as_recorded_from_torchserve() -> None:
         "model_version": "1.0",
         "outputs": [{"name": "input-0", "datatype": "INT64", "data": [1], "shape": [1]}],
     }
-
-
-def test_kservev2_takes_a_context_that_has_only_what_the_original_reads() -> None:
-    """As tests of handlers make one."""
-    context = SimpleNamespace(
-        manifest={"model": {"modelName": "m", "modelVersion": "2"}}, get_request_id=lambda idx=0: "id-0"
-    )
-    envelope = KServev2Envelope(lambda rows, context: [1])
-    note = {"id": None, "names": ["a"]}
-    assert envelope.close([1], note, context, 0)["model_name"] == "m"
-
-
-def test_kservev2_batch_with_several_inputs_each() -> None:
-    handler = Handler(lambda rows: [row["data"] for row in rows])
-    rows = [
-        {"body": {"inputs": [tensor("a", [1, 2, 3, 4], [2, 2]), tensor("b", [5.5])]}},
-        {"body": {"id": "mine", "inputs": [tensor("c", [6], datatype="INT32")]}},
-    ]
-    first, second = KServev2Envelope(handler.handle).handle(rows, context_of(2))
-    assert [row["data"] for row in handler.seen[0]] == [[[1, 2], [3, 4]], [5.5], [6]]
-    assert (first["id"], second["id"]) == ("id-0", "mine")
-    assert first["outputs"] == [
-        {"name": "a", "datatype": "INT64", "data": [1, 2, 3, 4], "shape": [4]},
-        {"name": "b", "datatype": "FP64", "data": [5.5], "shape": [1]},
-    ]
-    assert [one["name"] for one in second["outputs"]] == ["c"]
 
 
 @pytest.mark.parametrize(
@@ -204,30 +153,6 @@ def test_kservev2_inputs_that_are_none(wrong: Any) -> None:
     with pytest.raises(PredictionException) as caught:
         KServev2Envelope(Handler().handle).handle([{"body": {"inputs": [wrong]}}], context_of(1))
     assert caught.value.error_code == 400
-
-
-class Array:
-    """An array as far as an envelope looks."""
-
-    dtype = "torch.float32"
-
-    def tolist(self) -> list[list[float]]:
-        return [[0.5, 1.5]]
-
-
-@pytest.mark.parametrize(
-    ("result", "datatype", "data"),
-    [
-        (True, "BOOL", [True]),
-        ([1, 2.5], "FP64", [1, 2.5]),
-        ("cat", "BYTES", ["cat"]),
-        ({"cat": 0.9}, "BYTES", [{"cat": 0.9}]),
-        (Array(), "FP32", [0.5, 1.5]),
-        ([], "BYTES", []),
-    ],
-)
-def test_output_types(result: Any, datatype: str, data: list[Any]) -> None:
-    assert output("x", result) == {"name": "x", "datatype": datatype, "data": data, "shape": [len(data)]}
 
 
 def test_kservev2_takes_tensors_as_its_json_and_answers_with_tensors() -> None:

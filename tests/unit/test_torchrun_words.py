@@ -31,17 +31,6 @@ def words(**config: Any) -> list[str]:
     return list(torchrun.words(Path("/logs")))
 
 
-def test_a_model_without_a_parallel_type_is_one_process() -> None:
-    found = settings(parallelLevel=4, torchrun={"nproc-per-node": 4})
-    assert (found.torchrun, found.parallel_level) == (None, 0)
-
-
-def test_custom_is_one_process_with_several_devices() -> None:
-    found = settings(parallelType="custom", parallelLevel=4)
-    assert (found.torchrun, found.parallel_level) == (None, 4)
-    assert settings(parallelType="custom", parallelLevel=4, torchrun={"nproc-per-node": 2}).parallel_level == 4
-
-
 def test_the_processes_are_torchruns_own_setting_or_else_the_level() -> None:
     assert "--nproc-per-node 4" in " ".join(words(parallelType="tp", torchrun={"nproc-per-node": 4}))
     assert "--nproc-per-node 3" in " ".join(words(parallelType="pptp", parallelLevel=3))
@@ -63,15 +52,6 @@ def test_torchrun_meets_at_a_free_port_unless_told_where() -> None:
     assert "--local-addr" not in pairs
 
 
-def test_what_is_no_number_is_warned_about_and_left_out() -> None:
-    found = settings(parallelType="tp", parallelLevel=2, torchrun={"nnodes": "two", "rdzv-endpoint": 5})
-    assert found.torchrun is not None and found.torchrun.nodes == 1 and not found.torchrun.rdzv_endpoint
-    assert [key for key in ("nnodes", "rdzv-endpoint") if any(key in text for text in found.warnings)] == [
-        "nnodes",
-        "rdzv-endpoint",
-    ]
-
-
 def test_the_environment_of_the_processes() -> None:
     torchrun = settings(parallelType="tp", torchrun={"OMP_NUMBER_THREADS": 3}).torchrun
     assert torchrun is not None and torchrun.env == {"OMP_NUM_THREADS": "3", "LOGLEVEL": "INFO"}
@@ -85,9 +65,3 @@ def test_blocks_of_devices_take_turns_and_are_never_cut() -> None:
     assert placement.next(model, "cpu", (), 2) == CPU
     assert placement.next(object(), "gpu", (4, 2), 2) == Device("cuda", 4, (4, 2))
     assert Placement(Inventory()).next(model, "", (), 2) == CPU
-
-
-def test_a_worker_knows_the_first_of_its_devices_as_0() -> None:
-    assert Device("cuda", 4, (4, 5)).seen_id == 0
-    assert Device("cuda", 4).seen_id == 4
-    assert CPU.seen_id is None

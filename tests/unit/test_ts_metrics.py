@@ -39,29 +39,9 @@ def assert_line(capsys: pytest.CaptureFixture[str], head: str, request_ids: str 
 DEFAULTS = "|#ModelName:probe,Level:Model|#type:"
 
 
-def test_counter_counts_for_all_requests(metrics: MetricCache, capsys: pytest.CaptureFixture[str]) -> None:
-    metrics.add_counter("ProbeCounter", 2, None)
-    assert_line(capsys, f"ProbeCounter.Count:2{DEFAULTS}COUNTER", "id-0,id-1")
-
-
-def test_time_of_one_request(metrics: MetricCache, capsys: pytest.CaptureFixture[str]) -> None:
-    metrics.add_time("ProbeTime", 12.5, 1, "ms")
-    assert_line(capsys, f"ProbeTime.Milliseconds:12.5{DEFAULTS}GAUGE", "id-1")
-
-
-def test_size(metrics: MetricCache, capsys: pytest.CaptureFixture[str]) -> None:
-    metrics.add_size("ProbeSize", 3, 0, "kB")
-    assert_line(capsys, f"ProbeSize.Kilobytes:3{DEFAULTS}GAUGE", "id-0")
-
-
 def test_percent(metrics: MetricCache, capsys: pytest.CaptureFixture[str]) -> None:
     metrics.add_percent("ProbePercent", 50)
     assert_line(capsys, f"ProbePercent.Percent:50{DEFAULTS}GAUGE", "id-0,id-1")
-
-
-def test_own_unit_and_type(metrics: MetricCache, capsys: pytest.CaptureFixture[str]) -> None:
-    metrics.add_metric("ProbeGeneric", 4, unit="widgets", metric_type=MetricTypes.HISTOGRAM)
-    assert_line(capsys, f"ProbeGeneric.widgets:4{DEFAULTS}HISTOGRAM", "id-0,id-1")
 
 
 def test_error_has_its_own_level(metrics: MetricCache, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,23 +64,6 @@ def test_one_id_for_whatever_follows(metrics: MetricCache, capsys: pytest.Captur
     assert_line(capsys, f"X.Count:1{DEFAULTS}COUNTER", "loading")
 
 
-def test_dimensions_are_added_to_the_defaults_and_the_list_stays(
-    metrics: MetricCache, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mine = [Dimension("Shard", "7")]
-    metrics.add_counter("X", 1, 0, mine)
-    assert_line(capsys, "X.Count:1|#Shard:7,ModelName:probe,Level:Model|#type:COUNTER", "id-0")
-    assert mine == [Dimension("Shard", "7")]
-
-
-def test_a_second_call_without_dimensions_has_none_of_the_first(
-    metrics: MetricCache, capsys: pytest.CaptureFixture[str]
-) -> None:
-    metrics.add_counter("X", 1, 0, [Dimension("Shard", "7")])
-    metrics.add_counter("Y", 1, 0)
-    assert "Y.Count:1|#ModelName:probe,Level:Model|" in capsys.readouterr().out
-
-
 def test_given_dimensions_take_the_declared_order(metrics: MetricCache, capsys: pytest.CaptureFixture[str]) -> None:
     metrics.add_metric_to_cache("X", "count", ["Level", "ModelName", "Shard"])
     metrics.add_counter("X", 1, 0, [Dimension("Shard", "7")])
@@ -119,30 +82,6 @@ def test_declaring_twice_is_one_metric(metrics: MetricCache) -> None:
     first = metrics.add_metric_to_cache("X", "count", ["A"])
     assert metrics.add_metric_to_cache("X", "count", ["A"]) is first
     assert metrics.get_metric("X") is first
-
-
-def test_a_handlers_declaration_counts_before_the_files(
-    metrics: MetricCache, capsys: pytest.CaptureFixture[str]
-) -> None:
-    metrics.add_metric_to_cache("X", "count", ["ModelName", "Level"])
-    metrics.add_metric_to_cache("X", "ms", ["Shard"]).add_or_update(1, ["7"])
-    assert_line(capsys, "X.Milliseconds:1|#Shard:7|#type:COUNTER")
-    assert metrics.get_metric("X").dimension_names == ["Shard"]
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (errors.MetricsCacheKeyError, KeyError),
-        (errors.MetricsCacheTypeError, TypeError),
-        (errors.MetricsCacheValueError, ValueError),
-        (errors.MetricsCacheIOError, OSError),
-        (errors.MetricUnitError, errors.MetricsCacheValueError),
-    ],
-)
-def test_errors_are_pythons_kinds_too(error: type[Exception], kind: type[Exception]) -> None:
-    with pytest.raises(kind, match=r"\Ano metric X\Z"):
-        raise error("no metric X")
 
 
 def test_type_is_part_of_the_identity(metrics: MetricCache) -> None:
@@ -179,13 +118,6 @@ def test_a_gauge_may_be_negative(capsys: pytest.CaptureFixture[str]) -> None:
     assert_line(capsys, "X.Bytes:-1|#|#type:GAUGE")
 
 
-def test_dimension_values_cannot_forge_records(capsys: pytest.CaptureFixture[str]) -> None:
-    CachingMetric("X", "count", ["A"]).add_or_update(1, ["a\n[METRICS]Y.Count:1|#,b"])
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    assert "|#A:a_[METRICS]Y.Count:1___b|#type:COUNTER|" in out
-
-
 @pytest.mark.parametrize(
     "definition",
     [(7, "ms", []), ("a.b", "ms", []), ("a", 7, []), ("a", "ms", "A"), ("a", "ms", [1]), ("a", "ms", [], "counter")],
@@ -211,14 +143,6 @@ def test_batches_side_by_side_keep_their_request_ids(metrics: MetricCache, capsy
     assert metrics.get_metric("X") is other.get_metric("X")
 
 
-def test_default_file_declares_the_servers_own_model_metrics() -> None:
-    cache = MetricsCacheYamlImpl()
-    cache.initialize_cache()
-    assert set(cache.cache[MetricTypes.GAUGE]) == {"HandlerTime", "PredictionTime"}
-    assert cache.cache[MetricTypes.COUNTER] == {}
-    assert cache.get_metric("PredictionTime", MetricTypes.GAUGE).dimension_names == ["ModelName", "Level"]
-
-
 def test_default_file_lists_every_metric_once() -> None:
     content = yaml.safe_load(DEFAULT_FILE.read_text())
     listed = [m for section in ("ts_metrics", "model_metrics") for kind in content[section].values() for m in kind]
@@ -231,16 +155,6 @@ def test_default_file_lists_every_metric_once() -> None:
 def cache_of(tmp_path: Path, text: str) -> MetricsCacheYamlImpl:
     (tmp_path / "metrics.yaml").write_text(text)
     return MetricsCacheYamlImpl(tmp_path / "metrics.yaml")
-
-
-def test_own_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cache = cache_of(
-        tmp_path, "model_metrics: {histogram: [{name: Tokens, unit: count, dimensions: [ModelName, Level]}], gauge: }"
-    )
-    cache.initialize_cache()
-    cache.model_name = "probe"
-    cache.add_metric("Tokens", 5, "count", metric_type=MetricTypes.HISTOGRAM)
-    assert_line(capsys, f"Tokens.Count:5{DEFAULTS}HISTOGRAM")
 
 
 @pytest.mark.parametrize(
@@ -266,11 +180,6 @@ def test_files_that_are_no_mapping(tmp_path: Path, text: str) -> None:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(errors.MetricsCacheIOError, match="nowhere"):
         MetricsCacheYamlImpl(tmp_path / "nowhere.yaml")
-
-
-def test_system_metric_has_neither_prefix_nor_type() -> None:
-    text = str(Metric("CPUUtilization", 1.5, "percent", [Dimension("Level", "Host")]))
-    assert re.fullmatch(r"CPUUtilization\.Percent:1\.5\|#Level:Host" + TAIL, text), text
 
 
 def test_metric_as_values() -> None:

@@ -12,13 +12,6 @@ import pytest
 from ts.utils import util
 
 
-def test_prediction_exception_carries_its_status() -> None:
-    assert util.PredictionException("broken").error_code == 500
-    error = util.PredictionException("too long", 413)
-    assert (error.message, error.error_code) == ("too long", 413)
-    assert "too long" in str(error)
-
-
 def module_of(source: str) -> types.ModuleType:
     module = types.ModuleType("model_under_test")
     exec(compile(source, "model_under_test", "exec"), module.__dict__)  # noqa: S102 - the test's own text
@@ -61,12 +54,6 @@ def test_missing_label_file_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptu
     assert "index_to_name.json is missing" in caplog.text
 
 
-def test_values_by_label() -> None:
-    rows = util.map_class_to_label([[0.9, 0.1], [0.6, 0.4]], {"3": "cat", "5": "dog"}, [[3, 5], [5, 3]])
-    assert rows == [{"cat": 0.9, "dog": 0.1}, {"dog": 0.6, "cat": 0.4}]
-    assert [list(row) for row in rows] == [["cat", "dog"], ["dog", "cat"]]
-
-
 def test_classes_without_label_are_named_by_index() -> None:
     assert util.map_class_to_label([[0.9, 0.1]]) == [{"0": 0.9, "1": 0.1}]
     assert util.map_class_to_label([[0.9, 0.1]], {"0": "cat"}) == [{"cat": 0.9, "1": 0.1}]
@@ -88,10 +75,6 @@ def test_known_backends_need_no_torch() -> None:
     before = set(sys.modules)
     assert util.check_valid_pt2_backend("inductor")
     assert "torch._dynamo" not in set(sys.modules) - before
-
-
-def test_html_tags() -> None:
-    assert util.CLEANUP_REGEX.sub("", "<b>so</b> so<br/>") == "so so"
 
 
 def test_a_deprecated_function_works_and_warns_where_it_is_called() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import h2.connection
 import h2.events
 import pytest
-from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 
 import ts_frontend.transport.arriving
@@ -141,26 +140,6 @@ async def until_waiting(unread: Unread, size: int) -> None:
 
 
 @in_loop
-async def test_the_connection_that_holds_most_loses_its_oldest_answer() -> None:
-    unread = Unread(4 * SIZE)
-    async with serving(unread) as place:
-        greedy, modest = await place.client(), await place.client()
-        first, second, third = greedy.ask(), greedy.ask(), greedy.ask()
-        await until_waiting(unread, 3 * SIZE)
-        small = modest.ask()
-        await until_waiting(unread, 4 * SIZE)
-        last = modest.ask()
-        await until_async(lambda: greedy.resets)
-        assert greedy.resets == {first: ErrorCodes.ENHANCE_YOUR_CALM}
-        assert (unread.bytes, len(unread), unread.given_up) == (4 * SIZE, 2, {"bytes": 1, "time": 0})
-        for client, numbers in ((greedy, (second, third)), (modest, (small, last))):
-            for number in numbers:
-                client.take(number)
-                await client.whole(number)
-        assert (unread.bytes, len(unread)) == (0, 0)
-
-
-@in_loop
 async def test_an_answer_that_is_alone_is_never_given_up_for_its_size() -> None:
     unread = Unread(10)
     async with serving(unread) as place:
@@ -202,18 +181,6 @@ async def test_answers_of_which_nothing_is_taken_are_given_up_and_others_wait_on
         assert unread.given_up == {"bytes": 0, "time": 2} and moving not in slow.resets
         slow.take(moving)
         await slow.whole(moving)
-
-
-@in_loop
-async def test_without_a_time_limit_answers_wait_until_the_client_leaves() -> None:
-    unread = Unread(math.inf, 0)
-    async with serving(unread) as place:
-        client = await place.client()
-        client.ask()
-        await until_waiting(unread, SIZE)
-        await client.close()
-        await until_waiting(unread, 0)
-    assert unread.given_up == {"bytes": 0, "time": 0}
 
 
 @pytest.mark.parametrize("reason", ["bytes", "time"])

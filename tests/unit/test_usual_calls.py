@@ -166,24 +166,6 @@ def test_metadata_that_nobody_asked_for_is_not_decoded_and_nothing_is_lost(heade
         assert unread == found(Call(PATH, decoded))
 
 
-@pytest.mark.pure_form  # it derives from Exchange
-def test_the_short_way_is_taken() -> None:
-    taken = []
-
-    class Watched(Exchange):
-        async def _perform(self, method: Method | None) -> None:
-            pytest.fail("the way of any call was taken")
-
-        async def _perform_usual(self, method: Method) -> None:
-            taken.append(method.path)
-            await super()._perform_usual(method)
-
-    for headers in ([], [(b"grpc-timeout", b"9S")]):
-        case = Case([message(b"x")], True, False, headers, 2, "", None)
-        asyncio.run(answer_of(case, CallMetrics(), Watched))
-    assert taken == [PATH, PATH]
-
-
 # --- the headers of HTTP requests
 
 header_names = st.sampled_from(

@@ -37,11 +37,6 @@ def test_instances(instances, found):
     assert {one.name: (one.datatype, one.array.tolist()) for one in tensors} == found
 
 
-def test_the_only_input_of_the_model_gives_its_name():
-    model = ModelSpec("m", "1.0", {"x": {"datatype": "INT64", "shape": [-1]}}, {})
-    assert opened({"inputs": [1]}, model).request.inputs[0].name == "x"
-
-
 @pytest.mark.parametrize(
     ("datatype", "instances", "found"),
     [
@@ -58,24 +53,6 @@ def test_instances_are_of_the_datatype_that_the_model_declares(datatype, instanc
     (tensor,) = opened({"instances": instances}, model).request.inputs
     values = [None if value != value else value for value in tensor.array.tolist()]
     assert (tensor.name, tensor.datatype, values) == ("x", datatype, found)
-
-
-def test_rows_of_objects_are_of_declared_datatypes():
-    model = ModelSpec("m", "1.0", {"a": {"datatype": "FP32"}, "b": {"datatype": "INT8"}}, {})
-    tensors = opened({"instances": [{"a": 1, "b": 2}, {"a": 3, "b": 4}]}, model).request.inputs
-    assert [(one.name, one.datatype, one.array.tolist()) for one in tensors] == [
-        ("a", "FP32", [1.0, 3.0]),
-        ("b", "INT8", [2, 4]),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("instances", "reason"), [([1.5], "1.5 is no INT8"), ([300], "fit"), ([[1, 2], [3]], "takes 4")]
-)
-def test_instances_that_do_not_fit_their_declaration(instances, reason):
-    model = ModelSpec("m", "1.0", {"x": {"datatype": "INT8"}}, {})
-    with pytest.raises(BadTensor, match=f"input 'x'.*{reason}"):
-        opened({"instances": instances}, model)
 
 
 def test_answers_have_no_numbers_that_json_has_not():

@@ -11,38 +11,16 @@ import pytest
 
 from stage import Skipping, Stage, pool_of, waiting
 from support import until_async
-from ts.protocol.frames import Ready
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import WorkerDied
 from ts_frontend.job import Ledger
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
-from ts_frontend.workers.devices import Device
 from ts_frontend.workers.limits import Excess, WorkerLimits, available_bytes
 from ts_frontend.workers.pool import REPLACE_AGAIN_S, Pool
-
-GPU = Device("cuda", 0)
 
 
 def settings(**model_config: Any) -> ModelSettings:
     return resolve(Requested(), model_config, {}, ServerConfig())
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (1000, 1000),
-        ("1000", 1000),
-        ("2 KB", 2000),
-        ("2KiB", 2048),
-        ("1.5GiB", 3 << 29),
-        ("3g", 3 * 10**9),
-        ("512Mi", 512 << 20),
-        ("1 TB", 10**12),
-    ],
-)
-def test_sizes(value: object, expected: int) -> None:
-    found = settings(workerMemoryMax=value, recycleAboveMemory=value)
-    assert (found.worker_memory_bytes_max, found.recycle_above_bytes, found.warnings) == (expected, expected, ())
 
 
 @pytest.mark.parametrize("value", [0, -1, True, "", "many", "1 i", "1ib", "-1GB", "1 GB!", 1.5, [1], "0", "9" * 50])
@@ -86,102 +64,6 @@ async def serve(pool: Pool, stage: Stage, actor: int, ledger: Ledger, count: int
 
 def settled(pool: Pool, ledger: Ledger) -> None:
     assert not ledger.live and pool._replacing is None and not pool._leaving and not pool._retiring
-
-
-async def test_a_worker_that_has_answered_enough_is_replaced_by_one_that_is_ready_first(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
-    stage, ledger = Stage("ready", "hangs"), Ledger()
-    stage.handler_kind = "async"
-    pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=3))
-    await pool.scale(1)
-    old = pool.slots[0]
-    await serve(pool, stage, 0, ledger, 2)
-    pool.tick(time.monotonic())
-    assert stage.launched == 1
-    running = waiting(pool, ledger)
-    last = await stage.actors[0].batch()
-    await serve(pool, stage, 0, ledger, 1)
-    pool.tick(time.monotonic())
-    await until_async(lambda: len(stage.actors) == 2)
-    await serve(pool, stage, 0, ledger, 2)
-    assert pool.slots == [old] and old.ready, "it serves while the next one loads"
-    stage.actors[1].say(Ready({"handler_kind": "async"}))
-    await until_async(lambda: pool.slots[0] is not old)
-    assert pool.ready_count == 1 and pool.slots[0].id == old.id + 1
-    await serve(pool, stage, 1, ledger, 1)
-    assert not running.done and not stage.actors[0].exited.done(), "it finishes what it has"
-    stage.actors[0].answer(last)
-    assert await running.result() == b"ok"
-    await until_async(stage.actors[0].exited.done)
-    await until_async(lambda: pool._replacing is None)
-    settled(pool, ledger)
-    assert pool.replaced == {"requests": 1} and pool.last_replacement is not None
-    assert pool.last_replacement.reason == "it has answered 3 requests (recycleAfterRequests: 3)"
-    assert pool.last_failure is None, "that is no failure"
-    await pool.close(0)
-    assert "Worker 9000 of m_1.0 is replaced: it has answered 3 requests (recycleAfterRequests: 3)." in caplog.text
-
-
-@pytest.mark.parametrize("why", ["gpu", "memory"])
-async def test_without_room_for_two_the_old_one_ends_first(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests wait meanwhile; a scale call waits for the worker that comes."""
-    stage, ledger = Stage(), Ledger()
-    if why == "gpu":
-        stage.device = GPU
-    else:
-        stage.memory = 10
-        monkeypatch.setattr("ts_frontend.workers.pool.available_bytes", lambda: 9)
-    pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=1))
-    await pool.scale(1)
-    await serve(pool, stage, 0, ledger, 1)
-    running = waiting(pool, ledger)
-    last = await stage.actors[0].batch()
-    pool.tick(time.monotonic())
-    await until_async(lambda: pool._leaving)
-    waits = waiting(pool, ledger)
-    scaling = asyncio.create_task(pool.scale(1))
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert stage.launched == 1 and not pool.unavailable and not scaling.done()
-    stage.actors[0].answer(last)
-    assert await running.result() == b"ok"
-    await scaling
-    assert stage.launched == 2 and pool.slots[0].device is stage.device
-    stage.actors[1].answer(await stage.actors[1].batch())
-    assert await waits.result() == b"ok"
-    await until_async(lambda: pool._replacing is None)
-    settled(pool, ledger)
-    assert pool.replaced == {"requests": 1}
-    await pool.close(0)
-
-
-async def test_only_one_of_many_workers_is_replaced_at_a_time() -> None:
-    stage, ledger = Stage("ready", "ready", "hangs"), Ledger()
-    pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=1))
-    await pool.scale(2)
-    for _ in range(2):
-        jobs = [waiting(pool, ledger) for _ in range(2)]
-        for actor in stage.actors[:2]:
-            actor.answer(await actor.batch())
-        for job in jobs:
-            await job.result()
-        pool.tick(time.monotonic())
-    await until_async(lambda: len(stage.actors) == 3)
-    for _ in range(10):
-        pool.tick(time.monotonic())
-        await asyncio.sleep(0)
-    assert stage.launched == 3 and pool.ready_count == 2
-    stage.actors[2].say(Ready({"handler_kind": "blocking"}))
-    await until_async(lambda: pool._replacing is None)
-    pool.tick(time.monotonic())
-    await until_async(lambda: pool.replaced == {"requests": 2} and pool._replacing is None)
-    assert stage.launched == 4
-    pool.tick(time.monotonic())
-    assert pool._replacing is None, "the new ones have answered nothing"
-    await pool.close(0)
-    settled(pool, ledger)
 
 
 async def test_a_worker_stays_while_the_next_one_does_not_start(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from stage import SYNTAX_ERROR, Actor, Skipping, Stage, pool_of, waiting
+from stage import Actor, Skipping, Stage, pool_of, waiting
 from support import GUARD_S, until_async
 from ts.protocol.decoder import Decoder
-from ts.protocol.frames import Cancel, Input, Load, LoadFailed, Ready, encode_bytes
+from ts.protocol.frames import Cancel, Input, Load, Ready, encode_bytes
 from ts.runtime.handlers import NETWORK_HINT
-from ts_frontend.errors import PROCESS_DIED, DeadlineExceeded, ModelNotLoaded, WorkerDied
+from ts_frontend.errors import PROCESS_DIED, DeadlineExceeded, WorkerDied
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.workers import process as orphans
 from ts_frontend.workers.devices import Device
@@ -30,25 +30,6 @@ from ts_frontend.workers.pool import Pool, Slot
 from ts_frontend.workers.process import ExitStatus
 
 DIED = "Backend worker monitoring thread interrupted or backend worker process died."
-
-
-async def test_requests_that_wait_learn_why_the_model_cannot_be_loaded() -> None:
-    stage, clock = Stage("fails", "hangs"), Skipping(0)
-    pool = pool_of(stage, clock)
-    scaling = asyncio.create_task(pool.scale(1))
-    job = waiting(pool)
-    with pytest.raises(ModelNotLoaded, match=r"could not be loaded: SyntaxError: .*line 1") as told:
-        await job.result()
-    assert told.value.retry_after_s is not None and 1 <= told.value.retry_after_s <= 30
-    with pytest.raises(StartFailed, match="SyntaxError"):
-        await scaling
-    await until_async(lambda: stage.launched >= 2)
-    assert pool.load_failure is not None, "it loads again; until it is ready nothing has changed"
-    await until_async(lambda: len(stage.actors) == 2)
-    stage.actors[1].theirs.sendall(encode_bytes(Ready({"handler_kind": "blocking"})))
-    await pool.scale(1)
-    assert pool.load_failure is None and pool.ready_count == 1
-    await pool.close(0)
 
 
 async def test_code_to_write_is_whole_in_the_answer() -> None:
@@ -67,29 +48,6 @@ async def test_callers_who_may_not_see_exceptions_are_sent_to_the_log() -> None:
     told = f"Model {pool.name} could not be loaded: the model's log says why. It is tried again."
     assert pool.not_loaded().message == told
     assert pool.refusal() == " The model's log says why."
-    await pool.close(0)
-
-
-async def test_one_worker_that_still_loads_is_waited_for() -> None:
-    stage, clock = Stage("fails", "hangs", "hangs"), Skipping()
-    pool = pool_of(stage, clock)
-    scaling = asyncio.create_task(pool.scale(2))
-    job = waiting(pool)
-    await until_async(lambda: stage.launched >= 3)
-    assert pool.load_failure is None and not job.done
-    stage.actors[1].theirs.sendall(encode_bytes(LoadFailed(SYNTAX_ERROR)))
-    with pytest.raises(ModelNotLoaded):
-        await job.result()
-    with pytest.raises(StartFailed):
-        await scaling
-    await pool.close(0)
-
-
-async def test_a_worker_that_is_killed_while_it_loads_gets_a_second_try() -> None:
-    stage = Stage("dies", "ready")
-    pool = pool_of(stage, Skipping())
-    await pool.scale(1)
-    assert (stage.launched, pool.ready_count) == (2, 1)
     await pool.close(0)
 
 
@@ -156,25 +114,6 @@ async def test_the_same_traceback_is_logged_once_and_then_counted(caplog: pytest
     assert stage.lines[0] == PROCESS_DIED, "TorchServe's line comes each time"
     await pool.close(0)
     assert "same traceback as before, 4 times now" in caplog.text
-
-
-async def test_a_pool_closes_while_a_launch_ends_whose_cancellation_is_lost() -> None:
-    launching = asyncio.Event()
-
-    async def launched() -> str:
-        launching.set()
-        with contextlib.suppress(asyncio.CancelledError):  # as wait_for does up to Python 3.11, if it is over then
-            await asyncio.Event().wait()
-        return "hangs"
-
-    stage = Stage(launched)
-    pool = pool_of(stage, Skipping())
-    scaling = asyncio.create_task(pool.scale(1))
-    await launching.wait()
-    await asyncio.wait_for(pool.close(0), GUARD_S / 4)
-    with pytest.raises(StartFailed, match="stopped"):
-        await scaling
-    assert [actor.exited.done() for actor in stage.actors] == [True]
 
 
 # --- TorchServe's lines
@@ -380,16 +319,6 @@ async def test_a_slot_whose_task_is_lost_is_given_up_and_everybody_is_told(caplo
     assert "is not started again" in caplog.text
 
 
-async def test_a_start_that_has_failed_for_too_long_is_given_up() -> None:
-    stage, clock = Stage(*["fails"] * 50), Skipping()
-    pool = pool_of(stage, clock, give_up_s=20)
-    with pytest.raises(StartFailed):
-        await pool.scale(1)
-    await until_async(lambda: pool.unavailable)
-    assert 20 <= sum(clock.pauses) <= 60
-    await pool.close(0)
-
-
 async def test_orphans_are_looked_for_again_after_a_look_that_failed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -449,16 +378,6 @@ async def test_what_runs_ends_at_its_deadline_and_the_handler_is_told() -> None:
     assert pool._due is None
 
 
-async def test_what_waits_ends_at_its_deadline_also_behind_a_later_one() -> None:
-    pool = pool_of(Stage(), Skipping())
-    later = limited(pool, 3600)
-    assert await ended(limited(pool, 0.05)) is JobState.EXPIRED
-    assert await ended(limited(pool, 0.0)) is JobState.EXPIRED
-    assert not later.done and pool._due is not None
-    later.cancel()
-    await pool.close(0)
-
-
 # --- loading
 
 
@@ -475,43 +394,6 @@ async def test_a_load_may_take_longer_than_an_answer() -> None:
     await scaling
     assert pool.ready_count == stage.launched == 1
     await pool.close(0)
-
-
-async def test_workers_on_the_cpu_share_the_cores_among_as_many_as_there_are_when_they_start() -> None:
-    stage = Stage()
-    pool = pool_of(stage, Skipping())
-    for count in (1, 4):
-        await pool.scale(count)
-    assert [actor.heard(Load).settings["workers"] for actor in stage.actors] == [1, 4, 4, 4]
-    await pool.scale(2)
-    stage.actors[0].kill()
-    await until_async(lambda: stage.launched == 5 and pool.ready_count == 2)
-    assert stage.actors[4].heard(Load).settings["workers"] == 2
-    await pool.close(0)
-
-
-@pytest.mark.parametrize(
-    ("info", "device", "said"),
-    [
-        ({"threads": 4}, Device(), ", 4 threads)"),
-        ({"threads": 1}, Device(), ", 1 thread)"),
-        ({"threads": 4}, Device("cuda", 0), f"pid {1 << 30})"),
-        ({}, Device(), f"pid {1 << 30})"),
-    ],
-)
-async def test_the_log_says_with_how_many_threads_a_worker_computes(
-    caplog: pytest.LogCaptureFixture, info: dict[str, Any], device: Device, said: str
-) -> None:
-    caplog.set_level(logging.INFO, "ts_frontend")
-    stage = Stage("hangs")
-    stage.device = device
-    pool = pool_of(stage, Skipping())
-    scaling = asyncio.create_task(pool.scale(1))
-    await until_async(lambda: bool(stage.actors))
-    stage.actors[0].say(Ready({"handler_kind": "blocking", **info}))
-    await scaling
-    await pool.close(0)
-    assert f"is ready (pid {1 << 30}" in caplog.text and said in caplog.text
 
 
 @pytest.mark.parametrize(("device", "in_process"), [(Device("cuda", 0), False), (Device(), True)])

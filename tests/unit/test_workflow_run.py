@@ -17,8 +17,6 @@ from ts_frontend.errors import (
     DeadlineExceeded,
     HandlerFailed,
     ModelNotFound,
-    NoWorker,
-    QueueFull,
     ServeError,
 )
 from ts_frontend.graphs.graph import make_graph
@@ -125,85 +123,7 @@ def run(
     return asyncio.run(main())
 
 
-DIAMOND = {"a": ["b", "c"], "b": ["d"], "c": ["d"]}
 UNEXPECTED = HandlerFailed(503, "Prediction failed", by_handler=True)
-
-
-def test_what_each_node_is_given() -> None:
-    models = Models()
-    assert {name: bytes(reply.body) for name, reply in run(models, DIAMOND).items()} == {"d": b"D"}
-    given = {name: inputs for name, inputs, _, _ in models.log}
-    assert given == {"a": {"body": b"x"}, "b": {"body": b"A"}, "c": {"body": b"A"}, "d": {"b": b"B", "c": b"C"}}
-    assert {entry[2] for entry in models.log} == {(HEADERS, "r")}
-
-
-def test_leaves_come_in_the_graphs_order() -> None:
-    released = asyncio.Event()
-
-    async def late() -> bytes:
-        await released.wait()
-        return b"late"
-
-    async def early() -> bytes:
-        released.set()
-        return b"early"
-
-    assert list(run(Models(b=late, c=early), {"a": ["b", "c"]})) == ["b", "c"]
-
-
-def test_a_branch_goes_on_while_the_other_waits() -> None:
-    """c ends only when the node after b has begun."""
-    begun = asyncio.Event()
-
-    async def after_b() -> bytes:
-        begun.set()
-        return b""
-
-    async def waits() -> bytes:
-        await begun.wait()
-        return b""
-
-    assert set(run(Models(e=after_b, c=waits), {"a": ["b", "c"], "b": ["e"]})) == {"e", "c"}
-
-
-def test_a_failure_cancels_the_others_and_starts_no_more() -> None:
-    models = Models(b=fails(UNEXPECTED), c=never)
-    with pytest.raises(NodeFailed, match=r"^Error executing b: Prediction failed$") as error:
-        run(models, DIAMOND)
-    assert (error.value.http_status, error.value.type_name) == (500, "InternalServerException")
-    assert [job.cancelled for name, job in models.jobs if name == "c"] == [True]
-    assert not models.calls("d")
-
-
-def test_two_failures_at_once_are_one() -> None:
-    with pytest.raises(NodeFailed, match="Error executing [bc]"):
-        run(Models(b=fails(UNEXPECTED), c=fails(UNEXPECTED)), DIAMOND)
-
-
-def test_a_cancelled_caller_cancels_every_job() -> None:
-    begun = [asyncio.Event(), asyncio.Event()]
-
-    def stuck(number: int) -> Callable[[], Awaitable[bytes]]:
-        async def answer() -> bytes:
-            begun[number].set()
-            return await never()
-
-        return answer
-
-    models = Models(b=stuck(0), c=stuck(1))
-
-    async def main() -> None:
-        graph = make_graph(DIAMOND)
-        way = Run(graph, {name: node(name) for name in "abcd"}, models.find, headers=(), request_id=None)
-        task = asyncio.create_task(way.leaves([]))
-        for event in begun:
-            await event.wait()
-        task.cancel()
-        await asyncio.wait({task})
-        assert task.cancelled() and len(asyncio.all_tasks()) == 1
-
-    asyncio.run(main())
-    assert [job.cancelled for name, job in models.jobs if name in "bc"] == [True, True]
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
@@ -215,25 +135,6 @@ def test_a_node_is_tried_again_as_often_as_it_may(retries: int) -> None:
     else:
         assert run(models, {"a": []}, retries=retries)["a"].body == b"at last"
     assert models.calls("a") == retries + 1
-
-
-@pytest.mark.parametrize("error", [HandlerFailed(404, "no such thing"), HandlerFailed(413, "too large")])
-def test_what_the_request_is_to_blame_for_is_not_tried_again(error: ServeError) -> None:
-    models = Models(a=fails(error))
-    with pytest.raises(NodeFailed, match=f"Error executing a: {error.message}") as failed:
-        run(models, {"a": []}, retries=5)
-    assert failed.value.http_status == error.http_status
-    assert models.calls("a") == 1
-
-
-@pytest.mark.parametrize("error", [NoWorker("none"), QueueFull("full")])
-def test_what_nobody_takes_is_not_offered_again(error: ServeError) -> None:
-    models = Models()
-    models.refusals["a"] = error
-    with pytest.raises(NodeFailed) as failed:
-        run(models, {"a": []}, retries=5)
-    assert (failed.value.http_status, failed.value.code) == (503, error.code)
-    assert models.calls("a") == 1
 
 
 def test_each_attempt_has_its_own_time() -> None:
@@ -269,16 +170,3 @@ def test_a_model_that_was_unregistered_by_hand() -> None:
     with pytest.raises(NodeFailed, match="Error executing b: Model not found: w__b; it was unregistered") as failed:
         run(models, {"a": ["b"]}, retries=3)
     assert failed.value.http_status == 503
-
-
-@pytest.mark.parametrize(("edges", "stops"), [({"a": ["b"]}, True), ({"a": []}, False), ({"c": ["a", "b"]}, True)])
-def test_a_status_of_the_handler(edges: dict[str, list[str]], stops: bool) -> None:
-    """Only the one last node answers the client itself."""
-    models = Models()
-    models.statuses["a"] = 404
-    if stops:
-        with pytest.raises(NodeFailed, match="answered with status 404") as failed:
-            run(models, edges)
-        assert failed.value.http_status == 404
-    else:
-        assert run(models, edges)["a"].status == 404

@@ -1,4 +1,4 @@
-"""The requests of a model's workers for resources of a cluster, and the known state of the cluster: pure."""
+"""Workers on nodes: what a request for a place asks for, and processes that wait for the next worker."""
 
 from __future__ import annotations
 
@@ -10,16 +10,81 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.models.settings import Requested, resolve
 from ts_frontend.workers.cluster.link import sentence
 from ts_frontend.workers.cluster.resources import (
+    APART_S,
+    EACH_MAX,
+    NEW_S,
     SILENCE_S,
+    STARTED_S,
     ClusterNode,
     ClusterRequest,
     ClusterState,
+    Spares,
     read_request,
-    unmet,
     why_waiting,
 )
 from ts_frontend.workers.devices import CPU
 from ts_frontend.workers.supervisor import device_of
+
+ONE_CPU = ClusterRequest()
+
+
+def node(
+    name: str, free: float = 2.0, *, alive: bool = True, port: int = 7, zone: str = "a", address: str = ""
+) -> ClusterNode:
+    return ClusterNode(name, address or f"10.0.0.{name}", alive, {"CPU": 2.0}, {"CPU": free}, {"zone": zone}, port)
+
+
+def due(spares: Spares, nodes: list[ClusterNode], now_s: float, *requests: ClusterRequest) -> list[str]:
+    """The nodes that get a spare, once for each."""
+    found = spares.due(nodes, requests or (ONE_CPU,), {}, now_s)
+    return [one.id for one, count in found for _ in range(count)]
+
+
+def test_there_are_none_for_workers_that_could_not_use_them() -> None:
+    spares, nodes = Spares(), [node("a", zone="a"), node("b", zone="b")]
+    spares.told(nodes, 0.0)
+    assert due(spares, nodes, NEW_S, ClusterRequest(packages=("numpy",))) == []
+    assert due(spares, nodes, NEW_S, ClusterRequest(num_gpus=1.0)) == []
+    assert due(spares, nodes, NEW_S, ClusterRequest(labels={"zone": "b"})) == ["b"]
+    assert spares.due(nodes, (), {}, NEW_S) == []
+
+
+def test_a_process_that_has_started_is_worth_a_neighbour() -> None:
+    spares, nodes = Spares(), [node("old", 3.0)]
+    spares.told(nodes, 0.0)
+    nodes.append(node("young"))
+    spares.told(nodes, STARTED_S)
+    assert due(spares, nodes, NEW_S) == ["old"]
+    now_s = NEW_S + STARTED_S
+    assert due(spares, nodes, now_s) == ["young"]
+    assert spares.choose(nodes, ONE_CPU, {"old": 1}, now_s) == "old"
+    assert spares.choose(nodes, ONE_CPU, {"old": 1}, now_s) == "young", "it will start soon"
+
+
+def test_the_loss_of_any_node_finds_spares_on_the_others() -> None:
+    def counts(nodes: list[ClusterNode], workers: dict[str, int]) -> dict[str, int]:
+        spares = Spares()
+        spares.told(nodes, 0.0)
+        return {one.id: count for one, count in spares.due(nodes, [ONE_CPU], workers, NEW_S)}
+
+    roomy = [node(name, 9.0) for name in ("a", "b", "c")]
+    assert counts(roomy, {"a": 2, "b": 1}) == {"a": 1, "b": 1, "c": 1}
+    assert counts(roomy, {"a": 4, "b": 1}) == {"a": 2, "b": 2, "c": 2}
+    assert counts([*roomy[:2], node("c", 1.5)], {"a": 4}) == {"a": 2, "b": 2, "c": 1}, "no room for two"
+    assert set(counts(roomy, {"a": 40}).values()) == {EACH_MAX}
+    assert counts(roomy[:1], {"a": 3}) == {"a": 3}, "only its workers can die"
+
+
+def test_each_worker_takes_one_process_of_its_node() -> None:
+    spares, nodes = Spares(), [node("a", 9.0)]
+    spares.told(nodes, 0.0)
+    wanted = {"a": 2}
+    assert [count for _, count in spares.due(nodes, [ONE_CPU], wanted, NEW_S)] == [2]
+    assert spares.choose(nodes, ONE_CPU, wanted, NEW_S) == "a"
+    assert [count for _, count in spares.due(nodes, [ONE_CPU], wanted, NEW_S + APART_S)] == [1]
+    spares.lost("a")
+    assert spares.choose(nodes, ONE_CPU, wanted, NEW_S) == ""
+
 
 CLUSTERED = ServerConfig(ray_address="auto")
 
@@ -45,13 +110,6 @@ def test_a_request_has_all_that_ray_can_be_asked_for() -> None:
         2.0, 0.5, 2 * 2**30, {"TPU": 1.0}, given["labels"], "STRICT_SPREAD", env={"TOKEN": "x", "LEVEL": "3"}
     )
     assert request.amounts == {"CPU": 2.0, "GPU": 0.5, "memory": 2.0 * 2**30, "TPU": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("device_type", "devices", "gpus"), [("", 0, 0), ("cpu", 2, 2), ("gpu", 0, 1), ("gpu", 4, 4), ("", 2, 2)]
-)
-def test_gpus_follow_from_the_models_settings(device_type: str, devices: int, gpus: float) -> None:
-    assert read({}, device_type, devices)[0].num_gpus == gpus
 
 
 @pytest.mark.parametrize(
@@ -108,15 +166,15 @@ def test_settings_place_workers_in_the_cluster_unless_the_model_stays() -> None:
     assert settings.cluster is None and "torchrun's workers run on this machine" in settings.warnings[0]
 
 
-def node(name: str, total: float, free: float, alive: bool = True, **more: float) -> ClusterNode:
+def node_with(name: str, total: float, free: float, alive: bool = True, **more: float) -> ClusterNode:
     """A node whose zone is its name, with CPUs, and as many of others as are free."""
     return ClusterNode(
         name * 20, f"10.0.0.{ord(name) - 96}", alive, {"CPU": total, **more}, {"CPU": free, **more}, {"zone": name}
     )
 
 
-NODES = (node("a", 4, 2), node("b", 2, 2, GPU=1), node("c", 64, 64, alive=False))
-FULL = (node("a", 4, 0), node("b", 2, 1, GPU=1))
+NODES = (node_with("a", 4, 2), node_with("b", 2, 2, GPU=1), node_with("c", 64, 64, alive=False))
+FULL = (node_with("a", 4, 0), node_with("b", 2, 1, GPU=1))
 
 
 def grouped(strategy: str, bundles: int, cpus: float = 1.0, **labels: str) -> ClusterRequest:
@@ -131,7 +189,11 @@ def grouped(strategy: str, bundles: int, cpus: float = 1.0, **labels: str) -> Cl
         (ClusterRequest(2), FULL, "waits for resources: CPU: 2. The cluster has no more (free: CPU: 1)"),
         (ClusterRequest(3), NODES, "waits for resources: CPU: 3. No node has so much left (at most CPU: 2)"),
         (ClusterRequest(1, labels={"zone": "a"}), FULL, "The cluster has no more with its labels (free: CPU: 0)"),
-        (ClusterRequest(3, labels={"zone": "b"}), NODES, "more than any node with its labels has (at most CPU: 2)"),
+        (
+            ClusterRequest(3, labels={"zone": "b"}),
+            NODES,
+            "more than any node with its labels has (at most CPU: 2)",
+        ),
         (ClusterRequest(1, labels={"zone": "c"}), NODES, "labels zone: c: none of the 2 nodes has them"),
         (ClusterRequest(1, labels={"zone": "!in(a, b)"}), NODES, "none of the 2 nodes has them"),
         (ClusterRequest(1, labels={"zone": "!in(a)"}), NODES, "waits for Ray to start its process"),
@@ -142,7 +204,11 @@ def grouped(strategy: str, bundles: int, cpus: float = 1.0, **labels: str) -> Cl
             "waits for its placement group: 3 places (STRICT_SPREAD) of CPU: 1, each on a node of its own. The cluster "
             "has 2 such nodes",
         ),
-        (grouped("STRICT_PACK", 5), NODES, "places (STRICT_PACK) of CPU: 1, all on one node. That is more than any"),
+        (
+            grouped("STRICT_PACK", 5),
+            NODES,
+            "places (STRICT_PACK) of CPU: 1, all on one node. That is more than any",
+        ),
         (grouped("PACK", 5), NODES, "5 places (PACK) of CPU: 1. The cluster has no more (free: CPU: 4)"),
         (grouped("SPREAD", 2), NODES, "2 places (SPREAD) of CPU: 1, which Ray hasn't reserved yet"),
         (grouped("STRICT_SPREAD", 2, zone="b"), NODES, "The cluster has 1 such nodes with its labels"),
@@ -151,15 +217,6 @@ def grouped(strategy: str, bundles: int, cpus: float = 1.0, **labels: str) -> Cl
 )
 def test_a_worker_that_waits_says_for_what(request_: ClusterRequest, nodes: tuple[ClusterNode, ...], why: str) -> None:
     assert why in why_waiting(request_, nodes)
-
-
-@pytest.mark.parametrize(
-    ("selector", "met"),
-    [("a", True), ("b", False), ("!a", False), ("!b", True), ("in(a,b)", True), ("in(b, c)", False), ("!in(a)", False)],
-)
-def test_selectors_are_rays(selector: str, met: bool) -> None:
-    assert unmet({"zone": selector}, {"zone": "a"}) == ([] if met else ["zone"])
-    assert unmet({"zone": selector}, {}) == ([] if selector.startswith("!") else ["zone"])
 
 
 def test_the_state_knows_dead_nodes_and_a_head_that_is_silent() -> None:

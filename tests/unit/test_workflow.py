@@ -1,4 +1,4 @@
-"""torch-workflow-archiver: every option, refusals, and the real command."""
+"""Workflows: their specification and their archives."""
 
 from __future__ import annotations
 
@@ -13,11 +13,138 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ts_frontend.errors import InvalidGraph, InvalidWorkflow
+from ts_frontend.graphs.graph import NODES_MAX, make_graph
 from ts_frontend.models.extraction import ExtractLimits
-from ts_frontend.workflows.specification import open_workflow
+from ts_frontend.workflows.specification import WorkflowSpec, open_workflow, parse_spec
 from workflow_archiver.workflow_packaging import WorkflowArchiverError, make_archive, package_workflow
 from workflow_archiver.workflow_packaging_utils import WorkflowExportUtils
+
+
+def parse(text: str, *, has_handler: bool = True) -> WorkflowSpec:
+    return parse_spec(yaml.safe_load(text), has_handler=has_handler)
+
+
+# --- graphs
+
+
+@st.composite
+def layered(draw: st.DrawFn) -> dict[str, list[str]]:
+    """Graphs with one start: every node but the first has at least one parent among those before it."""
+    count = draw(st.integers(1, 12))
+    edges: dict[str, list[str]] = {f"n{number}": [] for number in range(count)}
+    for number in range(1, count):
+        for parent in draw(st.sets(st.integers(0, number - 1), min_size=1, max_size=3)):
+            edges[f"n{parent}"].append(f"n{number}")
+    names = draw(st.permutations(list(edges)))
+    coin: st.SearchStrategy[Any] = st.booleans()
+    return {name: edges[name] for name in names if edges[name] or draw(coin) or count == 1}
+
+
+@given(layered())
+def test_parents_and_children_say_the_same(edges: dict[str, list[str]]) -> None:
+    graph = make_graph(edges)
+    assert graph.starts == ("n0",)
+    pairs = {(parent, child) for parent, children in edges.items() for child in children}
+    assert pairs == {(parent, child) for parent, children in graph.children.items() for child in children}
+    assert pairs == {(parent, child) for child, parents in graph.parents.items() for parent in parents}
+    assert set(graph.leaves) == {name for name, children in graph.children.items() if not children}
+
+
+@given(layered(), st.data())
+def test_any_edge_back_is_a_cycle_that_is_named(edges: dict[str, list[str]], data: st.DataObject) -> None:
+    graph = make_graph(edges)
+    last = data.draw(st.sampled_from(sorted(graph.children)))
+    ancestors, found = {last}, [last]
+    while found:
+        new = set(graph.parents[found.pop()]) - ancestors
+        ancestors |= new
+        found += new
+    first = data.draw(st.sampled_from(sorted(ancestors)))
+    broken = {**edges, last: [*edges.get(last, []), first]}
+    with pytest.raises(InvalidGraph, match="cycle: ") as error:
+        make_graph(broken)
+    cycle = error.value.message.partition("cycle: ")[2].split(" -> ")
+    assert cycle[0] == cycle[-1] and len(cycle) > 1
+    assert all(child in broken.get(parent, []) for parent, child in zip(cycle, cycle[1:], strict=False))
+
+
+@pytest.mark.parametrize(
+    ("edges", "message"),
+    [
+        ({}, "no nodes"),
+        ({"a": ["a"]}, "cycle: a -> a"),
+        ({"a": ["c"], "b": ["c"]}, "any of: a, b"),
+        ({"a": ["b"], "c": ["d"], "d": ["c"]}, "cycle: "),
+        ({"a": [f"n{number}" for number in range(NODES_MAX)]}, f"at most {NODES_MAX}"),
+    ],
+)
+def test_graphs_that_are_refused(edges: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(InvalidGraph, match=message):
+        parse_spec({"dag": edges}, has_handler=True)
+
+
+# --- settings
+
+
+def test_without_max_workers_there_are_min_workers() -> None:
+    assert parse("models: {min-workers: 3, m: {url: m}}\ndag: {m: }").nodes["m"].max_workers == 3
+
+
+def test_warnings_name_what_is_left_out() -> None:
+    spec = parse("models: {m: {url: m, batch_size: 2}, unused: {url: u}}\ndag: {m: []}")
+    assert spec.warnings == (
+        "model unused is not in dag: it is left out",
+        "model m: there is no setting batch_size; batch-size is one",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "dag is missing"),
+        ("models: [m]\ndag: {m: []}", "models must be"),
+        ("dag: [a]", "dag is missing"),
+        ("dag: {a: b}", "node a: its children must be a list, not 'b'"),
+        ("dag: {a: [[b]]}", "node .*'b'.*must be a text"),
+        ("dag: {1: []}", "node 1: .*must be a text"),
+        ("dag: {a/b: []}", "node 'a/b'"),
+        ("dag: {not-a-name: []}", "node not-a-name is not in models, and can't be a function"),
+        ("models: {m: {}}\ndag: {m: []}", "model m has no url"),
+        ("models: {m: {url: 3}}\ndag: {m: []}", "model m has no url"),
+        ("models: {batchsize: 3}\ndag: {m: []}", "batchsize must have a url .*did you mean batch-size"),
+        ("models: {m: {url: m, batch-size: 0}}\ndag: {m: []}", "batch-size must be a whole number, at least 1"),
+        ("models: {m: {url: m, timeout-ms: true}}\ndag: {m: []}", "model m: timeout-ms"),
+        ("models: {timeout-ms: 1.5}\ndag: {m: []}", "models: timeout-ms"),
+        ("models: {m: {url: m, min-workers: 3, max-workers: 2}}\ndag: {m: []}", "min-workers 3 is more than"),
+    ],
+)
+def test_what_is_refused_is_named(text: str, message: str) -> None:
+    with pytest.raises(InvalidWorkflow, match=message):
+        parse(text)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["models", "dag", "a", "b", "url", "batch-size"]), inner, max_size=3)
+        ),
+        max_leaves=12,
+    )
+)
+def test_nothing_but_a_spec_or_its_refusal_comes_out(tree: Any) -> None:
+    if isinstance(tree, dict):
+        try:
+            parse_spec(tree, has_handler=True)
+        except InvalidWorkflow as error:
+            assert error.message
+
 
 SPEC = "models: {m: {url: m.mar}}\ndag: {pre: [m]}\n"
 
@@ -66,28 +193,6 @@ def test_what_is_packed_can_be_served(src: Path) -> None:
     assert (opened.dir / "deep/two.txt").read_text() == "2"
     opened.remove()
     assert not opened.dir.exists()
-
-
-def test_without_a_handler(src: Path) -> None:
-    path = make_archive("w", "flow/models.yaml")
-    assert manifest(path)["workflow"] == {"workflowName": "w", "specFile": "models.yaml"}
-    assert list(open_workflow(path, src / "work", ExtractLimits()).spec.nodes) == ["m"]
-
-
-def test_the_same_files_give_the_same_bytes(src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
-    (src / "out").mkdir()
-    first, second = (make_archive("w", "flow/models.yaml", extra_files="extra", export_path=to) for to in (".", "out"))
-    assert first.read_bytes() == second.read_bytes()
-    assert manifest(first)["createdOn"] == "14/11/2023 22:13:20"
-
-
-def test_an_archive_that_is_there_is_replaced_only_when_forced(src: Path) -> None:
-    make_archive("w", "flow/models.yaml")
-    with pytest.raises(WorkflowArchiverError, match="--force"):
-        make_archive("w", "flow/spec.yaml", handler="flow/functions.py")
-    make_archive("w", "flow/spec.yaml", handler="flow/functions.py", force=True)
-    assert "functions.py" in names(src / "w.war")
 
 
 @pytest.mark.parametrize(
