@@ -38,6 +38,16 @@ NOW = datetime(2026, 11, 20, 23, 36, 21, 195_000)
 STATE = VersionState(archive="probe.mar", default=True, min_workers=1, max_workers=4, url="https://x/probe.mar")
 
 
+def test_reads_the_recorded_one(root: Path) -> None:
+    """The last file of a TorchServe that ran; its settings and its model come back."""
+    recording = (root / "tests/data/golden/201_snapshot_files.txt").read_text()
+    settings, snapshot = decode(recording[recording.index("#Saving snapshot") :])
+    assert settings["enable_model_api"] == "true" and settings["workflow_store"] == "/PATH"
+    assert list(snapshot.models) == ["probe"]
+    state = snapshot.models["probe"]["1.0"]
+    assert (state.archive, state.default, state.min_workers, state.response_timeout_s) == ("probe.mar", True, 1, 120)
+
+
 states = st.builds(
     VersionState,
     archive=st.text(),
