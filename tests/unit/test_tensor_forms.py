@@ -259,3 +259,15 @@ def test_headers_are_those_that_came_and_can_be_replaced(form: str) -> None:
     assert request.headers == {"host": "a"} and request.headers is request.headers
     request.headers = {**request.headers, "more": "b"}
     assert request.headers == {"host": "a", "more": "b"}
+
+
+@pytest.mark.parametrize("shape", [[1 << 40, 0], [300, 300, 0, 1]])
+def test_rows_without_elements_are_bounded(shape: list[int]) -> None:
+    """Each is a list for a handler that gets lists: a request of a few bytes could take all of the memory."""
+    message = pb.ModelInferRequest(inputs=[{"name": "x", "datatype": "FP32", "shape": shape}])  # type: ignore[list-item]
+    text = {"inputs": [{"name": "x", "datatype": "FP32", "shape": shape, "data": []}]}
+    for form, data in (("grpc", message.SerializeToString()), ("json", json.dumps(text).encode())):
+        with pytest.raises(BadTensor, match="rows without elements; at most 65536 are possible"):
+            opened(form, data)
+    text["inputs"][0]["shape"] = [0, *shape]
+    assert opened("json", json.dumps(text).encode()).request.inputs[0].shape == (0, *shape)

@@ -20,6 +20,8 @@ Headers: TypeAlias = "Pairs | dict[str, str]"
 
 #: The limits of numpy, also for tensors without elements (a dimension of 0).
 DIMENSIONS_MAX, ELEMENTS_MAX = 64, 1 << 59
+#: The rows of a tensor without elements, each of which is an empty list where a handler gets lists.
+EMPTY_ROWS_MAX = 1 << 16
 #: The longest value from a client in a message: values may be of any size, and messages go into headers, too.
 MESSAGE_CHARS_MAX = 1000
 _LENGTH = struct.Struct("<I")
@@ -61,7 +63,8 @@ def datatype_of(array: Array) -> str:
 
 
 def elements(shape: Sequence[int], label: str) -> int:
-    """The number of elements of a shape. Raises BadTensor for negative dimensions and for too many elements."""
+    """The number of elements of a shape. Raises BadTensor for negative dimensions, for too many elements, and for too
+    many rows without any."""
     if len(shape) > DIMENSIONS_MAX:
         raise BadTensor(f"{label}: the shape has {len(shape)} dimensions; at most {DIMENSIONS_MAX} are possible")
     addressed = 1
@@ -71,6 +74,12 @@ def elements(shape: Sequence[int], label: str) -> int:
         addressed *= size or 1
     if addressed > ELEMENTS_MAX:
         raise BadTensor(f"{label}: shape {list(shape)} has more elements than can be addressed")
+    if 0 in shape:
+        rows = math.prod(shape[: [*shape].index(0)])
+        if rows > EMPTY_ROWS_MAX:
+            raise BadTensor(
+                f"{label}: shape {list(shape)} has {rows} rows without elements; at most {EMPTY_ROWS_MAX} are possible"
+            )
     return math.prod(shape)
 
 
