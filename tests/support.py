@@ -197,6 +197,9 @@ class OneBatchWorker:
     def reserve(self) -> None:
         raise AssertionError("nothing runs again here")
 
+    def look(self) -> None:
+        pass
+
     def flush(self) -> None:
         pass
 

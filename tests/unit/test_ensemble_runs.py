@@ -94,6 +94,9 @@ class Served:
     def reserve(self) -> None:
         raise AssertionError
 
+    def look(self) -> None:
+        pass
+
     def flush(self) -> None:
         """Does nothing: a job is sent at once."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from support import GUARD_S
 from ts.protocol.frames import Chunk, Input
-from ts_frontend.errors import DeadlineExceeded
+from ts_frontend.errors import DeadlineExceeded, QueueFull
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.scheduling.batcher import Policy
 from ts_frontend.scheduling.queues import AHEAD_S, JobQueue
@@ -41,6 +41,9 @@ class Taking:
 
     def reserve(self) -> None:
         raise AssertionError("nothing runs alone here")
+
+    def look(self) -> None:
+        pass
 
     def flush(self) -> None:
         self.flushes += 1
@@ -100,3 +103,26 @@ async def test_a_wished_delay_is_waited_out_and_no_longer():
     await asyncio.wait_for(worker.taken.wait(), GUARD_S)
     assert time.monotonic() - started_s >= 0.05
     assert len(worker.batches[0]) == 2
+
+
+async def test_a_full_queue_takes_answers_that_have_arrived_before_it_refuses():
+    """Else a turn of the loop with many refused requests gives each worker only a few, and most go on being refused."""
+
+    class Answered(Taking):
+        has_answered = True
+
+        def look(self) -> None:
+            if self.has_answered:
+                self.finish(queue)
+
+    queue, worker, ledger = JobQueue(Policy(jobs_max=2)), Answered(), Ledger()
+    queue.attach(worker)
+    queue.put(job(ledger))
+    await turns()
+    jobs = [job(ledger) for _ in range(4)]
+    for each in jobs:
+        queue.put(each)
+    assert [one.state for one in jobs] == [JobState.ANSWERED, JobState.SENT, JobState.QUEUED, JobState.QUEUED]
+    worker.has_answered = False
+    with pytest.raises(QueueFull):
+        queue.put(job(ledger))

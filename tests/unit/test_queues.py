@@ -45,6 +45,9 @@ class Taking:
     def reserve(self) -> None:
         raise AssertionError("nothing runs alone here")
 
+    def look(self) -> None:
+        pass
+
     def flush(self) -> None:
         pass
 

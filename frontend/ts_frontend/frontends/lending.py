@@ -138,6 +138,9 @@ class Borrowed:
     def flush(self) -> None:
         self._link.flush()
 
+    def look(self) -> None:
+        """Leaves the lender's answers to the loop: its word about idle places comes with them."""
+
     # --- as a job's owner
 
     def release(self, job: Job) -> None:

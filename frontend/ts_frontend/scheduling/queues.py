@@ -56,6 +56,9 @@ class QueueWorker(Protocol):
     def flush(self) -> None:
         """Writes the dispatched jobs to the worker."""
 
+    def look(self) -> None:
+        """Takes the answers that have arrived."""
+
     def holds(self, job: Job) -> bool:
         """Returns whether the worker still computes the job, even if no caller waits for it."""
 
@@ -211,9 +214,16 @@ class JobQueue(WorkQueue):
             self.wake()
 
     def _put_after_all(self, job: Job) -> None:
-        """Adds the job once expired jobs, and those that idle workers take, have left the queue. Raises QueueFull."""
+        """Adds the job once expired jobs, and those that idle workers take, have left the queue. Raises QueueFull.
+
+        Workers may have answered since this turn of the loop began. Without a look at them, a turn in which many
+        requests are refused gives each worker only as many as it had room for before, so that few are answered and
+        most go on being refused.
+        """
         now_s = time.monotonic()
         self.expire(now_s)
+        for worker in list(self._workers):
+            worker.look()
         self._dispatch()
         try:
             self._batcher.add(job, now_s)

@@ -126,6 +126,19 @@ class Connection:
             return False
         return self._decode(data) and len(data) == READ_BYTES
 
+    def look(self) -> None:
+        """Reads the answers that have arrived, before the loop's turn comes to them; an end of the socket is left to
+        that."""
+        sock = self._sock
+        if sock is None or self._decoder.room is not None:
+            return
+        try:
+            data = sock.recv(READ_BYTES)
+        except OSError:
+            return
+        if data:
+            self._decode(data)
+
     def _read_into(self, sock: socket.socket, room: memoryview) -> bool:
         """Reads into the rest of a large frame, and the bytes after it; otherwise like `_read_once`."""
         beyond = self._beyond

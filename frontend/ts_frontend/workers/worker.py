@@ -364,6 +364,10 @@ class Worker:
         if self._connection is not None:
             self._connection.flush()
 
+    def look(self) -> None:
+        if isinstance(self._connection, Connection):
+            self._connection.look()
+
     # --- as a job's owner
 
     def release(self, job: Job) -> None:
