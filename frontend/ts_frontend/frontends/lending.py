@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -229,25 +228,11 @@ class Borrowed:
     def tick(self, now_s: float) -> None:
         """As of `Worker`: ends the streams that nobody reads. The lender ends those that hang."""
         self.end_late(now_s)
-        limit_s = self._model.pool.plan.response_timeout_s
-        for job, _ in list(self._running.jobs.values()):
-            if not job.done and job.unread_since(now_s) > limit_s:
-                job.fail(DeadlineExceeded(f"The stream's reader has taken nothing for {limit_s:g} s"))
-                self.release(job)
+        self._running.end_unread(now_s, self._model.pool.plan.response_timeout_s, self)
 
     def end_late(self, now_s: float) -> float:
         """As of `Worker`."""
-        earliest_s = math.inf
-        for job, _ in list(self._running.jobs.values()):
-            if job.done:
-                continue
-            if job.ends_s > now_s:
-                earliest_s = min(earliest_s, job.ends_s)
-                continue
-            ran_s = now_s - job.sent_at_s
-            job.expire(DeadlineExceeded(f"Deadline passed {ran_s:.1f} s after the request was given to a worker"))
-            self.release(job)
-        return earliest_s
+        return self._running.end_late(now_s, self)
 
 
 class Borrowing:

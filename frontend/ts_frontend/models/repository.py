@@ -312,10 +312,19 @@ class Repository:
         if self.lead is not None:
             await self.lead("load", {"name": name, **arguments})
             return
-        if self.loads is not None:
-            self.loads[name] = arguments
-        await self.load_here(name, **arguments)
+        async with undone_on_failure() as undo:
+            if self.loads is not None:  # before the load, which tells the siblings
+                undo.callback(self._remember, name, self.loads.get(name))
+                self._remember(name, arguments)
+            await self.load_here(name, **arguments)
         await self._manager.tell(True)
+
+    def _remember(self, name: str, arguments: dict[str, Any] | None) -> None:
+        assert self.loads is not None
+        if arguments is None:
+            self.loads.pop(name, None)
+        else:
+            self.loads[name] = arguments
 
     async def load_here(
         self,
@@ -363,6 +372,8 @@ class Repository:
         except ModelNotFound:
             if not here:
                 raise
+        if self.loads is not None:
+            self._remember(name, None)
         for step in sorted(steps - {step for model in registry for step, _ in model.steps}):
             with contextlib.suppress(ModelNotFound):
                 await self.unload(step, dependents=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from ts.protocol.arena import ANSWERS_AT, REQUESTS_AT, Giver, Taker
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Chunk, Failed, FrameError, Message, Pieces, Predict, chunks_of, request_frame
 from ts.protocol.outbox import Outbox
+from ts_frontend.errors import DeadlineExceeded
 from ts_frontend.job import Job, Owner
 from ts_frontend.scheduling import queues
 
@@ -406,7 +408,30 @@ class InFlight:
         for batch in self.batches.values():
             yield from batch.open_jobs()
 
-    # --- hanging batches
+    # --- late requests, unread streams, hanging batches
+
+    def end_late(self, now_s: float, owner: Owner) -> float:
+        """Ends the requests whose deadline has passed, has `owner` tell the handler, and returns the earliest deadline
+        of the rest (`time.monotonic()` seconds)."""
+        earliest_s = math.inf
+        for job, _ in list(self.jobs.values()):
+            if job.done:
+                continue
+            if job.ends_s > now_s:
+                earliest_s = min(earliest_s, job.ends_s)
+                continue
+            ran_s = now_s - job.sent_at_s
+            job.expire(DeadlineExceeded(f"Deadline passed {ran_s:.1f} s after the request was given to a worker"))
+            owner.release(job)
+        return earliest_s
+
+    def end_unread(self, now_s: float, limit_s: float, owner: Owner) -> None:
+        """Ends the streams of which a client has read nothing for so long."""
+        for job, batch in list(self.jobs.values()):
+            if not job.done and job.unread_since(now_s) > limit_s:
+                job.fail(DeadlineExceeded(f"The stream's reader has taken nothing for {limit_s:g} s"))
+                owner.release(job)
+                self.active(batch, now_s)
 
     def count_stalled(self, now_s: float) -> bool:
         """Returns True if more streams than before have stalled readers, which adds room."""

@@ -640,19 +640,9 @@ class Worker:
     # --- time
 
     def end_late(self, now_s: float) -> float:
-        """Ends the running requests whose deadline has passed, tells the handler, and returns the earliest deadline of
-        the rest (`time.monotonic()` seconds)."""
-        earliest_s = math.inf
-        for job, _ in list(self._running.jobs.values()):
-            if job.done:
-                continue
-            if job.ends_s > now_s:
-                earliest_s = min(earliest_s, job.ends_s)
-                continue
-            ran_s = now_s - job.sent_at_s
-            job.expire(DeadlineExceeded(f"Deadline passed {ran_s:.1f} s after the request was given to a worker"))
-            self.release(job)
-        return earliest_s
+        """Ends the running requests whose deadline has passed, and returns the earliest deadline of the rest
+        (`time.monotonic()` seconds)."""
+        return self._running.end_late(now_s, self)
 
     def tick(self, now_s: float) -> None:
         """Ends hanging requests and unread streams. Called a few times per second."""
@@ -662,11 +652,7 @@ class Worker:
         if running.shared and running.count_stalled(now_s):
             self._work.wake()
         self.end_late(now_s)
-        for job, batch in list(running.jobs.values()):
-            if not job.done and job.unread_since(now_s) > limit_s:
-                job.fail(DeadlineExceeded(f"The stream's reader has taken nothing for {limit_s:g} s"))
-                self.release(job)
-                batch.active_s = running.turn_s = now_s
+        running.end_unread(now_s, limit_s, self)
         if self._plan.ends_alone:
             self._end_silent(now_s, limit_s)
         if not running.overdue(now_s, limit_s):
