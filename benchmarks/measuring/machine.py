@@ -37,6 +37,16 @@ def describe() -> dict[str, object]:
     }
 
 
+def energy_j(powercap: Path = Path("/sys/class/powercap")) -> float | None:
+    """The energy that the processors' packages have used since some time, in joules, where the system tells it to this
+    user; else None."""
+    packages = [one for one in powercap.glob("intel-rapl:*") if one.name.count(":") == 1]
+    try:
+        return sum(int((one / "energy_uj").read_text()) for one in packages) / 1e6 if packages else None
+    except OSError:
+        return None
+
+
 #: The options of Python's configure script, and their meaning. Debian and Ubuntu optimise by rules of their own, which
 #: leave no other trace.
 _OPTIMISATIONS = {

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from measuring import h2load
 from measuring.h2load import LoadFailed
+from measuring.machine import energy_j
 from measuring.processes import cpu_s
 from measuring.servers import Running
 
 from peers import open_loop
 from peers.questions import Question
 from peers.rows import Row
-from peers.scenarios import CPU, IN_PROCESS, P50, P99, P999, RATE, Kind, Load, Scenario
+from peers.scenarios import CPU, IN_PROCESS, JOULES, P50, P99, P999, RATE, Kind, Load, Scenario
 from peers.systems import BATCH, FILES, SYSTEMS
 
 CAPACITY_S_MIN = 0.5
@@ -78,8 +79,11 @@ def measure(scenario: Scenario, load: Load, name: str, running: Running, number:
 
 
 def closed(target: Target, clients: int, seconds: float) -> dict[str, float]:
+    before_j = energy_j()
     found, used_s = target.loaded(clients, seconds)
-    return {**_rates(found), CPU: used_s / found.requests * 1e6}
+    used_j = (energy_j() or 0.0) - (before_j or 0.0)
+    energy = {JOULES: used_j / found.requests * 1e3} if used_j > 0 else {}  # the counters begin anew at times
+    return {**_rates(found), CPU: used_s / found.requests * 1e6, **energy}
 
 
 def _rates(found: h2load.Load) -> dict[str, float]:

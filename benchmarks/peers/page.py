@@ -41,12 +41,14 @@ METHOD = """\
 - **Warm-up**: at most 20 s for each protocol of TorchServe, 2 s for the others, and half a second before each scenario.
 - **CPU time** is that of the server's whole process tree. The load generator runs on the same cores, so ratios say
   more than absolute figures; those of two runs on a shared machine differ by up to a quarter.
+- **Energy** is that of the whole machine, where the system tells it (RAPL).
 - The models have the same weights and one thread everywhere. Access and metric logs are off.
 """
 COLUMNS: Mapping[str, Sequence[str]] = {
     "TorchServe": ("torchserve",),
     "mosec": ("mosec",),
     "LitServe": ("litserve",),
+    "Ray Serve": ("rayserve",),
     "Triton": ("triton",),
     "MLServer": ("mlserver",),
     "KServe": ("kserve",),

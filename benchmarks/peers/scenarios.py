@@ -13,6 +13,8 @@ IN_PROCESS = "in-process"
 """Not a server: the perceptron in a loop."""
 RATE, P50, P99, CPU = "requests/s", "p50 ms", "p99 ms", "CPU µs/request"
 P999 = "p99.9 ms"
+JOULES = "J/1000 requests"
+"""Of the whole machine, with the load generator."""
 TAILS_WORKERS = 8
 
 
@@ -71,10 +73,11 @@ class Scenario:
 
 
 BYTES_SYSTEMS = ("ours", "torchserve", "mosec", "litserve")
+OTHERS = (*BYTES_SYSTEMS[1:], "rayserve")
 TENSOR_SYSTEMS = ("ours-triton", "compiled-triton", "triton", "ours-mlserver", "mlserver", "ours-kserve", "kserve")
 ALL_SYSTEMS = (*BYTES_SYSTEMS, "triton", "mlserver", "kserve")
 _ECHO_BYTES = (1 << 10, 100 << 10, 1 << 20, 10 << 20)
-_HTTP_ONLY = {"mosec": "HTTP only", "litserve": "HTTP only"}
+_HTTP_ONLY = dict.fromkeys(("mosec", "litserve"), "HTTP only") | {"rayserve": "its HTTP is measured"}
 _NO_STREAM = {"kserve": "no streams of tensors", "mlserver": "only streams of text, in the server's own process"}
 _NO_BATCHES = {"kserve": "its batching is in a Go proxy outside its package"}
 _NO_SCALING = dict.fromkeys(
@@ -103,7 +106,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             Kind.CLOSED,
             True,
             _clients(_NOOP, 1, 16, 64, long=(16,)),
-            ("ours", "compiled", "bare-http", *BYTES_SYSTEMS[1:]),
+            ("ours", "compiled", "bare-http", *OTHERS),
         ),
         Scenario(
             "noop-grpc",
@@ -162,7 +165,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             Kind.CLOSED,
             True,
             _clients(Call("mlp"), 16, 64),
-            ("ours", "compiled", *BYTES_SYSTEMS[1:], IN_PROCESS),
+            ("ours", "compiled", *OTHERS, IN_PROCESS),
             note="`in-process` is a loop that calls the network with batches of 16, without a server.",
         ),
         Scenario(
@@ -181,7 +184,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             Kind.CLOSED,
             True,
             _clients(Call("image"), 8, 64),
-            ("ours", "compiled", *BYTES_SYSTEMS[1:]),
+            ("ours", "compiled", *OTHERS),
         ),
         Scenario(
             "image-grpc",
@@ -251,7 +254,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             Kind.TAILS,
             True,
             [Load("80 %", Call("slow"), 64, 0.8)],
-            ("ours", "compiled", *BYTES_SYSTEMS[1:]),
+            ("ours", "compiled", *OTHERS),
             ratios=(P50, P99, P999),
             note="An ideal server with one queue for all of them has a p99.9 of 2.7 times its p50 at this load, by a "
             "simulation; with a single worker it has 7.",

@@ -32,7 +32,12 @@ TENSOR_MODELS = ("noop", "echo", "mlp", "image")
 MESSAGE_BYTES_MAX = 16 << 20
 START_S_MAX = 240.0
 """Until a server answers for all its models."""
-VERSIONS = {"mosec": "mosec==0.9.8", "litserve": "litserve==0.2.19", "kserve": "kserve==0.21.0"}
+VERSIONS = {
+    "mosec": "mosec==0.9.8",
+    "litserve": "litserve==0.2.19",
+    "rayserve": "ray[serve]==2.60.0",
+    "kserve": "kserve==0.21.0",
+}
 Start = Callable[[Folder, Sequence[str], int], Running]
 
 
@@ -122,7 +127,7 @@ def _by_name(call: Call, http: bool) -> Question:
 
 
 def environment(name: str) -> Path:
-    """The environment of mosec, LitServe or KServe, which is made if it is missing. Raises NotInstalled."""
+    """The environment of mosec, LitServe, Ray Serve or KServe, which is made if it is missing. Raises NotInstalled."""
     return environments.ensure(name, [torch_spec(), [VERSIONS[name], "numpy", "pillow"]], _say)
 
 
@@ -143,10 +148,11 @@ def _start_mosec(folder: Folder, models: Sequence[str], workers: int) -> Running
     return Running(folder.run(command, {**env, "NAMES": ",".join(models), "WORKERS": str(workers)}), port)
 
 
-def _start_litserve(folder: Folder, models: Sequence[str], workers: int) -> Running:
+def _start_by_names(name: str, folder: Folder, models: Sequence[str], workers: int) -> Running:
+    """LitServe or Ray Serve."""
     (port,) = free_ports(1)
     words = [",".join(models), str(workers), str(port)]
-    return Running(folder.run(*_run_script(folder, "litserve", "serve.py", words)), port)
+    return Running(folder.run(*_run_script(folder, name, "serve.py", words)), port)
 
 
 def _serving(models: Sequence[str], workers: int) -> list[str]:
@@ -306,9 +312,20 @@ SYSTEMS: Mapping[str, System] = {
             VERSIONS["litserve"],
             BYTES_MODELS,
             ("http",),
-            _start_litserve,
+            partial(_start_by_names, "litserve"),
             _by_name,
             lambda: environment("litserve"),
+            alone=True,
+        ),
+        System(
+            "rayserve",
+            "Ray Serve, a deployment for each model, access log off",
+            VERSIONS["rayserve"],
+            ("noop", "echo", "slow", "mlp", "image"),
+            ("http",),
+            partial(_start_by_names, "rayserve"),
+            _by_name,
+            lambda: environment("rayserve"),
             alone=True,
         ),
         System(

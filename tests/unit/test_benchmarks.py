@@ -193,10 +193,21 @@ def test_ratios_are_taken_within_rounds_and_of_the_same_model_files() -> None:
     assert rows.ratio(triton, "1", "compiled-triton", "s").median == 2.0
 
     text = page.page(found, {"cores": "2"}, "make bench")
-    assert "| `noop-grpc` | 64 clients | requests/s | 12.5 |  |  |  |  |  | 0.5 |" in text
+    assert "| `noop-grpc` | 64 clients | requests/s | 12.5 |  |  |  |  |  |  | 0.5 |" in text
     assert "`triton` in `noop-grpc` (it / broke badly)" in text
     assert "Not measured: `litserve` (no such package)." in text
     assert "infer-grpc" not in text and "## A handler" not in text, "scenarios without a figure are left out"
     section = page.section(scenarios.SCENARIOS["noop-grpc"], found)
     assert "| 64 clients | `torchserve` | 20 | 550 (500 – 600) | **12.5 (10 – 15)** | **0.1** |" in section
     assert "| 64 clients | `ours` | 250 (200 – 300) | 55 (50 – 60) |  |  |" in section
+
+
+def test_the_energy_is_that_of_all_packages_if_the_system_tells_it(tmp_path: Path) -> None:
+    energy_j = import_module("measuring.machine").energy_j
+    assert energy_j(tmp_path) is None
+    for name, microjoules in (("intel-rapl:0", 1_500_000), ("intel-rapl:0:1", 700_000), ("intel-rapl:1", 250_000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "energy_uj").write_text(f"{microjoules}\n")
+    assert energy_j(tmp_path) == 1.75
+    (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
+    assert energy_j(tmp_path) is None
