@@ -16,11 +16,11 @@ import uvloop
 
 from ts.protocol.memory import keep_freed
 from ts_frontend.grpc.call import Call, Method, Shape, routes
-from ts_frontend.listeners.listener import Listener
 from ts_frontend.listeners.serving import Serving
+from ts_frontend.listeners.sockets import Listener
 from ts_frontend.protos.inference_pb2 import PredictionResponse
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub as Names
-from ts_frontend.transport.arriving import arrival
+from ts_frontend.transport.limits import arrival
 from ts_frontend.transport.stream import Stream
 
 DRAIN_S_MAX = 1.0

@@ -23,10 +23,9 @@ from ts_frontend.scheduling.queues import JobQueue
 from ts_frontend.workers.cluster.launcher import ClusterLauncher
 from ts_frontend.workers.cluster.link import BridgeLink
 from ts_frontend.workers.cluster.resources import ClusterNode, ClusterRequest
-from ts_frontend.workers.devices import CPU
-from ts_frontend.workers.failures import Backoff
 from ts_frontend.workers.pool import Pool, PoolResources
-from ts_frontend.workers.process import LineSink, ProcessSpec, WorkerPlan
+from ts_frontend.workers.process import Backoff, LineSink, ProcessSpec, WorkerPlan
+from ts_frontend.workers.resources import CPU
 from ts_frontend.workers.spawning import worker_env
 
 #: What an actor does with its instructions.

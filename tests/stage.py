@@ -19,10 +19,9 @@ from ts.protocol.progress import PROGRESS_BYTES, Progress
 from ts_frontend.job import Job, Ledger
 from ts_frontend.scheduling.batcher import Policy
 from ts_frontend.scheduling.queues import JobQueue
-from ts_frontend.workers.devices import CPU
-from ts_frontend.workers.failures import Backoff
 from ts_frontend.workers.pool import Clock, Pool, PoolResources
-from ts_frontend.workers.process import Channels, ExitStatus, LineSink, ProcessSpec, WorkerPlan, WorkerProcess
+from ts_frontend.workers.process import Backoff, Channels, ExitStatus, LineSink, ProcessSpec, WorkerPlan, WorkerProcess
+from ts_frontend.workers.resources import CPU
 
 SYNTAX_ERROR = {
     "code": 500,

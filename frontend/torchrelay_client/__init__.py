@@ -11,12 +11,11 @@ beside those of other systems.
 """
 
 from torchrelay_client.aio import AsyncClient
-from torchrelay_client.answers import Answer, ModelMetadata, ModelState, ServerMetadata, TensorSpec
-from torchrelay_client.arrays import BadTensor, Typed
+from torchrelay_client.answers import Answer, BadTensor, ModelMetadata, ModelState, ServerMetadata, TensorSpec, Typed
 from torchrelay_client.calls import Request
 from torchrelay_client.client import Client
-from torchrelay_client.connecting import TLS
-from torchrelay_client.errors import (
+from torchrelay_client.connecting import (
+    TLS,
     AlreadyThere,
     CallFailed,
     Cancelled,
@@ -24,10 +23,10 @@ from torchrelay_client.errors import (
     InvalidArgument,
     NotFound,
     Refused,
+    Retry,
     ServerError,
     Unavailable,
 )
-from torchrelay_client.retry import Retry
 
 __all__ = [
     "TLS",

@@ -13,9 +13,19 @@ import grpc.aio
 import torchrelay_client.calls as calls
 from torchrelay_client.answers import Answer, ModelMetadata, ModelState, ServerMetadata
 from torchrelay_client.calls import Call, Data, Request
-from torchrelay_client.connecting import CHANNELS, TIMEOUT_S, TLS, Channels, Options, channel_options
-from torchrelay_client.errors import Cancelled, failure
-from torchrelay_client.retry import USUAL, CallPolicy, Retry
+from torchrelay_client.connecting import (
+    CHANNELS,
+    TIMEOUT_S,
+    TLS,
+    USUAL,
+    CallPolicy,
+    Cancelled,
+    Channels,
+    Options,
+    Retry,
+    channel_options,
+    failure,
+)
 
 T = TypeVar("T")
 Requests: TypeAlias = Iterable[Request] | AsyncIterable[Request]

@@ -14,12 +14,12 @@ from torchrelay_client.answers import (
     ModelState,
     ServerMetadata,
     answer_of,
+    encoded,
     model_metadata,
     model_states,
     server_metadata,
     streamed,
 )
-from torchrelay_client.arrays import encoded
 from torchrelay_client.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub as Paths
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub as TorchServePaths

@@ -12,9 +12,19 @@ import grpc
 import torchrelay_client.calls as calls
 from torchrelay_client.answers import Answer, ModelMetadata, ModelState, ServerMetadata
 from torchrelay_client.calls import Call, Data, Request
-from torchrelay_client.connecting import CHANNELS, TIMEOUT_S, TLS, Channels, Options, channel_options
-from torchrelay_client.errors import Cancelled, failure
-from torchrelay_client.retry import USUAL, CallPolicy, Retry
+from torchrelay_client.connecting import (
+    CHANNELS,
+    TIMEOUT_S,
+    TLS,
+    USUAL,
+    CallPolicy,
+    Cancelled,
+    Channels,
+    Options,
+    Retry,
+    channel_options,
+    failure,
+)
 
 T = TypeVar("T")
 #: Takes a call and the seconds left for it, returns grpc's result.
@@ -189,13 +199,7 @@ class Client:
                 raise
             raise Cancelled(grpc.StatusCode.CANCELLED, "the client is closed") from None
 
-    def _attempts(
-        self,
-        call: Call[Any],
-        timeout_s: float | None,
-        idempotent: bool | None,
-        attempt: Attempt,
-    ) -> Any:
+    def _attempts(self, call: Call[Any], timeout_s: float | None, idempotent: bool | None, attempt: Attempt) -> Any:
         """`attempt(call, seconds left)` until it succeeds or may not be repeated."""
         attempts = self._policy.attempts(call, timeout_s, idempotent)
         while True:

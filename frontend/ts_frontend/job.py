@@ -1,4 +1,4 @@
-"""Job: one request between a listener and a worker, and the ledger of all jobs of a model.
+"""Job: one request between a listener and a worker, with its id, and the ledger of all jobs of a model.
 
 An accepted request has exactly one final status. Every end (answer, failure, cancellation, expiry, death of the worker)
 is a transition of one table; an ended job ignores what arrives later. The transitions also update the gauges (queued,
@@ -12,6 +12,7 @@ import itertools
 import math
 import struct
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -205,6 +206,21 @@ class Ledger:
                 call()
 
 
+class RequestIds:
+    """Ids in the form of a UUID, unique across processes: a random prefix and a counter.
+
+    0.3 us each, where `uuid.uuid4` takes 3 us.
+    """
+
+    def __init__(self) -> None:
+        self._beginning = str(uuid.uuid4())[:24]
+        self._count = itertools.count().__next__
+
+    def next(self) -> str:
+        # Compiled, a formatted string takes three times as long.
+        return self._beginning + self._count().to_bytes(6, "big").hex()
+
+
 def shared_headers(pairs: Pairs) -> Pairs:
     """Headers that many requests have for their handlers, packed once."""
     return PackedPairs(packed(pairs))
@@ -391,11 +407,7 @@ class Job:
         if not self.received_bytes and not self._chunks:
             if phrase:  # HTTP/2 and gRPC have no other place for it
                 headers = (*headers, (PHRASE_KEY, phrase))
-            self.status, self.phrase, self.headers = (
-                status,
-                phrase,
-                (*headers, *self.told) if self.told else headers,
-            )
+            self.status, self.phrase, self.headers = (status, phrase, (*headers, *self.told) if self.told else headers)
         size = len(data)
         self.received_bytes += size
         if not self.stream and self.received_bytes > self.response_bytes_max:

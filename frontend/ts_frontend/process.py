@@ -35,7 +35,8 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.listeners.descriptors import few_open_files, raise_open_files
 from ts_frontend.tasks import owned, watched
-from ts_frontend.telemetry.logging.logs import Logs, setup_logs
+from ts_frontend.telemetry.logging.logs import setup_logs
+from ts_frontend.telemetry.logging.writer import Logs
 from ts_frontend.workers.spawning import StartedForkserver, first_forkserver
 
 if TYPE_CHECKING:
@@ -277,11 +278,7 @@ class StopSignals:
     second SIGTERM or SIGINT ends it at once, with `status` 128 plus the signal's number. SIGUSR2 replaces it."""
 
     def __init__(
-        self,
-        server: Server,
-        limit_s: float,
-        work_dir: Path | None = None,
-        check: Callable[[], object] | None = None,
+        self, server: Server, limit_s: float, work_dir: Path | None = None, check: Callable[[], object] | None = None
     ) -> None:
         self._server = server
         self._limit_s = limit_s

@@ -13,16 +13,14 @@ import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ts.version import is_compiled
 from ts_frontend.authorization.authorization import Authorization, open_authorization
-from ts_frontend.caching.cache import Caches
-from ts_frontend.caching.remote import RemoteAnswers
+from ts_frontend.caching.cache import Caches, RemoteAnswers
 from ts_frontend.config import checks as config_checks
 from ts_frontend.config.display import snapshot_settings
 from ts_frontend.config.keys import KeyKind
@@ -30,16 +28,13 @@ from ts_frontend.config.kinds import ConfigError, bucket_of
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
-from ts_frontend.limits.fleet import Fleet
-from ts_frontend.limits.limits import Limits
+from ts_frontend.limits.limits import Fleet, Limits
 from ts_frontend.listeners.listeners import Listeners
-from ts_frontend.models.archive import Archive
 from ts_frontend.models.environments import Environments, EnvironmentStore
 from ts_frontend.models.extraction import ExtractLimits, remove_abandoned, work_dir
-from ts_frontend.models.factory import ModelFactory
-from ts_frontend.models.formats.formats import Formats, known_formats
+from ts_frontend.models.formats.formats import known_formats
 from ts_frontend.models.health import Health
-from ts_frontend.models.loader import ModelLoader
+from ts_frontend.models.loader import ModelFactory, ModelLoader, settings_of
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.metrics import (
     OnDemandMetrics,
@@ -55,28 +50,24 @@ from ts_frontend.models.metrics import (
     shared_snapshot_family,
     system_metrics,
 )
-from ts_frontend.models.registry import Registry
-from ts_frontend.models.reloading import Reloading
+from ts_frontend.models.model import Registry
 from ts_frontend.models.repository import Repository
-from ts_frontend.models.settings import ModelSettings, Requested, resolve
-from ts_frontend.models.sharing.places import shared_place
-from ts_frontend.models.sharing.sharing import SharedSnapshot
-from ts_frontend.models.startup import SnapshotRecorder, load_at_startup, restored
+from ts_frontend.models.sharing import SharedSnapshot, shared_place
+from ts_frontend.models.startup import Reloading, SnapshotRecorder, load_at_startup, restored
+from ts_frontend.models.store.http import limits_of
 from ts_frontend.models.store.store import ModelStore
 from ts_frontend.open_inference.calls import ModelCalls
 from ts_frontend.redis_calls import is_installed
 from ts_frontend.rollouts.manager import Rollouts
 from ts_frontend.scheduling.sequence_queue import sequence_headers
 from ts_frontend.tasks import kept, owned, watched
-from ts_frontend.telemetry.logging.logs import Logs
-from ts_frontend.telemetry.logging.model_log import ModelLog
+from ts_frontend.telemetry.logging.logs import ModelLog
+from ts_frontend.telemetry.logging.writer import Logs
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry, open_metrics
 from ts_frontend.telemetry.tracing.tracing import open_tracing
-from ts_frontend.workers.admission import Admission
 from ts_frontend.workers.cluster.launcher import ClusterLauncher
-from ts_frontend.workers.demand import Demand
 from ts_frontend.workers.launchers import Launcher
-from ts_frontend.workers.memory import Memory, processes_memory
+from ts_frontend.workers.memory import Admission, Demand, Memory, processes_memory
 from ts_frontend.workers.pool import Clock
 from ts_frontend.workers.spawning import StartedForkserver, worker_env
 from ts_frontend.workers.supervisor import Supervisor, find_accelerators
@@ -105,6 +96,7 @@ SERVICES = frozenset(
 
 #: Gets the listening addresses by name, and warnings.
 OnReady: TypeAlias = Callable[[dict[str, str], list[str]], None]
+Made = TypeVar("Made")
 
 
 def missing_torch(config: ServerConfig) -> list[str]:
@@ -191,7 +183,14 @@ class Parts:
         limit = Memory(config.model_memory_max, config.model_gpu_memory_max)
         self.calls = ModelCalls(self.registry, sequence_headers(config))
         formats = known_formats(config, env=env, work_dir=directory, gpus=self.gpus)
-        self.store = _model_store(config, formats, directory)
+        self.store = _store(
+            config,
+            config.model_store,
+            formats=formats,
+            trusted=[f"{url}/" for url in repositories_in_s3(config)],
+            copies=directory / "downloads",
+            environ=config.environment,
+        )
         loader = ModelLoader(
             self.store,
             formats,
@@ -232,7 +231,9 @@ class Parts:
         self.workflows = WorkflowManager(
             self.manager,
             self.store,
-            _workflow_store(config),
+            _store(
+                config, config.workflow_store, missing="Workflow not found in workflow store", place="workflow store"
+            ),
             work_dir=directory,
             extract_limits=extract_limits(config),
             unregister_timeout_s=config.unregister_model_timeout,
@@ -570,15 +571,21 @@ class Server:
 # --- parts and their settings
 
 
+def _with_redis(setting: str, make: Callable[[], Made]) -> Made:
+    """What `make` makes with the Redis that `setting` names. Raises ConfigError if it can't."""
+    if not is_installed():
+        raise ConfigError(f"{setting} is set, and needs the package redis: pip install torchrelay[redis]")
+    try:
+        return make()
+    except ValueError as error:
+        raise ConfigError(f"{setting} is no URL of Redis (redis://HOST:PORT): {error}") from None
+
+
 def open_caches(config: ServerConfig) -> Caches:
     """The places for kept answers. Raises ConfigError if one of them needs a package that isn't there."""
     url = config.response_cache_redis
-    if url and not is_installed():
-        raise ConfigError("response_cache_redis is set, and needs the package redis: pip install torchrelay[redis]")
-    try:
-        return Caches(config.response_cache_size, RemoteAnswers(url) if url else None)
-    except ValueError as error:
-        raise ConfigError(f"response_cache_redis is no URL of Redis (redis://HOST:PORT): {error}") from None
+    remote = _with_redis("response_cache_redis", lambda: RemoteAnswers(url)) if url else None
+    return Caches(config.response_cache_size, remote)
 
 
 def open_limits(config: ServerConfig, authorization: Authorization | None) -> Limits | None:
@@ -599,14 +606,8 @@ def open_limits(config: ServerConfig, authorization: Authorization | None) -> Li
 
 def open_fleet(config: ServerConfig, limits: Limits | None) -> Fleet | None:
     """The servers that divide the limits; None for one alone. Raises ConfigError."""
-    if limits is None or not config.limits_redis:
-        return None
-    if not is_installed():
-        raise ConfigError("limits_redis is set, and needs the package redis: pip install torchrelay[redis]")
-    try:
-        return Fleet(limits, config.limits_redis)
-    except ValueError as error:
-        raise ConfigError(f"limits_redis is no URL of Redis (redis://HOST:PORT): {error}") from None
+    url = config.limits_redis
+    return _with_redis("limits_redis", lambda: Fleet(limits, url)) if limits is not None and url else None
 
 
 def _recorder(config: ServerConfig) -> SnapshotRecorder:
@@ -614,32 +615,9 @@ def _recorder(config: ServerConfig) -> SnapshotRecorder:
     return SnapshotRecorder(files, snapshot_settings(config))
 
 
-def _model_store(config: ServerConfig, formats: Formats, directory: Path) -> ModelStore:
-    return ModelStore(
-        config.model_store,
-        config.allowed_urls,
-        download_bytes_max=config.download_bytes_max,
-        download_timeout_s=config.download_timeout_s,
-        formats=formats,
-        download_total_timeout_s=config.download_total_timeout_s,
-        files_max=config.extract_files_max,
-        trusted=[f"{url}/" for url in repositories_in_s3(config)],
-        copies=directory / "downloads",
-        environ=config.environment,
-    )
-
-
-def _workflow_store(config: ServerConfig) -> ModelStore:
-    return ModelStore(
-        config.workflow_store,
-        config.allowed_urls,
-        download_bytes_max=config.download_bytes_max,
-        download_timeout_s=config.download_timeout_s,
-        download_total_timeout_s=config.download_total_timeout_s,
-        files_max=config.extract_files_max,
-        missing="Workflow not found in workflow store",
-        place="workflow store",
-    )
+def _store(config: ServerConfig, directory: Path | None, **more: Any) -> ModelStore:
+    """`more`: as of `ModelStore`."""
+    return ModelStore(directory, config.allowed_urls, limits=limits_of(config), **more)
 
 
 def _environments(config: ServerConfig) -> Environments:
@@ -651,20 +629,6 @@ def extract_limits(config: ServerConfig) -> ExtractLimits:
     return ExtractLimits(
         bytes_max=config.extract_bytes_max, files_max=config.extract_files_max, ratio_max=config.extract_ratio_max
     )
-
-
-def settings_of(config: ServerConfig, requested: Requested, archive: Archive, name: str, version: str) -> ModelSettings:
-    entry = config.models.get(name, {}).get(version, {})
-    settings = resolve(requested, archive.config or {}, entry, config, handler=archive.handler, runtime=archive.runtime)
-    for warning in settings.warnings:
-        log.warning("Model %s %s: %s", name, version, warning)
-    if config.bypass_serve:
-        settings = replace(settings, batch_size=1, max_batch_delay_set=False, demand=None)
-    if config.dev_model is not None:
-        settings = replace(settings, demand=None)
-    if config.debugging:
-        settings = replace(settings, min_workers=min(1, settings.min_workers), max_workers=min(1, settings.max_workers))
-    return settings
 
 
 def repositories_in_s3(config: ServerConfig) -> list[str]:

@@ -23,7 +23,7 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from ts.protocol.open_inference_pb2 import DESCRIPTOR as _OPEN_INFERENCE
 from ts.protocol.pool import POOL
-from ts_frontend.cli.watching import why_unanswered
+from ts_frontend.cli.operating import why_unanswered
 from ts_frontend.protos import inference_pb2, management_pb2
 
 Call: TypeAlias = Mapping[str, Any]

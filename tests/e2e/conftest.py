@@ -77,7 +77,7 @@ def server_template(more: Pairs = (), modules: tuple[str, ...] = ()) -> Template
         "uvloop",
         "encodings.idna",
         "encodings.utf_8_sig",
-        "ts_frontend.grpc.exchange",
+        "ts_frontend.grpc.call",
         "ts_frontend.listeners.serving",
         env={**os.environ, **dict(more)},
         forkservers=forkserver_template(more, modules) if sys.platform == "linux" else None,

@@ -14,7 +14,7 @@ import pytest
 
 from e2e.conftest import Serving, write_model
 from support import until
-from ts_frontend.models.sharing.places import NAME
+from ts_frontend.models.sharing import NAME
 
 SAYS = "def handle(data, context):\n    return [{word!r}] * len(data or ())\n"
 

@@ -36,14 +36,13 @@ from ts.tensors.types import BadTensor, InferenceResponse
 from ts.tensors.v1_form import V1Response
 from ts_frontend.config import keys as key_texts
 from ts_frontend.config import properties, snapshot
-from ts_frontend.config.addresses import is_loopback, parse_address, parse_host, parse_name
 from ts_frontend.config.foreign import mlserver as mlserver_settings
-from ts_frontend.config.kinds import ConfigError
+from ts_frontend.config.kinds import ConfigError, is_loopback, parse_address, parse_host, parse_name
 from ts_frontend.config.parameters import REGISTER
 from ts_frontend.config.table import SETTINGS, ServerConfig
 from ts_frontend.errors import InvalidArchive, InvalidArgument, ServeError
 from ts_frontend.graphs import tensors as graph_tensors
-from ts_frontend.graphs.conditions import Condition
+from ts_frontend.graphs.inference_graph import Condition
 from ts_frontend.grpc import protocol as grpc_protocol
 from ts_frontend.http import management
 from ts_frontend.http.guard import Guard, Hosts
@@ -58,7 +57,7 @@ from ts_frontend.models.formats import triton
 from ts_frontend.models.formats.formats import known_formats
 from ts_frontend.models.signature import as_json, signature_of
 from ts_frontend.models.store import store
-from ts_frontend.open_inference import heads
+from ts_frontend.open_inference import requests
 from ts_frontend.open_inference.models import load_parameters, load_parameters_of_json
 from ts_frontend.telemetry.logging import formats
 from ts_frontend.telemetry.logging.log_config import read_plan, rotation
@@ -187,12 +186,12 @@ def grpc_headers(data: bytes) -> None:
 @target(InvalidArgument)
 def heads_of_messages(data: bytes) -> None:
     """The fields read from a large message equal the parser's, if the parser accepts it."""
-    size, heads.WHOLE_BYTES_MAX = heads.WHOLE_BYTES_MAX, -1
+    size, requests.WHOLE_BYTES_MAX = requests.WHOLE_BYTES_MAX, -1
     try:
-        found = heads.head_of_message(data)
-        forms = heads.head_of_message(data, forms=True)
+        found = requests.head_of_message(data)
+        forms = requests.head_of_message(data, forms=True)
     finally:
-        heads.WHOLE_BYTES_MAX = size
+        requests.WHOLE_BYTES_MAX = size
     try:
         whole = pb.ModelInferRequest.FromString(data)
     except Exception:  # what is wrong inside of a tensor is for the worker to say
@@ -262,13 +261,13 @@ def http_heads(data: bytes) -> None:
 def json_bodies(data: bytes) -> None:
     """A body as the frontend reads it, whole and by its heads, which find the same parameters."""
     names, words = ("timeout", "priority"), (b'"timeout"', b'"priority"')
-    found = heads.parameters_of_json(data, names, words)
+    found = requests.parameters_of_json(data, names, words)
     given = json_object(data)
     expected = given.get("parameters")
-    if isinstance(expected, dict) and heads.mention(data, words) and _is_plain(data):
+    if isinstance(expected, dict) and requests.mention(data, words) and _is_plain(data):
         for name in names:
             value = expected.get(name)
-            if name in found or len(given) < heads.FIELDS_MAX:
+            if name in found or len(given) < requests.FIELDS_MAX:
                 assert repr(found.get(name)) == repr(type(value)() if isinstance(value, (dict, list)) else value)
     load_parameters(given)
     load_parameters_of_json(data)

@@ -28,7 +28,7 @@ from ts_frontend.errors import InvalidArchive
 from ts_frontend.models.formats.format import ModelFiles
 from ts_frontend.models.formats.formats import Formats
 from ts_frontend.models.formats.weights import WeightsFormat
-from ts_frontend.models.pickles import how_to_serve
+from ts_frontend.models.inspection import how_to_serve
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 MODEL_FILE = """

@@ -29,11 +29,11 @@ from ts.protocol.secure import PeerCertificate, SecureSocket, client_context, se
 from ts.runtime.remote_link import SentProgress
 from ts_frontend.errors import WorkerDied
 from ts_frontend.job import Job, Ledger
-from ts_frontend.workers.cluster import launcher, remote
-from ts_frontend.workers.cluster.gate import ended
+from ts_frontend.workers.cluster import launcher
+from ts_frontend.workers.cluster.link import ended
 from ts_frontend.workers.cluster.resources import NEW_S, ClusterRequest, Spares
-from ts_frontend.workers.failures import StartFailed
 from ts_frontend.workers.pool import Pool, Slot
+from ts_frontend.workers.process import StartFailed
 from ts_frontend.workers.worker import Worker
 
 HANDLER = """
@@ -179,14 +179,14 @@ async def test_the_notes_of_begun_batches_do_not_wake_the_server(
     model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
-    read = remote._Incoming._readable
+    read = launcher._Incoming._readable
 
-    def counted(incoming: remote._Incoming) -> None:
+    def counted(incoming: launcher._Incoming) -> None:
         nonlocal looks
-        looks += incoming._reads_max == remote.NOTES_PER_TURN_MAX
+        looks += incoming._reads_max == launcher.NOTES_PER_TURN_MAX
         read(incoming)
 
-    monkeypatch.setattr(remote._Incoming, "_readable", counted)
+    monkeypatch.setattr(launcher._Incoming, "_readable", counted)
     async with PlayedCluster(model, pems) as cluster:
         pool = cluster.pool
         await pool.scale(1)
@@ -295,7 +295,7 @@ async def test_a_node_whose_ray_has_ended_has_died(
 ) -> None:
     """Ray's reason isn't waited for. `already`: its process there ended before the worker, or after it. The server
     has one connection to that process."""
-    monkeypatch.setattr(remote, "REASON_S_MAX", 2 * GUARD_S)
+    monkeypatch.setattr(launcher, "REASON_S_MAX", 2 * GUARD_S)
     async with PlayedCluster(model, pems) as cluster:
         pool = cluster.pool
         ray, asking = await played_ray(cluster)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ts_frontend.errors import Code, ModelNotFound
+from ts_frontend.grpc.around import logged
 from ts_frontend.grpc.call import Call, Method, Shape
-from ts_frontend.grpc.telemetry import logged
 from ts_frontend.telemetry.logging.formats import AccessFormatter
 from ts_frontend.telemetry.logging.writer import Access
 

@@ -8,9 +8,8 @@ import pytest
 
 from ts_frontend.cli import flags as command_line
 from ts_frontend.cli import main as cli
-from ts_frontend.config.addresses import Address
 from ts_frontend.config.foreign.aliases import ALIASES, PROFILES
-from ts_frontend.config.kinds import ConfigError, ExtraPort, LimitedResource
+from ts_frontend.config.kinds import Address, ConfigError, ExtraPort, LimitedResource
 from ts_frontend.config.load import load_config
 from ts_frontend.config.table import SETTINGS, ServerConfig
 

@@ -14,13 +14,19 @@ import pytest
 from streams import Http1Client, Http2Client
 from support import GUARD_S, until_async
 from ts_frontend.errors import Code
-from ts_frontend.grpc.call import Bidi, Call, Method, ServerStream, Shape, Unary
-from ts_frontend.grpc.exchange import Exchange
+from ts_frontend.grpc.call import Bidi, Call, Exchange, Method, ServerStream, Shape, Unary
 from ts_frontend.grpc.protocol import Header
 from ts_frontend.http.request import BodyLimits, HttpRequest
-from ts_frontend.transport.arriving import PIECE_BYTES, REQUEST_BYTES, Arriving, BodiesFull, SlowSender, head_bytes
 from ts_frontend.transport.http1 import UNREAD_BYTES_MAX
-from ts_frontend.transport.limits import ListenerLimits
+from ts_frontend.transport.limits import (
+    PIECE_BYTES,
+    REQUEST_BYTES,
+    Arriving,
+    BodiesFull,
+    ListenerLimits,
+    SlowSender,
+    head_bytes,
+)
 
 BODY_BYTES = 4000
 PATH = "/test.Service/Call"

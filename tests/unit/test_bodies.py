@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from ts.protocol import open_inference_pb2 as pb
 from ts_frontend.errors import InvalidArgument, MessageTooLarge
-from ts_frontend.grpc.open_inference import SMALL_BYTES_MAX, message
-from ts_frontend.grpc.repository import load_asked
+from ts_frontend.grpc.open_inference import SMALL_BYTES_MAX, load_asked, message
 from ts_frontend.http.request import JSON_BYTES_MAX, error_body, json_head, json_object
-from ts_frontend.open_inference import heads
+from ts_frontend.open_inference import requests
 from ts_frontend.open_inference.models import CONFIG_CHARACTERS_MAX, load_parameters, load_parameters_of_json
 
 LARGE_BYTES = 6_000_000
@@ -49,7 +48,7 @@ values = st.recursive(
 
 @given(st.dictionaries(st.text('a"\\é', max_size=3), values, max_size=4))
 def test_small_members_of_a_large_object_are_as_in_a_small_one(asked: dict[str, Any]) -> None:
-    body = json.dumps({**asked, "prompt": "x" * heads.WHOLE_BYTES_MAX}).encode()
+    body = json.dumps({**asked, "prompt": "x" * requests.WHOLE_BYTES_MAX}).encode()
     assert asyncio.run(json_head(body)) == {name: value for name, value in asked.items() if name != "prompt"}
     assert asyncio.run(json_head(json.dumps(asked).encode())) == asked
 

@@ -16,10 +16,19 @@ from hypothesis import strategies as st
 
 from support import until_async
 from ts.protocol.frames import Chunk, Input, Pairs
-from ts_frontend.caching.answers import ENTRY_BYTES, Answer, CacheRule, Memory, Shelf
-from ts_frontend.caching.cache import INLINE_BYTES_MAX, Caches, ModelCache
-from ts_frontend.caching.questions import Asker
-from ts_frontend.caching.remote import packed, unpacked
+from ts_frontend.caching.cache import (
+    ENTRY_BYTES,
+    INLINE_BYTES_MAX,
+    Answer,
+    Asker,
+    CacheRule,
+    Caches,
+    Memory,
+    ModelCache,
+    Shelf,
+    packed,
+    unpacked,
+)
 from ts_frontend.errors import DeadlineExceeded, HandlerFailed, QueueFull
 from ts_frontend.job import COLD_HEADER, Job, JobState, Ledger
 from ts_frontend.scheduling.batcher import Policy

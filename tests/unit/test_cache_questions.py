@@ -21,7 +21,7 @@ from ts.runtime.running import fields_of, row_of
 from ts.tensors import forms
 from ts.tensors.forms import ModelSpec
 from ts.tensors.types import BadTensor, InferenceResponse, Tensor, encode_raw
-from ts_frontend.caching.questions import Asker, Question
+from ts_frontend.caching.cache import Asker, Question
 from ts_frontend.caching.tensors import LENGTH_HEADER, written
 
 ASKER = Asker("m", "1", frozenset({"x-tenant"}))

@@ -26,23 +26,21 @@ from ts_frontend.job import CREDIT_GRANT_BYTES, FINAL, FedJob, JobState, Ledger
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.environments import Environments, EnvironmentStore
 from ts_frontend.models.extraction import ExtractLimits
-from ts_frontend.models.factory import ModelFactory
 from ts_frontend.models.formats.formats import Formats
-from ts_frontend.models.loader import ModelLoader
+from ts_frontend.models.loader import ModelFactory, ModelLoader
 from ts_frontend.models.manager import ModelManager
-from ts_frontend.models.registry import Registry
+from ts_frontend.models.model import Registry
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
 from ts_frontend.models.store.store import ModelStore
 from ts_frontend.scheduling.batcher import Repeats
 from ts_frontend.scheduling.stream import chunks
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
-from ts_frontend.workers.devices import Inventory
-from ts_frontend.workers.failures import StartFailed
-from ts_frontend.workers.holder import HolderLauncher
+from ts_frontend.workers.forkserver import HolderLauncher
 from ts_frontend.workers.launchers import ExecLauncher
 from ts_frontend.workers.pool import Pool
-from ts_frontend.workers.process import ProcessSpec, WorkerPlan
+from ts_frontend.workers.process import ProcessSpec, StartFailed, WorkerPlan
+from ts_frontend.workers.resources import Inventory
 from ts_frontend.workers.supervisor import Supervisor
 
 #: More than any coroutine here has.

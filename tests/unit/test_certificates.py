@@ -12,7 +12,7 @@ import pytest
 
 from support import GUARD_S
 from ts_frontend.listeners.certificates import CertificateFiles, CertificateRefused, Pem, read, validities
-from ts_frontend.listeners.listener import Tls
+from ts_frontend.listeners.sockets import Tls
 
 
 def openssl(folder: Path, *words: str) -> None:

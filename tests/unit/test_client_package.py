@@ -14,8 +14,7 @@ from grpc import StatusCode
 
 from torchrelay_client import BadTensor, Request, Retry, Typed
 from torchrelay_client import grpc_predict_v2_pb2 as pb
-from torchrelay_client.answers import answer_of
-from torchrelay_client.arrays import encoded
+from torchrelay_client.answers import answer_of, encoded
 
 
 def test_pauses_double_up_to_the_most_and_at_least_half_of_each_is_waited() -> None:

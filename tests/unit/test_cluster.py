@@ -22,7 +22,7 @@ from ts_frontend.workers.cluster.resources import (
     read_request,
     why_waiting,
 )
-from ts_frontend.workers.devices import CPU
+from ts_frontend.workers.resources import CPU
 from ts_frontend.workers.supervisor import device_of
 
 ONE_CPU = ClusterRequest()

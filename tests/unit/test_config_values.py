@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from ts_frontend.config.addresses import is_loopback, parse_address, parse_host
 from ts_frontend.config.checks import who_may
 from ts_frontend.config.display import explain, settings_table, snapshot_settings
-from ts_frontend.config.kinds import ConfigError
+from ts_frontend.config.kinds import ConfigError, is_loopback, parse_address, parse_host
 from ts_frontend.config.load import Option, forget_secrets, load_config, worker_environment
 from ts_frontend.config.table import INTERNAL, NO_EFFECT, SETTINGS, ServerConfig
 

@@ -13,20 +13,26 @@ import pytest
 
 from support import until_async
 from ts.protocol.frames import Chunk
-from ts_frontend.console.collector import READERS_MAX, Collector, Pace, TooManyReaders
+from ts_frontend.console.collector import (
+    COLUMNS,
+    READERS_MAX,
+    Collector,
+    ModelWatch,
+    Pace,
+    TooManyReaders,
+    model_state,
+    worker_log,
+)
 from ts_frontend.console.site import KINDS, Site
-from ts_frontend.console.state import COLUMNS, ModelWatch, model_state, worker_log
 from ts_frontend.errors import Draining
 from ts_frontend.http.console import prefers_html
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.models.health import Health
-from ts_frontend.models.model import OpenAIHandler
-from ts_frontend.models.registry import Registry
+from ts_frontend.models.model import OpenAIHandler, Registry
 from ts_frontend.models.settings import ModelSettings
 from ts_frontend.models.signature import Signature, TensorSpec
 from ts_frontend.models.statistics import CountedBatches
 from ts_frontend.telemetry.metrics.families import read_definitions
-from ts_frontend.telemetry.metrics.gpus import GpuReader, Gpus
 from ts_frontend.telemetry.metrics.registry import (
     DEFAULT_FILE,
     FIRST_TOKEN,
@@ -35,9 +41,10 @@ from ts_frontend.telemetry.metrics.registry import (
     MetricsRegistry,
 )
 from ts_frontend.telemetry.metrics.requests import LatencyCounts, quantiles_s
-from ts_frontend.workers.devices import CPU
-from ts_frontend.workers.failures import Failure
+from ts_frontend.telemetry.metrics.system import GpuReader, Gpus
 from ts_frontend.workers.memory import WorkerMemory
+from ts_frontend.workers.process import Failure
+from ts_frontend.workers.resources import CPU
 from ts_frontend.workers.worker import WorkerState
 
 METRICS = MetricsRegistry(read_definitions(DEFAULT_FILE), "log", "vm")

@@ -14,8 +14,15 @@ from support import until_async
 from ts.protocol.frames import Input, Predict
 from ts_frontend.errors import ModelNotLoaded, NoWorker
 from ts_frontend.job import Job, Ledger
-from ts_frontend.workers.demand import Demand, DemandRule, Resident, ResidentState, UnloadCause
-from ts_frontend.workers.memory import Memory, proportional_bytes
+from ts_frontend.workers.memory import (
+    Demand,
+    DemandRule,
+    Memory,
+    Resident,
+    ResidentState,
+    UnloadCause,
+    proportional_bytes,
+)
 from ts_frontend.workers.pool import Pool
 
 SIZE = 100
@@ -31,7 +38,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 @pytest.fixture(autouse=True)
 def yielding_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy model gives way at once."""
-    monkeypatch.setattr("ts_frontend.workers.demand.STAY_S", 0.01)
+    monkeypatch.setattr("ts_frontend.workers.memory.STAY_S", 0.01)
 
 
 def measured(pools: Sequence[Pool]) -> list[Memory]:

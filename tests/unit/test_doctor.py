@@ -15,11 +15,11 @@ import pytest
 
 from ts_frontend.cli import main as cli
 from ts_frontend.config.table import ServerConfig
-from ts_frontend.diagnosis import doctor, machine
-from ts_frontend.diagnosis.machine import Brought
+from ts_frontend.diagnosis import doctor
+from ts_frontend.diagnosis.doctor import Brought
 from ts_frontend.diagnosis.report import Section
-from ts_frontend.listeners.listener import Listener
-from ts_frontend.workers.devices import Inventory
+from ts_frontend.listeners.sockets import Listener
+from ts_frontend.workers.resources import Inventory
 
 GB = 10**9
 HERE = Path(sys.executable).parent / "torchserve"
@@ -50,8 +50,8 @@ def only(section: Section) -> tuple[str, str]:
 
 def test_a_python_without_optimisation_is_told() -> None:
     section = Section("")
-    machine.python(section, "'--enable-optimizations' '--with-lto'", without_gil=False)
-    machine.python(section, "'--enable-shared'", without_gil=True)
+    doctor.python(section, "'--enable-optimizations' '--with-lto'", without_gil=False)
+    doctor.python(section, "'--enable-shared'", without_gil=True)
     assert [one[0] for one in said(section)] == ["ok", "warning", "warning"]
     texts = "\n".join(text for _, _, text in said(section))
     assert "built without PGO and LTO" in texts and "the GIL" in texts
@@ -72,14 +72,14 @@ def test_a_python_without_optimisation_is_told() -> None:
 )
 def test_another_distribution_with_our_names_is_in_the_way(brought: Brought, words: str) -> None:
     section = Section("")
-    own = Brought("torchrelay", machine.COMMANDS, machine.PACKAGES)
-    machine.packages_in_the_way(section, [own, brought], str(HERE), str(HERE))
+    own = Brought("torchrelay", doctor.COMMANDS, doctor.PACKAGES)
+    doctor.packages_in_the_way(section, [own, brought], str(HERE), str(HERE))
     assert only(section)[0] == "warning" and words in only(section)[1]
 
 
 def test_nothing_is_in_the_way_of_our_own() -> None:
     section = Section("")
-    machine.packages_in_the_way(section, [Brought("torchrelay", ("torchserve",), ("ts",))], str(HERE), str(HERE))
+    doctor.packages_in_the_way(section, [Brought("torchrelay", ("torchserve",), ("ts",))], str(HERE), str(HERE))
     assert only(section)[0] == "ok"
 
 
@@ -90,8 +90,8 @@ def test_another_ts_and_another_command_on_the_path_are_told(tmp_path: Path, mon
     command = tmp_path / "torchserve"
     command.touch()
     section = Section("")
-    machine.packages_in_the_way(section, [], "/usr/bin/other-torchserve", str(command))
-    machine.packages_in_the_way(section, [], None, str(command))
+    doctor.packages_in_the_way(section, [], "/usr/bin/other-torchserve", str(command))
+    doctor.packages_in_the_way(section, [], None, str(command))
     texts = "\n".join(text for _, _, text in said(section))
     assert f"{tmp_path}/ts is another package ts" in texts
     assert f"torchserve on the PATH is /usr/bin/other-torchserve, and this Python's is {command}" in texts
@@ -145,9 +145,9 @@ def test_a_port_in_use_is_told_with_its_holder_unless_that_is_the_server() -> No
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listener = Listener("http_inference", "127.0.0.1", taken.getsockname()[1], {})
         stranger, server, free = Section(""), Section(""), Section("")
-        machine.ports(stranger, [listener], None)
-        machine.ports(server, [listener], os.getpid())
-    machine.ports(free, [Listener("grpc_inference", "127.0.0.1", 0, {})], None)
+        doctor.ports(stranger, [listener], None)
+        doctor.ports(server, [listener], os.getpid())
+    doctor.ports(free, [Listener("grpc_inference", "127.0.0.1", 0, {})], None)
     severity, text = only(stranger)
     assert severity == "error" and f"(process {os.getpid()})" in text and "--http-port" in text
     assert only(server) == ("ok", f"http_inference 127.0.0.1:{listener.port}: the running server has it")
@@ -158,7 +158,7 @@ def test_the_folder_of_a_unix_socket_is_looked_at(tmp_path: Path) -> None:
     (tmp_path / "file.sock").touch()
     found = Section("")
     for path in (tmp_path / "new.sock", tmp_path / "absent" / "new.sock", tmp_path / "file.sock"):
-        machine.ports(found, [Listener("http_inference", "", 0, {}, path=str(path))], None)
+        doctor.ports(found, [Listener("http_inference", "", 0, {}, path=str(path))], None)
     assert [one[0] for one in said(found)] == ["ok", "error", "error"]
 
 
@@ -187,16 +187,16 @@ def test_a_stale_pid_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_directory_that_cannot_be_written_to_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     bad, good = Section(""), Section("")
-    machine.directory(bad, "temp_dir", tmp_path / "file" / "tmp")
-    machine.directory(good, "log_location", tmp_path / "made" / "later")
+    doctor.directory(bad, "temp_dir", tmp_path / "file" / "tmp")
+    doctor.directory(good, "log_location", tmp_path / "made" / "later")
     assert only(bad)[0] == "error" and only(bad)[1].endswith("Set TMPDIR, or --work-dir for all files")
     assert only(good)[0] in ("ok", "warning") and not (tmp_path / "made").exists()
 
 
 def test_limits_have_advice() -> None:
     low, high = Section(""), Section("")
-    machine.limits(low, 256, GB // 2, 8 * GB)
-    machine.limits(high, 65536, 6 * GB, 8 * GB)
+    doctor.limits(low, 256, GB // 2, 8 * GB)
+    doctor.limits(high, 65536, 6 * GB, 8 * GB)
     texts = [text for _, _, text in said(low)]
     assert "ulimit -n 65536" in texts[0] and "500 MB of 8.0 GB are free" in texts[1]
     assert [one[0] for one in said(low) + said(high)] == ["warning", "warning", "ok", "ok"]

@@ -16,8 +16,7 @@ from support import run, until_async
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Chunk, Feed, Input, Pairs
 from ts_frontend.errors import HandlerFailed, InvalidArgument, QueueFull, ServeError
-from ts_frontend.graphs.ensemble import Ensemble, Step, make_ensemble
-from ts_frontend.graphs.graph import UNREAD_BYTES_MAX, Running, Runs
+from ts_frontend.graphs.graph import UNREAD_BYTES_MAX, Ensemble, Running, Runs, Step, make_ensemble
 from ts_frontend.job import Job, JobState, Ledger, Whereabouts
 from ts_frontend.models.ensembles import EnsembleRequests, checked_signature
 from ts_frontend.models.signature import Signature, TensorSpec

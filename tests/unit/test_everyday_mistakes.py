@@ -20,8 +20,7 @@ from ts_frontend import server
 from ts_frontend.cli import main as cli
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
-from ts_frontend.listeners.listener import Listener
-from ts_frontend.listeners.sockets import ListenFailed, check_free
+from ts_frontend.listeners.sockets import Listener, ListenFailed, check_free
 from ts_frontend.models.store.store import ModelStore
 
 MODEL_STORE = Path(__file__).parents[2] / "model_store"

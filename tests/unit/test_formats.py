@@ -23,25 +23,22 @@ from ts_frontend.errors import ArchiveNotFound, InvalidArchive, InvalidArgument
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.environments import Environments, EnvironmentStore
 from ts_frontend.models.extraction import ExtractLimits
-from ts_frontend.models.factory import ModelFactory
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
 from ts_frontend.models.formats.formats import Formats, known_formats
 from ts_frontend.models.formats.mlserver import MLServerFormat
-from ts_frontend.models.formats.program import ProgramFormat
-from ts_frontend.models.formats.script import ScriptFormat
+from ts_frontend.models.formats.program import ProgramFormat, ScriptFormat
 from ts_frontend.models.formats.triton import TritonFormat
 from ts_frontend.models.formats.weights import WeightsFormat
-from ts_frontend.models.loader import ModelLoader
+from ts_frontend.models.loader import ModelFactory, ModelLoader
 from ts_frontend.models.manager import ModelManager
-from ts_frontend.models.registry import Registry
-from ts_frontend.models.reloading import changes, look
+from ts_frontend.models.model import Registry
 from ts_frontend.models.repository import Repository
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
-from ts_frontend.models.startup import _StartupLoader
+from ts_frontend.models.startup import _StartupLoader, changes, look
 from ts_frontend.models.store.store import ModelStore
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
-from ts_frontend.workers.devices import Inventory
+from ts_frontend.workers.resources import Inventory
 from ts_frontend.workers.supervisor import Supervisor
 
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-import ts_frontend.workers.cluster.gate
+import ts_frontend.workers.cluster.link
 from support import GUARD_S, until_async
 from ts.protocol.secure import PeerCertificate, SecureSocket, client_context
-from ts_frontend.workers.cluster.gate import GUESTS_MAX, Gate
+from ts_frontend.workers.cluster.link import GUESTS_MAX, Gate
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 DESCRIPTORS = 24
@@ -55,7 +55,7 @@ def greet(port: int, certificate: PeerCertificate) -> dict[str, Any]:
 
 
 async def test_silent_guests_keep_no_worker_out(certificate: PeerCertificate, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "ts_frontend.workers.cluster.gate")
+    caplog.set_level(logging.WARNING, "ts_frontend.workers.cluster.link")
     welcomed: list[SecureSocket] = []
     gate = Gate(certificate, "127.0.0.1", 0)
     gate.expect("expected", lambda role, sock, hello: welcomed.append(sock))
@@ -83,8 +83,8 @@ async def test_without_descriptors_the_gate_waits(
     certificate: PeerCertificate, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It neither spins nor floods the log, and accepts as soon as there is room."""
-    monkeypatch.setattr(ts_frontend.workers.cluster.gate, "PAUSE_S", 0.2)
-    caplog.set_level(logging.WARNING, "ts_frontend.workers.cluster.gate")
+    monkeypatch.setattr(ts_frontend.workers.cluster.link, "PAUSE_S", 0.2)
+    caplog.set_level(logging.WARNING, "ts_frontend.workers.cluster.link")
     gate = Gate(certificate, "127.0.0.1", 0)
     gate.expect("expected", lambda role, sock, hello: sock.close())
     holders, guest = [], None

@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from ts_frontend.errors import InvalidArgument
-from ts_frontend.graphs.conditions import Condition
-from ts_frontend.graphs.inference_graph import inference_graph
+from ts_frontend.graphs.inference_graph import Condition, inference_graph
 
 BODY = {
     "instances": [{"id": 1, "kind": "cat", "tags": ["a", "b"]}, {"id": 2.5, "kind": "dog", "ok": False}],

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from ts_frontend.errors import ModelNotFound
+from ts_frontend.grpc.around import CallMetrics
 from ts_frontend.grpc.call import Call, Method, Shape
-from ts_frontend.grpc.telemetry import CallMetrics
 from ts_frontend.telemetry.metrics.text import exposition
 
 PATH = "/x.Y/Do"

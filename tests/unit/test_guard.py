@@ -12,8 +12,8 @@ import pytest
 
 import ts_frontend.http
 from streams import asked
-from ts_frontend.config.addresses import parse_name
 from ts_frontend.config.keys import KeyKind
+from ts_frontend.config.kinds import parse_name
 from ts_frontend.errors import ServeError
 from ts_frontend.http.errors import ErrorDialect
 from ts_frontend.http.errors import refusal as told

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ts_frontend.models.handler_imports import (
+from ts_frontend.models.inspection import (
     FILE_BYTES_MAX,
     FILES_MAX,
     WITHOUT_TORCH,

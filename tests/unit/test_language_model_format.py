@@ -13,7 +13,7 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive, UrlForbidden
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.formats.formats import known_formats
-from ts_frontend.models.formats.language import HANDLERS
+from ts_frontend.models.formats.weights import HANDLERS
 from ts_frontend.models.store.store import ModelStore
 
 

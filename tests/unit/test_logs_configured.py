@@ -14,7 +14,8 @@ import pytest
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.telemetry.logging.formats import PatternFormatter, java_date
 from ts_frontend.telemetry.logging.log_config import Appender, rotation
-from ts_frontend.telemetry.logging.logs import Logs, setup_logs
+from ts_frontend.telemetry.logging.logs import setup_logs
+from ts_frontend.telemetry.logging.writer import Logs
 
 NAMES = ["", "ts_frontend", "ACCESS_LOG", "MODEL_LOG", "TS_METRICS", "MODEL_METRICS", "io.netty", "mine"]
 MOMENT = datetime(2026, 11, 3, 14, 5, 9, 83_000)

@@ -17,12 +17,10 @@ import pytest
 from support import GUARD_S, until
 from ts.protocol.text import marked, unmarked
 from ts_frontend.config.table import ServerConfig
-from ts_frontend.telemetry.logging import files as log_files
-from ts_frontend.telemetry.logging import model_log
+from ts_frontend.telemetry.logging import logs as server_logs
 from ts_frontend.telemetry.logging import writer as log_writer
-from ts_frontend.telemetry.logging.files import RotatedFile, daily
-from ts_frontend.telemetry.logging.logs import setup_logs
-from ts_frontend.telemetry.logging.model_log import ModelLog
+from ts_frontend.telemetry.logging.logs import ModelLog, setup_logs
+from ts_frontend.telemetry.logging.writer import RotatedFile, daily
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry, open_metrics
 from ts_frontend.telemetry.metrics.text import parse_record
@@ -36,8 +34,8 @@ def record(text: str) -> logging.LogRecord:
 @pytest.fixture
 def looking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked at, and tried again after an error, with each line."""
-    monkeypatch.setattr(log_files, "LOOK_S", 0.0)
-    monkeypatch.setattr(log_files, "RETRY_S", 0.0)
+    monkeypatch.setattr(log_writer, "LOOK_S", 0.0)
+    monkeypatch.setattr(log_writer, "RETRY_S", 0.0)
 
 
 @pytest.fixture
@@ -154,7 +152,7 @@ def flooded(tmp_path: Path, count: int, line: str = "again") -> list[str]:
 def test_a_handler_that_prints_without_end_is_cut_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logging_as_before: None
 ) -> None:
-    monkeypatch.setattr(model_log, "LINES_PER_S_MAX", 3)
+    monkeypatch.setattr(server_logs, "LINES_PER_S_MAX", 3)
     monkeypatch.setattr(time, "monotonic", lambda: 1.0)
     lines = flooded(tmp_path, 10)
     assert [line.partition(" - ")[2] for line in lines[:4]] == ["again"] * 3 + ["another stream"]
@@ -165,7 +163,7 @@ def test_a_handler_that_prints_without_end_is_cut_and_counted(
 def test_metrics_among_the_lines_are_not_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logging_as_before: None
 ) -> None:
-    monkeypatch.setattr(model_log, "LINES_PER_S_MAX", 0)
+    monkeypatch.setattr(server_logs, "LINES_PER_S_MAX", 0)
     line = "[METRICS]HandlerTime.ms:1|#ModelName:m,Level:Model|#type:GAUGE|#hostname:vm,17,ID"
     assert not any("2 lines" in one for one in flooded(tmp_path, 5, line))
 

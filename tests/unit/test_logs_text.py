@@ -16,8 +16,8 @@ import pytest
 from ts_frontend.config.kinds import ConfigError
 from ts_frontend.config.table import Note, ServerConfig
 from ts_frontend.telemetry.logging import writer as log_writer
-from ts_frontend.telemetry.logging.files import Console, RotatedFile, daily
-from ts_frontend.telemetry.logging.logs import Logs, setup_logs
+from ts_frontend.telemetry.logging.logs import setup_logs
+from ts_frontend.telemetry.logging.writer import Console, Logs, RotatedFile, daily
 
 
 @pytest.fixture(autouse=True)

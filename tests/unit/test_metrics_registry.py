@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from ts.protocol.frames import Chunk
 from ts_frontend.config.kinds import ConfigError
-from ts_frontend.grpc.telemetry import CallMetrics
+from ts_frontend.grpc.around import CallMetrics
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.models.metrics import ServedModels, compatible_families
-from ts_frontend.models.registry import Registry
+from ts_frontend.models.model import Registry
 from ts_frontend.telemetry.metrics.families import (
     BUCKETS,
     NEW,

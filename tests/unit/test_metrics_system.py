@@ -13,14 +13,18 @@ import pytest
 
 from ts_frontend.models.metrics import measure_of
 from ts_frontend.telemetry.metrics.families import read_definitions
-from ts_frontend.telemetry.metrics.gpus import SMI, GpuLoad, GpuReader, Gpus, smi_loads
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
 from ts_frontend.telemetry.metrics.system import (
+    SMI,
+    GpuLoad,
+    GpuReader,
+    Gpus,
     SystemMetrics,
     Value,
     command_line,
     command_values,
     sample,
+    smi_loads,
 )
 
 NAMES = [

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ts_frontend.cli import main as cli
-from ts_frontend.diagnosis.deployment import read_deployment
 from ts_frontend.diagnosis.lint import missing
+from ts_frontend.diagnosis.migrate import read_deployment
 from ts_frontend.telemetry.logging.log_config import plan_problems, read_plan
 from workflow_archiver.workflow_packaging import make_archive
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ts_frontend.http.near import PATH_CHARACTERS_MAX, Near
+from ts_frontend.http.openapi import PATH_CHARACTERS_MAX, Near
 from ts_frontend.http.routes import ROUTES
 from ts_frontend.http.routing import HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS, Switch, served_rows
 

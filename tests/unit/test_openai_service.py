@@ -20,8 +20,7 @@ from ts_frontend.http.openai import HttpOpenAI
 from ts_frontend.http.request import BodyLimits, HttpAnswer, HttpRequest
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.models.health import Health
-from ts_frontend.models.model import OpenAIHandler
-from ts_frontend.models.registry import Registry
+from ts_frontend.models.model import OpenAIHandler, Registry
 
 Play = Callable[[Job], None]
 SPEAKS = OpenAIHandler(True, ("alias",), frozenset({"tools"}))

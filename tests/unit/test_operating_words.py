@@ -15,10 +15,9 @@ from model_archiver.arg_parser import make_parser
 from ts_frontend.cli import main as cli
 from ts_frontend.cli import text
 from ts_frontend.cli.commands import commands
-from ts_frontend.cli.operating import WorkerLines, complete
+from ts_frontend.cli.operating import ManagementUrl, WorkerLines, complete
 from ts_frontend.cli.top import Board, seconds_text
-from ts_frontend.cli.watching import ManagementUrl
-from ts_frontend.tuning.show import BARS, sparkline
+from ts_frontend.tuning import BARS, sparkline
 from workflow_archiver.arg_parser import ArgParser as WorkflowArgParser
 
 COLUMNS = ["answered_per_s", "failed_per_s", "p50_ms", "p95_ms", "p99_ms", "queued", "running", "batch_size"]

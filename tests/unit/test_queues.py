@@ -17,9 +17,9 @@ from ts_frontend.errors import Code, DeadlineExceeded, InvalidArgument, QueueFul
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.scheduling.batcher import Policy
 from ts_frontend.scheduling.queues import AHEAD_S, JobQueue, TicketQueue
-from ts_frontend.workers.devices import CPU
 from ts_frontend.workers.in_flight import Connection, InFlight
 from ts_frontend.workers.process import ExitStatus, ProcessSpec, WorkerPlan, WorkerProcess
+from ts_frontend.workers.resources import CPU
 from ts_frontend.workers.worker import Worker, WorkerState
 
 

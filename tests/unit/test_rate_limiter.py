@@ -15,7 +15,7 @@ from ts_frontend.job import Job, Ledger
 from ts_frontend.models.formats.triton import needs, parse
 from ts_frontend.scheduling.batcher import Policy
 from ts_frontend.scheduling.queues import FULL, IDLE, JobQueue
-from ts_frontend.workers.rate_limiter import Need, Needs, Place, RateLimiter
+from ts_frontend.workers.resources import Need, Needs, Place, RateLimiter
 
 
 def limiter(resources: str = "") -> RateLimiter:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ts.protocol.model_config_pb2 import ModelConfig
-from ts_frontend.caching.answers import CacheRule
+from ts_frontend.caching.cache import CacheRule
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument, ModelNotFound
 from ts_frontend.models import repository as directories

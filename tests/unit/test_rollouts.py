@@ -13,10 +13,21 @@ import pytest
 
 from ts.protocol import open_inference_pb2 as pb
 from ts_frontend.errors import InvalidArgument, MessageTooLarge
-from ts_frontend.rollouts.compare import Answered, difference, read_measures
-from ts_frontend.rollouts.judge import FALSE_SHARE_MAX, Judge, Limits, Tally, Word
-from ts_frontend.rollouts.record import COLUMNS, POINTS_MAX, Record
-from ts_frontend.rollouts.rule import SETTINGS_BYTES_MAX, Rule, read_rule, read_settings
+from ts_frontend.rollouts.dividing import COLUMNS, POINTS_MAX, Record
+from ts_frontend.rollouts.rule import (
+    FALSE_SHARE_MAX,
+    SETTINGS_BYTES_MAX,
+    Answered,
+    Judge,
+    Limits,
+    Rule,
+    Tally,
+    Word,
+    difference,
+    read_measures,
+    read_rule,
+    read_settings,
+)
 
 Seconds = Callable[[random.Random], float]
 MEAN_S = 0.02

@@ -13,8 +13,8 @@ import pytest
 
 from support import GUARD_S
 from ts_frontend.errors import ArchiveNotFound, DownloadFailed
-from ts_frontend.models.store import s3
-from ts_frontend.models.store.http import Stop
+from ts_frontend.models.store import objects
+from ts_frontend.models.store.http import DownloadLimits, Stop
 from ts_frontend.models.store.store import ModelStore
 
 URL = "s3://models/a/m.mar"
@@ -54,8 +54,9 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
         yield listener
 
 
-def store(root: Path, **more: float) -> ModelStore:
-    return ModelStore(root, ["s3://models/.*"], copies=root.parent / "copies", **more)  # type: ignore[arg-type]
+def store(root: Path, **limits: float) -> ModelStore:
+    downloads = DownloadLimits(**limits)  # type: ignore[arg-type]
+    return ModelStore(root, ["s3://models/.*"], limits=downloads, copies=root.parent / "copies")
 
 
 def test_a_path_that_climbs_is_refused(root: Path) -> None:
@@ -79,12 +80,12 @@ def test_missing_credentials_are_named(root: Path, silent: socket.socket) -> Non
 @pytest.mark.usefixtures("account", "silent")
 def test_a_download_may_not_take_for_ever(root: Path) -> None:
     with pytest.raises(DownloadFailed, match=r"it took more than 0\.2 s; download_total_timeout_s"):
-        asyncio.run(store(root, download_total_timeout_s=0.2).fetch(URL))
+        asyncio.run(store(root, total_s=0.2).fetch(URL))
 
 
 @pytest.mark.usefixtures("account")
 def test_a_signed_url() -> None:
-    headers = s3.signed("https://models.s3.eu-west-1.amazonaws.com/m.mar", Stop())
+    headers = objects.signed("https://models.s3.eu-west-1.amazonaws.com/m.mar", Stop())
     assert headers["Authorization"].startswith("AWS4-HMAC-SHA256 Credential=who/")
     assert "/eu-west-1/s3/aws4_request, SignedHeaders=host;x-amz-content-sha256;x-amz-date" in headers["Authorization"]
     assert "secret" not in str(headers)
@@ -92,8 +93,8 @@ def test_a_signed_url() -> None:
 
 def test_signing_needs_an_account_and_a_region(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DownloadFailed, match="AWS_ACCESS_KEY_ID"):
-        s3.signed("https://models.s3.amazonaws.com/m.mar", Stop())
+        objects.signed("https://models.s3.amazonaws.com/m.mar", Stop())
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "who")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with pytest.raises(DownloadFailed, match="AWS_DEFAULT_REGION"):
-        s3.signed("https://models.s3.amazonaws.com/m.mar", Stop())
+        objects.signed("https://models.s3.amazonaws.com/m.mar", Stop())

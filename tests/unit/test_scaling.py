@@ -13,13 +13,10 @@ from stage import Skipping, Stage, pool_of, waiting
 from support import until_async
 from ts_frontend.errors import MemoryFull
 from ts_frontend.models.settings import Source, _autoscale
-from ts_frontend.workers.admission import Admission
-from ts_frontend.workers.devices import Inventory, Placement
-from ts_frontend.workers.failures import Backoff, StartFailed
-from ts_frontend.workers.memory import Memory
-from ts_frontend.workers.process import ExitStatus, LineSink, ProcessSpec, WorkerProcess
-from ts_frontend.workers.scaling import LoadSample, PoolScaler, Scaling, ScalingRule
-from ts_frontend.workers.supervisor import Supervisor
+from ts_frontend.workers.memory import Admission, Memory
+from ts_frontend.workers.process import Backoff, ExitStatus, LineSink, ProcessSpec, StartFailed, WorkerProcess
+from ts_frontend.workers.resources import Inventory, Placement
+from ts_frontend.workers.supervisor import LoadSample, PoolScaler, Scaling, ScalingRule, Supervisor
 
 SAMPLE_S = 0.1
 

@@ -23,8 +23,7 @@ from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest, Hea
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 from ts_frontend.protos.management_pb2 import DescribeModelRequest, ManagementResponse
 from ts_frontend.server import Server, StartRefused
-from ts_frontend.telemetry.logging.logs import Logs
-from ts_frontend.telemetry.logging.writer import Writer
+from ts_frontend.telemetry.logging.writer import Logs, Writer
 from ts_frontend.workers.pool import Clock
 
 PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"

@@ -12,8 +12,7 @@ import pytest
 from streams import Answer, Http2Client
 from ts.protocol.frames import Chunk, Input, Pairs
 from ts_frontend.errors import InvalidArgument, ModelNotFound, NoWorker, ServeError
-from ts_frontend.grpc.call import Call, response_metadata, routes
-from ts_frontend.grpc.exchange import Exchange
+from ts_frontend.grpc.call import Call, Exchange, response_metadata, routes
 from ts_frontend.grpc.inference import InferenceService
 from ts_frontend.grpc.protocol import Decoder, encode
 from ts_frontend.http.torchserve import json_of_model

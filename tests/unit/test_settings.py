@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from ts_frontend.caching.answers import CacheRule
+from ts_frontend.caching.cache import CacheRule
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.settings import ModelSettings, Requested, model_name_for, resolve
-from ts_frontend.workers.demand import DemandRule
-from ts_frontend.workers.memory import Memory
+from ts_frontend.workers.memory import DemandRule, Memory
 
 
 @dataclass(frozen=True)

@@ -21,17 +21,21 @@ from ts_frontend.config.snapshot import (
     decode,
     encode,
 )
-from ts_frontend.models.sharing.document import (
+from ts_frontend.models.sharing import (
+    NAME,
     REMOVED_MAX,
     BadDocument,
     Edits,
+    SharedFile,
     SharedModels,
+    SharedObject,
+    SharedSnapshotFailed,
     SharedVersion,
     decode_shared,
     encode_models,
     merged,
+    shared_place,
 )
-from ts_frontend.models.sharing.places import NAME, SharedFile, SharedObject, SharedSnapshotFailed, shared_place
 from ts_frontend.models.store.http import Stop
 
 NOW = datetime(2026, 11, 20, 23, 36, 21, 195_000)

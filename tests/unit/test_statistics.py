@@ -10,7 +10,7 @@ import pytest
 
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.models.statistics import CountedBatches
-from ts_frontend.telemetry.tracing.settings import Sampling
+from ts_frontend.telemetry.tracing.tracing import Sampling
 
 
 class Nobody:

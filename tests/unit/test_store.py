@@ -274,7 +274,7 @@ def site() -> Iterator[Site]:
 
 
 def everything(root: Path, **limits: float) -> ModelStore:
-    return ModelStore(root, [r"https?://.*"], **limits)  # type: ignore[arg-type]
+    return ModelStore(root, [r"https?://.*"], limits=DownloadLimits(**limits))  # type: ignore[arg-type]
 
 
 def partials(root: Path) -> list[str]:
@@ -324,7 +324,7 @@ def test_redirects_elsewhere_are_refused(root: Path, site: Site) -> None:
 def test_downloads_that_fail_leave_nothing(root: Path, site: Site, answer: object, reason: str) -> None:
     site.answers["/x.mar"] = answer  # type: ignore[assignment]
     with pytest.raises(DownloadFailed, match=reason) as caught:
-        fetch(everything(root, download_bytes_max=1000), site.url("/x.mar"))
+        fetch(everything(root, bytes_max=1000), site.url("/x.mar"))
     assert caught.value.message.startswith(f"Failed to download archive from: {site.url('/x.mar')}")
     assert partials(root) == []
     assert not (root / "x.mar").exists()
@@ -333,7 +333,7 @@ def test_downloads_that_fail_leave_nothing(root: Path, site: Site, answer: objec
 def test_a_body_of_unknown_length_is_bounded_too(root: Path, site: Site) -> None:
     site.answers["/x.mar"] = (200, {"Content-Length": ""}, b"x" * 5000)
     with pytest.raises(DownloadFailed, match="download_bytes_max"):
-        fetch(everything(root, download_bytes_max=1000), site.url("/x.mar"))
+        fetch(everything(root, bytes_max=1000), site.url("/x.mar"))
 
 
 def test_nobody_listens(root: Path, site: Site) -> None:
@@ -344,7 +344,7 @@ def test_nobody_listens(root: Path, site: Site) -> None:
 def test_a_server_that_falls_silent(root: Path, site: Site) -> None:
     site.answers["/held.mar"] = (200, {"Content-Length": "99"}, b"some")
     with pytest.raises(DownloadFailed, match="timed out"):
-        fetch(everything(root, download_timeout_s=0.1), site.url("/held.mar"))
+        fetch(everything(root, timeout_s=0.1), site.url("/held.mar"))
     assert partials(root) == []
 
 

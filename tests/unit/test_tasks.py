@@ -18,8 +18,8 @@ from support import GUARD_S, until_async
 from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind
 from ts_frontend.errors import Code
 from ts_frontend.grpc.call import Method, Shape
-from ts_frontend.listeners.listener import Listener
 from ts_frontend.listeners.serving import ServedListener
+from ts_frontend.listeners.sockets import Listener
 from ts_frontend.models.repository import Repository
 from ts_frontend.models.startup import SnapshotRecorder
 from ts_frontend.tasks import kept, merged

@@ -16,10 +16,10 @@ from ts.protocol import open_inference_pb2 as pb
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.grpc.call import Call
 from ts_frontend.grpc.open_inference import StreamDialect, dialect_of
-from ts_frontend.open_inference import heads as tensor_heads
+from ts_frontend.open_inference import requests as tensor_heads
 from ts_frontend.open_inference import requests as tensor_requests
-from ts_frontend.open_inference.heads import FIELDS_MAX as MOST
-from ts_frontend.open_inference.heads import head_of_message, items_of_json, items_of_message, mention
+from ts_frontend.open_inference.requests import FIELDS_MAX as MOST
+from ts_frontend.open_inference.requests import head_of_message, items_of_json, items_of_message, mention
 
 NAMES = ("timeout", "priority", "sequence_id", "sequence_start")
 TENSORS = ("inputs", "outputs", "raw_input_contents")

@@ -11,7 +11,7 @@ import pytest
 from ts_frontend.authorization.authorization import REFUSED
 from ts_frontend.config.keys import KeyKind, bearer
 from ts_frontend.errors import PermissionDenied
-from ts_frontend.grpc.auth import guarded, presented
+from ts_frontend.grpc.around import guarded, presented
 from ts_frontend.grpc.call import Call, Method, Shape
 from ts_frontend.telemetry.logging.writer import HEALTH_METHODS
 

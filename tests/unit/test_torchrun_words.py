@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
-from ts_frontend.workers.devices import CPU, Device, Inventory, Placement
+from ts_frontend.workers.resources import CPU, Device, Inventory, Placement
 
 
 class Defaults:

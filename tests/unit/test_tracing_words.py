@@ -13,8 +13,8 @@ from support import GUARD_S
 from ts_frontend.config.kinds import ConfigError
 from ts_frontend.http.routes import ROUTES
 from ts_frontend.http.routing import RouteTable
-from ts_frontend.telemetry.tracing.export import BoundedProcessor, CountedExporter
-from ts_frontend.telemetry.tracing.settings import GRPC, HTTP, endpoint, protocol_of, wanted
+from ts_frontend.telemetry.tracing.spans import BoundedProcessor, CountedExporter
+from ts_frontend.telemetry.tracing.tracing import GRPC, HTTP, endpoint, protocol_of, wanted
 
 BASE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}
 

@@ -16,16 +16,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ts_frontend import tuning
 from ts_frontend.cli import tune
-from ts_frontend.tuning import show
-from ts_frontend.tuning.load import Length, measure
-from ts_frontend.tuning.search import (
+from ts_frontend.tuning import (
     Bounds,
     Found,
+    Length,
     Measurement,
     Space,
     Trial,
     best_within,
+    measure,
     rank,
     search,
 )
@@ -63,23 +64,23 @@ def test_a_failed_request_ends_the_measurement() -> None:
 
 def test_rows() -> None:
     bounds = Bounds(p99_ms=15)
-    assert show.row(TRIAL, GOOD, Bounds(), 200).endswith("10.0 ms  20.0 ms  300 MiB  " + "█" * 10)
-    assert show.row(TRIAL, GOOD, bounds, 100).endswith("█  over the bound")
-    assert show.row(TRIAL, BAD, bounds, 100).endswith("failed: no memory")
-    assert show.sparkline([0, 50, 100]) == "▁▅█" and show.sparkline([]) == ""
-    nothing = show.conclusion(Found(None, None, False, 1), [(TRIAL, BAD)], bounds)
+    assert tuning.row(TRIAL, GOOD, Bounds(), 200).endswith("10.0 ms  20.0 ms  300 MiB  " + "█" * 10)
+    assert tuning.row(TRIAL, GOOD, bounds, 100).endswith("█  over the bound")
+    assert tuning.row(TRIAL, BAD, bounds, 100).endswith("failed: no memory")
+    assert tuning.sparkline([0, 50, 100]) == "▁▅█" and tuning.sparkline([]) == ""
+    nothing = tuning.conclusion(Found(None, None, False, 1), [(TRIAL, BAD)], bounds)
     assert nothing.endswith("No configuration answered.")
-    text = show.conclusion(Found(TRIAL, GOOD, False, 3), [(TRIAL, GOOD)], bounds)
+    text = tuning.conclusion(Found(TRIAL, GOOD, False, 3), [(TRIAL, GOOD)], bounds)
     assert "No configuration keeps p99 of 15 ms. The nearest:" in text and "batchSize 8, maxBatchDelay 5 ms" in text
 
 
 def test_the_settings_are_put_into_a_file_that_keeps_the_rest() -> None:
     text = "# mine\nbatchSize: 1  # small\nresponseTimeout: 5\nhandler:\n  batchSize: 7\n"
-    assert show.with_settings(text, show.settings_of(TRIAL)) == (
+    assert tuning.with_settings(text, tuning.settings_of(TRIAL)) == (
         "# mine\nbatchSize: 8\nresponseTimeout: 5\nhandler:\n  batchSize: 7\n"
         "minWorkers: 2\nmaxWorkers: 2\nmaxBatchDelay: 5\n"
     )
-    assert show.with_settings("", {"batchSize": 2}) == "batchSize: 2\n"
+    assert tuning.with_settings("", {"batchSize": 2}) == "batchSize: 2\n"
 
 
 def test_requests_are_files_folders_and_lines(tmp_path: Path) -> None:

@@ -16,14 +16,11 @@ import h2.events
 import pytest
 from h2.settings import SettingCodes
 
-import ts_frontend.transport.arriving
+import ts_frontend.transport.limits
 from support import until_async
-from ts_frontend.transport.arriving import RETURNED_BYTES_MIN, Arriving, drained
-from ts_frontend.transport.connection import Connection
-from ts_frontend.transport.limits import ListenerLimits
-from ts_frontend.transport.server import Server
+from ts_frontend.transport.connection import Connection, Server
+from ts_frontend.transport.limits import RETURNED_BYTES_MIN, Arriving, ListenerLimits, Unread, drained
 from ts_frontend.transport.stream import Stream
-from ts_frontend.transport.unread import Unread
 
 BODY = bytes(range(256)) * 400
 SIZE = len(BODY)
@@ -204,8 +201,8 @@ async def test_a_client_of_http1_that_does_not_read_loses_its_connection(reason:
 async def test_freed_memory_is_returned(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """The C library's function itself is part of the operating system: e2e/test_unread_answers.py sees its effect."""
     returned: list[int] = []
-    monkeypatch.setattr(ts_frontend.transport.arriving, "_trim", lambda: returned.append)
-    monkeypatch.setattr(ts_frontend.transport.arriving, "RETURN_S", 0.01)
+    monkeypatch.setattr(ts_frontend.transport.limits, "_trim", lambda: returned.append)
+    monkeypatch.setattr(ts_frontend.transport.limits, "RETURN_S", 0.01)
     if kind == "arriving":
         body = Arriving().body()
         body.hold(LARGE_BYTES)

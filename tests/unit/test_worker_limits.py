@@ -15,8 +15,8 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import WorkerDied
 from ts_frontend.job import Ledger
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
-from ts_frontend.workers.limits import Excess, WorkerLimits, available_bytes
 from ts_frontend.workers.pool import REPLACE_AGAIN_S, Pool
+from ts_frontend.workers.resources import Excess, WorkerLimits, available_bytes
 
 
 def settings(**model_config: Any) -> ModelSettings:

@@ -22,12 +22,11 @@ from ts.runtime.handlers import NETWORK_HINT
 from ts_frontend.errors import PROCESS_DIED, DeadlineExceeded, WorkerDied
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.workers import process as orphans
-from ts_frontend.workers.devices import Device
-from ts_frontend.workers.failures import Failure, StartFailed
 from ts_frontend.workers.in_flight import Connection
 from ts_frontend.workers.launchers import LaunchFailed
 from ts_frontend.workers.pool import Pool, Slot
-from ts_frontend.workers.process import ExitStatus
+from ts_frontend.workers.process import ExitStatus, Failure, StartFailed
+from ts_frontend.workers.resources import Device
 
 DIED = "Backend worker monitoring thread interrupted or backend worker process died."
 

@@ -20,8 +20,8 @@ from ts_frontend.errors import (
     ServeError,
 )
 from ts_frontend.graphs.graph import make_graph
+from ts_frontend.workflows.manager import NodeFailed, Reply, Run
 from ts_frontend.workflows.specification import Node
-from ts_frontend.workflows.workflow import NodeFailed, Reply, Run
 
 HEADERS = (("x-a", "1"),)
 

@@ -298,7 +298,6 @@ class Authorization:
 
     @property
     def made(self) -> Keys:
-        """The keys that are made here."""
         return self._made
 
     @property
@@ -406,10 +405,7 @@ def open_authorization(config: ServerConfig, directory: Path) -> Authorization |
         )
     try:
         return Authorization(
-            keys_outside(config),
-            file,
-            life_s=config.token_expiration_min * 60,
-            overlap_s=config.token_overlap_s,
+            keys_outside(config), file, life_s=config.token_expiration_min * 60, overlap_s=config.token_overlap_s
         )
     except BadKeys as error:
         raise ConfigError(f"token_path: {error}") from None

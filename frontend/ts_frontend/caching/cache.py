@@ -1,31 +1,372 @@
-"""A model version's cache: answers that are kept, and requests that wait for one run because they ask the same.
+"""The cache of answers: the answers of all models that are kept in memory, of which the least recently used ones go
+first, or in Redis, for several servers with the same models; the question that a request asks: what its answer depends
+on, decoded, and its digest, the key of the answer; and a model version's cache: answers that are kept, and requests
+that wait for one run because they ask the same.
 
 Every request has a job of its own, with its own deadline and its own caller: it ends as any other, and a kept answer is
 delivered to it at once. A run is a further job, which isn't counted as a request. It ends early only when the last of
-its waiting requests has gone.
+its waiting requests has gone. Failures of Redis cost a miss, never a request. Whoever may write to that Redis may give
+answers: a value is checked for what chance can do to it, not for its author.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 import math
+import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from ts.protocol.frames import Chunk, Feed, Input, Pairs, size_of
+from ts.protocol import forms
+from ts.protocol.frames import Buffer, Chunk, Feed, Input, PackedPairs, Pairs, size_of
 from ts_frontend.caching import tensors
-from ts_frontend.caching.answers import Answer, CacheRule, Memory, Shelf
-from ts_frontend.caching.questions import Asker, Control, Question, Said
-from ts_frontend.caching.remote import RemoteAnswers
-from ts_frontend.caching.tensors import Wish
+from ts_frontend.caching.tensors import JSON_BYTES_MAX, LENGTH_HEADER, Unusual, Wish
 from ts_frontend.errors import DeadlineExceeded, Ending, ServeError
 from ts_frontend.job import COLD_HEADER, Job, Whereabouts
+from ts_frontend.redis_calls import RedisCalls
 from ts_frontend.tasks import watched
 
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
 log: Final = logging.getLogger(__name__)
+
+#: An answer that takes more than this part of the cache isn't kept.
+SHARE: Final = 4
+#: What an answer takes besides its bytes: its key, and the objects around both.
+ENTRY_BYTES: Final = 512
+
+
+class Answer(NamedTuple):
+    """The answer of a handler: its pieces, which are one unless it streams. That to a tensor request is in the common
+    form."""
+
+    pieces: Sequence[Buffer]
+    headers: Pairs = ()
+    status: int = 200
+
+    @property
+    def size_bytes(self) -> int:
+        texts = sum(len(name) + len(value) for name, value in self.headers)
+        return sum(map(len, self.pieces)) + texts + ENTRY_BYTES
+
+
+class CacheRule(NamedTuple):
+    """A model's settings. `size_bytes`: for its answers, 0 for no limit but the server's; `ttl_s`: after it an answer
+    isn't used any more, 0 for none; `headers`: those that take part in the key, in lower case."""
+
+    size_bytes: int = 0
+    ttl_s: float = 0.0
+    headers: frozenset[str] = frozenset()
+
+
+class Kept(NamedTuple):
+    """`until_s`: `time.monotonic()` seconds, None for always."""
+
+    answer: Answer
+    size_bytes: int
+    until_s: float | None
+
+
+class Memory:
+    """`size_bytes`: for the answers of all models together."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.used_bytes = 0
+        self._order: OrderedDict[tuple[Shelf, bytes], None] = OrderedDict()
+
+    def touch(self, shelf: Shelf, digest: bytes) -> None:
+        self._order[shelf, digest] = None
+        self._order.move_to_end((shelf, digest))
+
+    def forget(self, shelf: Shelf, digest: bytes) -> None:
+        del self._order[shelf, digest]
+
+    def shrink(self) -> None:
+        while self.used_bytes > self.size_bytes:
+            shelf, digest = next(iter(self._order))
+            shelf.evict(digest)
+
+
+class Shelf:
+    """The answers of one load of a model version, by the digests of their questions."""
+
+    def __init__(self, memory: Memory, rule: CacheRule) -> None:
+        self._memory, self._ttl_s = memory, rule.ttl_s
+        self._size_bytes = min(rule.size_bytes or memory.size_bytes, memory.size_bytes)
+        self._kept: OrderedDict[bytes, Kept] = OrderedDict()
+        self.used_bytes = self.evicted = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, digest: bytes) -> Answer | None:
+        found = self._kept.get(digest)
+        if found is None:
+            return None
+        if found.until_s is not None and found.until_s <= time.monotonic():
+            self.drop(digest)
+            return None
+        self._kept.move_to_end(digest)
+        self._memory.touch(self, digest)
+        return found.answer
+
+    def keep(self, digest: bytes, answer: Answer) -> None:
+        """Keeps the answer in place of an older one to the same question; one that is too large isn't kept."""
+        self.drop(digest)
+        size = answer.size_bytes
+        if size * SHARE > self._size_bytes:
+            return
+        # A copy: the answer may be a view of a larger message.
+        own = answer._replace(pieces=[bytes(piece) for piece in answer.pieces])
+        self._kept[digest] = Kept(own, size, time.monotonic() + self._ttl_s if self._ttl_s else None)
+        self._memory.touch(self, digest)
+        self.used_bytes += size
+        self._memory.used_bytes += size
+        while self.used_bytes > self._size_bytes:
+            self.evict(next(iter(self._kept)))
+        self._memory.shrink()
+
+    def evict(self, digest: bytes) -> None:
+        self.evicted += 1
+        self.drop(digest)
+
+    def drop(self, digest: bytes) -> None:
+        found = self._kept.pop(digest, None)
+        if found is not None:
+            self.used_bytes -= found.size_bytes
+            self._memory.used_bytes -= found.size_bytes
+            self._memory.forget(self, digest)
+
+    def clear(self) -> None:
+        for digest in list(self._kept):
+            self.drop(digest)
+
+
+#: Larger requests run without the cache.
+REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
+_TENSORS: Final = "\0grpc"
+_JSON_TENSORS: Final = "\0json"
+#: Headers that the server adds for the handler, with the values of a plain prediction.
+_PLAIN: Final = {"explain": "False", "url_path": ""}
+_SIZE: Final = struct.Struct("<Q")
+#: Clients repeat their headers: what blocks of them say is remembered, of ones up to this size.
+_BLOCK_BYTES_MAX: Final = 1024
+_REMEMBERED: Final = 1024
+
+
+class Question(NamedTuple):
+    """`inputs` and `headers`: of the run that answers it; `wish`: how its client wants an answer in the common form of
+    tensors (None: as it comes)."""
+
+    digest: bytes
+    inputs: Sequence[Input]
+    headers: Pairs
+    wish: Wish | None
+
+
+class Control(NamedTuple):
+    """What a request's `cache-control` allows: an answer that is kept already, and to keep its own."""
+
+    reads: bool = True
+    keeps: bool = True
+
+
+class Said(NamedTuple):
+    """What a request's headers say. `named`: the names and values of those that take part in the key; `length`: of the
+    JSON at the beginning of its body, "" for all of it."""
+
+    control: Control
+    named: Sequence[str]
+    length: str
+
+
+class Asker(NamedTuple):
+    """Reads the questions to a model version. `headers`: those that take part, in lower case; `decodes`: the handler
+    gets JSON as values; `dialects`: tensor requests of all dialects are alike to it; `mark`: differs for models that
+    may answer differently."""
+
+    model: str
+    version: str
+    headers: frozenset[str]
+    decodes: bool = True
+    dialects: bool = True
+    mark: bytes = b""
+
+    def takes(self, inputs: Sequence[Input]) -> bool:
+        """Whether the cache has to do with such a request, by its dialect and its size."""
+        marked = [part.content_type for part in inputs if part.content_type[:1] == "\0"]
+        known = not marked or marked in ([_TENSORS], [_JSON_TENSORS])
+        return known and size_of(inputs) <= REQUEST_BYTES_MAX
+
+    def said(self, headers: Pairs) -> Said:
+        if type(headers) is PackedPairs and len(headers.block) <= _BLOCK_BYTES_MAX:
+            return _said_by(headers.block, self.headers)
+        return _said(headers, self.headers)
+
+    def question(self, inputs: Sequence[Input], headers: Pairs, said: Said) -> Question:
+        named, length = said.named, said.length
+        wish: Wish | None = None
+        parts: list[bytes | bytearray | memoryview] = []
+        if inputs and inputs[0].content_type[:1] == "\0":
+            inputs, wish = self._tensors(inputs[0], length)
+            if wish is None and inputs[0].content_type == _JSON_TENSORS:
+                named = (*named, LENGTH_HEADER, length)
+            parts += (inputs[0].content_type.encode(), inputs[0].data)
+        else:
+            for part in self._separated(inputs):
+                parts += (_encoded(part.name), self._type(part), self._content(part))
+        found = _begun(self.mark, self.model, self.version).copy()
+        found.update(_SIZE.pack(len(named)))
+        for one in (*map(_encoded, named), *parts):
+            found.update(_SIZE.pack(len(one)))  # so that no two lists of parts are the same bytes
+            found.update(one)
+        return Question(found.digest(), inputs, headers, wish)
+
+    def _tensors(self, part: Input, length: str) -> tuple[Sequence[Input], Wish | None]:
+        """The request in the common form; an unusual one stays as it is."""
+        try:
+            if not self.dialects:
+                raise Unusual
+            if part.content_type == _TENSORS:
+                data, wish = tensors.of_message(part.data, self.model, self.version)
+            else:
+                data, wish = tensors.of_json(part.data, length, self.model, self.version)
+        except Unusual:
+            return [part], None
+        return [Input("", _TENSORS, data)], wish
+
+    @staticmethod
+    def _separated(inputs: Sequence[Input]) -> Iterator[Input]:
+        """The inputs, a form as its fields: each client separates them in another way."""
+        for part in inputs:
+            if part.content_type and forms.is_form(part.content_type):
+                try:
+                    yield from (Input(*one) for one in forms.parts(part.content_type, bytes(part.data)))
+                    continue
+                except forms.MalformedForm:
+                    pass  # the handler gets its bytes
+            yield part
+
+    @staticmethod
+    def _type(part: Input) -> bytes:
+        """The content type. Bytes may have none: gRPC's never have one."""
+        found = part.content_type
+        return b"" if found == "application/octet-stream" else _encoded(found)
+
+    def _content(self, part: Input) -> bytes | bytearray | memoryview:
+        """JSON without its blanks, if the handler gets it as values; other content as it is."""
+        base = part.content_type.partition(";")[0].strip()
+        if self.decodes and base == "application/json" and len(part.data) <= JSON_BYTES_MAX:
+            try:
+                return json.dumps(json.loads(str(part.data, "utf-8")), separators=(",", ":")).encode()
+            except (ValueError, RecursionError):
+                pass  # the handler gets its bytes
+        return part.data
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+@lru_cache(maxsize=256)
+def _begun(mark: bytes, model: str, version: str) -> _Hash:
+    """The digest of what all questions to a model version begin with."""
+    found = hashlib.sha256(mark)
+    for text in map(_encoded, (model, version)):
+        found.update(_SIZE.pack(len(text)) + text)
+    return found
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _said_by(block: bytes, names: frozenset[str]) -> Said:
+    return _said(PackedPairs(block), names)
+
+
+def _said(headers: Pairs, names: frozenset[str]) -> Said:
+    """`names`: of the headers that take part in the key, in lower case."""
+    named: list[str] = []
+    length = ""
+    words: list[str] = []
+    for name, value in headers:
+        lower = name.lower()
+        if lower in names or (lower in _PLAIN and value != _PLAIN[lower]):
+            named += (lower, value)
+        elif lower == LENGTH_HEADER:
+            length = value
+        if lower == "cache-control":
+            words += value.split(",")
+    said = {word.strip().lower() for word in words}
+    keeps = "no-store" not in said
+    return Said(Control(keeps and said.isdisjoint(("no-cache", "max-age=0")), keeps), tuple(named), length)
+
+
+#: The largest answer, and how long one is kept without a `ttl`: answers of models that are gone must go, too.
+ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
+TTL_S: Final = 86_400.0
+#: Begins a value. The last digit changes with the layout.
+MAGIC: Final = b"torchrelay answer 1\n"
+_PREFIX: Final = b"torchrelay:"
+_SUM_BYTES: Final = 32
+
+
+class RemoteAnswers:
+    """`refused`: values that were none of ours, or broken."""
+
+    def __init__(self, url: str) -> None:
+        self._calls = RedisCalls(url, "Redis (response_cache_redis) gives no answers, and requests run")
+        self.refused = 0
+
+    async def get(self, digest: bytes) -> Answer | None:
+        key = _PREFIX + digest
+        # A range, so that a large value of somebody else isn't read.
+        found = await self._calls.call(lambda: self._calls.client.getrange(key, 0, ANSWER_BYTES_MAX))
+        if not found:
+            return None
+        answer = unpacked(digest, bytes(found))
+        if answer is None:
+            self.refused += 1
+            self._calls.tell("a value of the cache isn't one of this version, or is broken")
+        return answer
+
+    async def put(self, digest: bytes, answer: Answer, ttl_s: float) -> None:
+        value = packed(digest, answer)
+        if len(value) <= ANSWER_BYTES_MAX:
+            lifetime_ms = max(1, int((ttl_s or TTL_S) * 1000))
+            await self._calls.call(lambda: self._calls.client.set(_PREFIX + digest, value, px=lifetime_ms))
+
+    async def close(self) -> None:
+        await self._calls.close()
+
+
+def packed(digest: bytes, answer: Answer) -> bytes:
+    """An answer as a value: MAGIC, the SHA-256 of its key and of the rest, and the rest: a line of JSON, the bytes."""
+    head = json.dumps({"headers": [list(pair) for pair in answer.headers], "empty": not answer.pieces}).encode()
+    rest = b"".join((head, b"\n", *answer.pieces))
+    return b"".join((MAGIC, hashlib.sha256(digest + rest).digest(), rest))
+
+
+def unpacked(digest: bytes, value: bytes) -> Answer | None:
+    """The answer in a value, None if it isn't one to this question."""
+    at = len(MAGIC) + _SUM_BYTES
+    rest = value[at:]
+    if not value.startswith(MAGIC) or hashlib.sha256(digest + rest).digest() != value[len(MAGIC) : at]:
+        return None
+    head, _, data = rest.partition(b"\n")
+    try:
+        found = json.loads(head)
+        headers = [(str(name), str(text)) for name, text in found["headers"]]
+        return Answer([] if found["empty"] else [data], headers)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+
 
 #: The header, and the metadata, that tells whether a request has run.
 CACHE_HEADER: Final = "x-cache"

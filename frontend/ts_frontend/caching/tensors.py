@@ -101,13 +101,7 @@ def of_message(data: Buffer, model: str, version: str) -> tuple[bytes, Wish]:
 
 
 def of_json(
-    body: Buffer,
-    length: str,
-    model: str,
-    version: str,
-    *,
-    json_bytes_max: int = JSON_BYTES_MAX,
-    shared: bool = False,
+    body: Buffer, length: str, model: str, version: str, *, json_bytes_max: int = JSON_BYTES_MAX, shared: bool = False
 ) -> tuple[bytes, Wish]:
     """The common form of a request over HTTP. `length`: of its JSON as LENGTH_HEADER says it, "" for all; `shared`:
     tensors in shared memory are taken, too, without elements. Raises Unusual."""

@@ -16,8 +16,8 @@ import psutil
 from google.protobuf import empty_pb2, wrappers_pb2
 
 from ts_frontend.authorization.authorization import NAME, read_keys
-from ts_frontend.config.addresses import is_loopback
 from ts_frontend.config.keys import BadKeys, KeyKind, Keys, time_text
+from ts_frontend.config.kinds import is_loopback
 from ts_frontend.process import PidFileError, pid_path, running_server
 from ts_frontend.protos import (
     inference_pb2,

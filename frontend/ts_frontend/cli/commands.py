@@ -7,11 +7,11 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import update_wrapper
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, update_wrapper
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import click
 
@@ -19,7 +19,7 @@ from ts.protocol.text import printable, printable_json, printable_lines
 from ts_frontend.cli import text
 from ts_frontend.cli.client import CallFailed, Client, NoKeys, Target, WorkersFailed, find_keys, wait_for_workers
 from ts_frontend.config.load import of_terminal
-from ts_frontend.config.parameters import REGISTER
+from ts_frontend.config.parameters import REGISTER, CallParameter
 
 _REGISTERED = re.compile(r'Model "(?P<name>.+)" Version: (?P<version>.+) registered with')
 
@@ -53,10 +53,29 @@ def register_model(client: Client, url: str, settings: dict[str, Any]) -> tuple[
     raise CallFailed("UNKNOWN", f"The server answered {sentence!r}, but lists no new model from {url}.")
 
 
+Option: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
 DEFAULT_INPUT = "data"
 INTERRUPTED_STATUS = 130
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+#: Options for the keys of a server, and for its certificate.
+KEY_OPTIONS = (
+    click.option("--token", envvar="TORCHSERVE_TOKEN", show_envvar=True, help="Key, where the server asks for one."),
+    click.option(
+        "--key-file",
+        envvar="TORCHSERVE_KEY_FILE",
+        type=click.Path(exists=True, path_type=Path),
+        show_envvar=True,
+        help="The server's keys.  [default: key_file.json here, for a server on this machine]",
+    ),
+    click.option(
+        "--ca-file",
+        envvar="TORCHSERVE_CA_FILE",
+        type=_FILE,
+        show_envvar=True,
+        help="PEM file of the authority that signed the server's certificate; speaks TLS.",
+    ),
+)
 _SERVER_OPTIONS = (
     click.option("--host", envvar="TORCHSERVE_HOST", default="127.0.0.1", show_default=True, show_envvar=True),
     click.option(
@@ -71,13 +90,6 @@ _SERVER_OPTIONS = (
         type=click.FloatRange(0, min_open=True),
         metavar="SECONDS",
         help="How long one call may take.  [default: no limit]",
-    ),
-    click.option(
-        "--ca-file",
-        envvar="TORCHSERVE_CA_FILE",
-        type=_FILE,
-        show_envvar=True,
-        help="PEM file of the authority that signed the server's certificate; speaks TLS.",
     ),
     click.option(
         "--cert",
@@ -95,16 +107,7 @@ _SERVER_OPTIONS = (
         show_envvar=True,
         help="PEM file of its key.",
     ),
-    click.option(
-        "--token", envvar="TORCHSERVE_TOKEN", show_envvar=True, help="Key of the service, where it asks for one."
-    ),
-    click.option(
-        "--key-file",
-        envvar="TORCHSERVE_KEY_FILE",
-        type=click.Path(exists=True, path_type=Path),
-        show_envvar=True,
-        help="The server's keys.  [default: key_file.json here, for a server on this machine]",
-    ),
+    *KEY_OPTIONS,
     click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs."),
 )
 
@@ -157,10 +160,13 @@ def command(body: Callable[..., None]) -> Callable[..., None]:
         certificate = certificate_file, certificate_key_file
         _run(body, Target(host, *ports, timeout_s, ca_file, keys, *certificate), **kwargs)
 
-    wrapped: Callable[..., None] = update_wrapper(run, body)
-    for option in reversed(_SERVER_OPTIONS):
-        wrapped = option(wrapped)
-    return wrapped
+    return with_options(_SERVER_OPTIONS, update_wrapper(run, body))
+
+
+def with_options(options: Sequence[Option], body: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(options):
+        body = option(body)
+    return body
 
 
 def _print(value: object, readable: str, as_json: bool, *, styled: bool = False) -> None:
@@ -231,12 +237,12 @@ def _wait(client: Client, name: str, version: str, count: int, known_failure: ob
     return wait_for_workers(lambda: client.describe(name, version)[0], count, known_failure, _progress, time.sleep)
 
 
-def _register_options(body: Callable[..., None]) -> Callable[..., None]:
-    for row in reversed(REGISTER):
-        if row.flag:
-            kind = click.IntRange(min=row.least) if row.kind is int else str
-            body = click.option(row.flag, row.name, type=kind, metavar=row.metavar, help=row.help)(body)
-    return body
+def _option_of(row: CallParameter) -> Option:
+    kind = click.IntRange(min=row.least) if row.kind is int else str
+    return click.option(row.flag, row.name, type=kind, metavar=row.metavar, help=row.help)
+
+
+_register_options = partial(with_options, [_option_of(row) for row in REGISTER if row.flag])
 
 
 @commands.command()
@@ -386,17 +392,17 @@ def _not_json(constant: str) -> NoReturn:
     raise ValueError(f"{constant} isn't JSON")
 
 
-def _request_options(body: Callable[..., None]) -> Callable[..., None]:
-    for option in (
+_request_options = partial(
+    with_options,
+    (
+        click.argument("name"),
+        click.argument("file", required=False),
+        click.option("--version", default="", help="[default: the default version]"),
         click.option(
             "--input", "named", multiple=True, metavar="NAME=TEXT|NAME=@FILE", help="A named input; repeatable."
         ),
-        click.option("--version", default="", help="[default: the default version]"),
-        click.argument("file", required=False),
-        click.argument("name"),
-    ):
-        body = option(body)
-    return body
+    ),
+)
 
 
 def _shown(answer: bytes) -> bytes:

@@ -145,7 +145,6 @@ def _announce(read: int, warned: bool) -> None:
 
 
 def warn(texts: Iterable[str]) -> None:
-    """Prints warnings, each on a line."""
     for text in texts:
         print(printable_lines(text), file=sys.stderr, flush=True)
 
@@ -218,12 +217,7 @@ def _console(config: ServerConfig) -> Path | None:
 
 def _spawn(command: Sequence[str], write: int, output: IO[str] | None) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        pass_fds=(write,),
-        start_new_session=True,
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(write,), start_new_session=True
     )
 
 

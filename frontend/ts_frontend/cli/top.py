@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ts.protocol.text import printable
 from ts_frontend.cli.text import fits, natural
-from ts_frontend.tuning.show import sparkline
+from ts_frontend.tuning import sparkline
 
 #: The number of samples in a sparkline.
 PAST_MAX = 40

@@ -19,15 +19,14 @@ from typing import Any
 import click
 import grpc
 
+from ts_frontend import tuning
 from ts_frontend.cli.client import CallFailed, Client, Target, WorkersFailed, wait_for_workers
 from ts_frontend.cli.commands import DEFAULT_INPUT, command, commands
 from ts_frontend.config.keys import KeyKind
 from ts_frontend.config.kinds import bytes_of
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
-from ts_frontend.tuning import show
-from ts_frontend.tuning.load import Length, Send, measure
-from ts_frontend.tuning.search import Bounds, Found, Measurement, Space, Trial, best_within, search
+from ts_frontend.tuning import Bounds, Found, Length, Measurement, Send, Space, Trial, best_within, measure, search
 
 #: The suffix of the copy's name.
 SUFFIX = "-tuning"
@@ -160,7 +159,7 @@ def _climb(
             raise CallFailed("UNKNOWN", f"The first configuration already failed: {measured.error}")
         trials.append((trial, measured))
         best_per_s = max(it.answers_per_s for _, it in trials)
-        say(show.row(trial, measured, bounds, best_per_s))
+        say(tuning.row(trial, measured, bounds, best_per_s))
         try:
             trial = climb.send(measured)
         except StopIteration as end:
@@ -229,18 +228,18 @@ def tune(
     copy = Copy(client, f"{name}{SUFFIX}", before["modelUrl"], read(inputs), length)
     if copy.is_there():
         raise CallFailed("ALREADY_EXISTS", f"There is a {copy.name} already: torchserve unregister {copy.name}")
-    click.echo(show.HEAD, err=as_json)
+    click.echo(tuning.HEAD, err=as_json)
     try:
         over = space(batch_max, workers_max, in_flight_max)
         found, trials = _climb(copy, over, bounds, start, lambda line: click.echo(line, err=as_json))
     finally:
         copy.remove()
     if as_json:
-        click.echo(json.dumps(show.as_json(found, trials), indent=2))
+        click.echo(json.dumps(tuning.as_json(found, trials), indent=2))
     else:
-        click.echo(show.conclusion(found, trials, bounds))
+        click.echo(tuning.conclusion(found, trials, bounds))
     if found.best is not None and found.within and write is not None:
         there = write.read_text() if write.exists() else ""
-        write.write_text(show.with_settings(there, show.settings_of(found.best)))
+        write.write_text(tuning.with_settings(there, tuning.settings_of(found.best)))
     if not found.within:
         sys.exit(1)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ts_frontend.config.addresses import Address, unix_path
+from ts_frontend.config.kinds import Address, unix_path
 from ts_frontend.config.table import SETTINGS, ServerConfig
 
 _ADDRESSES = ("inference_address", "management_address", "metrics_address")

@@ -1,11 +1,14 @@
-"""The types of settings: the parsing of their text, and the allowed values. Pure.
+"""The types of settings: the parsing of their text, and the allowed values; listening addresses as TorchServe writes
+them: `http://HOST[:PORT]`, `https://HOST[:PORT]`, `unix:/path`. Pure.
 
 `SettingKind.parse` takes stripped, non-empty text, and raises ValueError naming the allowed values.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import ipaddress
 import json
 import math
 import re
@@ -17,9 +20,131 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from ts_frontend.config.addresses import parse_address, parse_host, parse_name
 from ts_frontend.config.keys import BadKeys, key_of
 from ts_frontend.errors import InvalidArgument
+
+_URL = re.compile(
+    r"(?P<scheme>https?)://(?P<host>\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[^:/\[\]\s]+)(:(?P<port>\d+))?/?", re.IGNORECASE
+)
+
+#: Ports of an address that names none: (http, https), by API.
+DEFAULT_PORTS = {"inference": (80, 443), "management": (8081, 8444), "metrics": (8082, 8445)}
+
+
+#: Bytes of a Unix socket's path: sun_path has 108 with its final NUL (unix(7)).
+UNIX_PATH_BYTES_MAX = 107
+UNIX = "unix:"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The address of an HTTP API: a host and port, or a Unix socket's path. Port 0: a free port."""
+
+    scheme: str
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @property
+    def tls(self) -> bool:
+        return self.scheme == "https"
+
+    @property
+    def loopback(self) -> bool:
+        return self.scheme == "unix" or is_loopback(self.host)
+
+    def __str__(self) -> str:
+        if self.scheme == "unix":
+            return f"{UNIX}{self.path}"
+        return f"{self.scheme}://{bracketed(self.host)}:{self.port}"
+
+
+def parse_address(text: str, api: str) -> Address:
+    """The address that `text` names; `api` is a key of DEFAULT_PORTS.
+
+    :raises ValueError: not an address; the message names the allowed forms.
+    """
+    text = text.strip()
+    if text.lower().startswith(UNIX):
+        return Address("unix", path=_unix_path(text))
+    match = _URL.fullmatch(text)
+    if not match:
+        raise ValueError("allowed are http://HOST[:PORT], https://HOST[:PORT] and unix:/PATH")
+    scheme = match["scheme"].lower()
+    port = int(match["port"]) if match["port"] else DEFAULT_PORTS[api][scheme == "https"]
+    if port > 65535:
+        raise ValueError(f"port {port} is larger than 65535")
+    return Address(scheme, match["host"].strip("[]"), port)
+
+
+def _unix_path(text: str) -> str:
+    """The path of `unix:/path`, also written `unix:///path`. :raises ValueError: relative, or too long."""
+    path = text[len(UNIX) :]
+    if not path.startswith("/") or path.endswith("/") or "\0" in path:
+        raise ValueError("a Unix socket has an absolute path: unix:/PATH")
+    path = "/" + path.lstrip("/")
+    length = len(path.encode())
+    if length > UNIX_PATH_BYTES_MAX:
+        raise ValueError(f"the path has {length} bytes; the system allows a Unix socket {UNIX_PATH_BYTES_MAX}")
+    return path
+
+
+def bracketed(host: str) -> str:
+    """The host as written before a port: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def unix_path(host: str) -> str:
+    """The path of a host that `parse_host` made of `unix:/PATH`; "" for other hosts."""
+    return host[len(UNIX) :] if host.startswith(UNIX) else ""
+
+
+def parse_host(text: str) -> str:
+    """An IP address (or `localhost`) or `unix:/PATH`, as the gRPC listeners take it.
+
+    :raises ValueError: anything else.
+    """
+    if text.strip().lower().startswith(UNIX):
+        return UNIX + _unix_path(text.strip())
+    host = text.strip().strip("[]")
+    if host.lower() == "localhost":
+        return "127.0.0.1"
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        raise ValueError("allowed are an IP address such as 127.0.0.1, 0.0.0.0 or ::1, and unix:/PATH") from None
+
+
+def parse_name(text: str) -> str:
+    """A name or an address by which clients call a server; `.example.org` (also `*.example.org`) for every name below,
+    `*` for any.
+
+    :raises ValueError: something else, a port too.
+    """
+    word = text.strip().lower()
+    if word == "*":
+        return word
+    if word.startswith("[") and word.endswith("]"):
+        word = word[1:-1]
+    if ":" not in word:
+        word = word.removeprefix("*").removesuffix(".")
+        if re.fullmatch(r"\.?[^\s:/@\[\]?#*.]+(\.[^\s:/@\[\]?#*.]+)*", word):
+            return word
+    else:
+        with contextlib.suppress(ValueError):
+            return str(ipaddress.ip_address(word))
+    raise ValueError("allowed are names and addresses without ports, `.example.org` for every name below, and `*`")
+
+
+def is_loopback(host: str) -> bool:
+    """True for `localhost`, loopback IP addresses and Unix sockets. Other names count as reachable from outside."""
+    if host.lower() == "localhost" or unix_path(host):
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
 
 #: Settings of models by name, version and TorchServe's key: {"m": {"1.0": {"minWorkers": 1}}}.
 ModelEntries: TypeAlias = "Mapping[str, Mapping[str, Mapping[str, Any]]]"
@@ -153,10 +278,6 @@ def _keys(text: str) -> tuple[str, ...]:
     return found
 
 
-def _patterns(text: str) -> tuple[str, ...]:
-    return tuple(_pattern(word) for word in _words(text))
-
-
 def _path(text: str) -> Path:
     if "\0" in text:
         raise ValueError("a path has no NUL character")
@@ -218,10 +339,6 @@ class ExtraPort(NamedTuple):
         return f"{self.port}:{self.dialect}" if self.dialect else str(self.port)
 
 
-def _extra_ports(text: str) -> tuple[ExtraPort, ...]:
-    return tuple(map(_extra_port, _words(text)))
-
-
 def _extra_port(word: str) -> ExtraPort:
     port, _, dialect = word.partition(":")
     if dialect not in ("", *DIALECTS):
@@ -242,10 +359,6 @@ class LimitedResource(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name}:{self.number}" + ("" if self.device == EVERY_DEVICE else f":{self.device}")
-
-
-def _resources(text: str) -> tuple[LimitedResource, ...]:
-    return tuple(map(_resource, _words(text)))
 
 
 def _resource(word: str) -> LimitedResource:
@@ -298,7 +411,7 @@ OPEN_INFERENCE = SettingKind("boolean", _one_of("true", "oip"), ("true", "oip", 
 SWITCH = SettingKind("switch", _switch)
 PATH = SettingKind("path", _path)
 PATTERN = SettingKind("regular expression", _pattern)
-PATTERNS = SettingKind("comma list of regular expressions", _patterns)
+PATTERNS = SettingKind("comma list of regular expressions", lambda text: tuple(map(_pattern, _words(text))))
 PATHS = SettingKind("comma list of paths", lambda text: tuple(_path(word) for word in _words(text)))
 WORDS = SettingKind("comma list", _words)
 PROGRAMS = SettingKind("`FILE ARGUMENT …; FILE …`", _programs)
@@ -312,8 +425,8 @@ PORT = whole(0, 65535)
 #: -1 for `auto`.
 MEMORY = SettingKind("integer \\| `auto`", lambda text: -1 if text.lower() == "auto" else whole().parse(text))
 PORTS = SettingKind("comma list of integers", lambda text: tuple(int(PORT.parse(word)) for word in _words(text)))
-RESOURCES = SettingKind("comma list of `NAME:COUNT[:DEVICE]`", _resources)
-EXTRA_PORTS = SettingKind("comma list of `PORT[:DIALECT]`", _extra_ports)
+RESOURCES = SettingKind("comma list of `NAME:COUNT[:DEVICE]`", lambda text: tuple(map(_resource, _words(text))))
+EXTRA_PORTS = SettingKind("comma list of `PORT[:DIALECT]`", lambda text: tuple(map(_extra_port, _words(text))))
 
 
 #: The form of a repository's name on Hugging Face's hub, and the files' suffixes that it doesn't have.

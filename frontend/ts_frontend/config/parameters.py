@@ -66,10 +66,7 @@ _STARTUP_TIMEOUT = CallParameter(
 REGISTER = (
     _URL,
     CallParameter(
-        "model_name",
-        setting="model_name",
-        flag="--name",
-        help="Register under this name.  [default: the archive's]",
+        "model_name", setting="model_name", flag="--name", help="Register under this name.  [default: the archive's]"
     ),
     CallParameter("handler", setting="handler", flag="--handler", help="Use this handler in place of the archive's."),
     CallParameter("runtime", setting="runtime", flag="--runtime", help="Use this runtime in place of the archive's."),

@@ -15,7 +15,6 @@ from tempfile import gettempdir
 from types import MappingProxyType
 from typing import Any
 
-from ts_frontend.config.addresses import Address, is_loopback, unix_path
 from ts_frontend.config.foreign.aliases import PROFILES
 from ts_frontend.config.foreign.mlserver import MLServerDefaults
 from ts_frontend.config.foreign.platforms import AUTO, NONE, PLATFORMS
@@ -43,6 +42,7 @@ from ts_frontend.config.kinds import (
     SWITCH,
     TEXT,
     WORDS,
+    Address,
     ConfigError,
     ExtraPort,
     LimitedResource,
@@ -51,7 +51,9 @@ from ts_frontend.config.kinds import (
     SettingKind,
     address,
     choice,
+    is_loopback,
     number,
+    unix_path,
     whole,
 )
 from ts_frontend.config.snapshot import Snapshot
@@ -99,6 +101,11 @@ def _row(kind: SettingKind, default: object, doc: str, **more: Any) -> Any:
 
 def _own(kind: SettingKind, default: object, doc: str, **more: Any) -> Any:
     return _row(kind, default, doc, group="torchrelay", env_always=True, **more)
+
+
+def _start(kind: SettingKind, default: object, doc: str, **more: Any) -> Any:
+    """A setting of this server that belongs to one start: only a snapshot given by name can set it."""
+    return _own(kind, default, doc, restored=False, **more)
 
 
 def _system_temp_dir() -> Path:
@@ -214,16 +221,10 @@ class ServerConfig:
         TEXT, "ts_request_sequence_id", "header that names a sequence", env="TS_HEADER_KEY_SEQUENCE_ID"
     )
     ts_header_key_sequence_start: str = _row(
-        TEXT,
-        "ts_request_sequence_start",
-        "header of a sequence's first request",
-        env="TS_HEADER_KEY_SEQUENCE_START",
+        TEXT, "ts_request_sequence_start", "header of a sequence's first request", env="TS_HEADER_KEY_SEQUENCE_START"
     )
     ts_header_key_sequence_end: str = _row(
-        TEXT,
-        "ts_request_sequence_end",
-        "header of a sequence's last request",
-        env="TS_HEADER_KEY_SEQUENCE_END",
+        TEXT, "ts_request_sequence_end", "header of a sequence's last request", env="TS_HEADER_KEY_SEQUENCE_END"
     )
 
     # Security
@@ -284,42 +285,28 @@ class ServerConfig:
     )
 
     # Our own
-    dev_model: Path | None = _own(
-        PATH,
-        None,
-        "handler, model folder or archive that `torchserve dev` serves in place and reloads after each save",
-        restored=False,
+    dev_model: Path | None = _start(
+        PATH, None, "handler, model folder or archive that `torchserve dev` serves in place and reloads after each save"
     )
-    debugpy_port: int = _own(
-        whole(), 0, "port of this machine for debuggers of the worker of `dev_model`; 0: none", restored=False
-    )
+    debugpy_port: int = _start(whole(), 0, "port of this machine for debuggers of the worker of `dev_model`; 0: none")
     debug_errors: bool | None = _own(
         SWITCH,
         None,
         "true: the answer of a handler that raised has the exception, its file and line; false: the request "
         "ID; not set: true if every address is loopback",
     )
-    profile: str | None = _own(
-        choice(*PROFILES),
-        None,
-        "the server whose ports and behaviour become the defaults ([profiles.md](profiles.md))",
-        restored=False,
+    profile: str | None = _start(
+        choice(*PROFILES), None, "the server whose ports and behaviour become the defaults ([profiles.md](profiles.md))"
     )
-    platform: str = _own(
+    platform: str = _start(
         choice(AUTO, *PLATFORMS, NONE),
         AUTO,
         "the platform whose variables, paths and headers count ([platforms.md](platforms.md)); `auto`: the "
         "one whose variables are there",
-        restored=False,
     )
-    health_route: str | None = _own(
-        TEXT, None, "one more path of HTTP inference that answers like /ping", restored=False
-    )
-    predict_route: str | None = _own(
-        TEXT,
-        None,
-        "one more path of HTTP inference: predictions of the only model, in Vertex AI's form",
-        restored=False,
+    health_route: str | None = _start(TEXT, None, "one more path of HTTP inference that answers like /ping")
+    predict_route: str | None = _start(
+        TEXT, None, "one more path of HTTP inference: predictions of the only model, in Vertex AI's form"
     )
     session_expires_s: float = _own(
         number(),
@@ -327,42 +314,29 @@ class ServerConfig:
         "seconds after its begin at which a session of SageMaker's ends; 0: no sessions. "
         "`ts_header_key_sequence_id` names its header",
     )
-    host: str | None = _own(
+    host: str | None = _start(
         HOST,
         None,
         "address of HTTP inference, gRPC inference and metrics; `0.0.0.0`: all interfaces. The management "
         "addresses stay",
-        restored=False,
     )
-    http_host: str | None = _own(HOST, None, "host of `inference_address`", restored=False)
-    http_port: int | None = _own(PORT, None, "port of `inference_address`", restored=False)
-    metrics_host: str | None = _own(HOST, None, "host of `metrics_address`", restored=False)
-    metrics_port: int | None = _own(PORT, None, "port of `metrics_address`", restored=False)
-    http_extra_ports: tuple[int, ...] = _own(
-        PORTS,
-        (),
-        "more ports of HTTP inference, on `host` if it is set, otherwise on the host of `inference_address`",
-        restored=False,
+    http_host: str | None = _start(HOST, None, "host of `inference_address`")
+    http_port: int | None = _start(PORT, None, "port of `inference_address`")
+    metrics_host: str | None = _start(HOST, None, "host of `metrics_address`")
+    metrics_port: int | None = _start(PORT, None, "port of `metrics_address`")
+    http_extra_ports: tuple[int, ...] = _start(
+        PORTS, (), "more ports of HTTP inference, on `host` if it is set, otherwise on the host of `inference_address`"
     )
-    grpc_extra_ports: tuple[ExtraPort, ...] = _own(
+    grpc_extra_ports: tuple[ExtraPort, ...] = _start(
         EXTRA_PORTS,
         (),
         "more ports of gRPC inference, `PORT` or `PORT:DIALECT` with a `stream_dialect` for this port only",
-        restored=False,
     )
-    use_tls: bool = _own(SWITCH, False, "true: TLS on every HTTP and gRPC address except Unix sockets", restored=False)
-    work_dir: Path | None = _own(
-        PATH,
-        None,
-        "directory for everything that the server writes, except what has a place of its own",
-        restored=False,
+    use_tls: bool = _start(SWITCH, False, "true: TLS on every HTTP and gRPC address except Unix sockets")
+    work_dir: Path | None = _start(
+        PATH, None, "directory for everything that the server writes, except what has a place of its own"
     )
-    bypass_serve: bool = _own(
-        SWITCH,
-        False,
-        "true: handlers run inside the server's process, for breakpoints",
-        restored=False,
-    )
+    bypass_serve: bool = _start(SWITCH, False, "true: handlers run inside the server's process, for breakpoints")
     grpc_keepalive_time_ms: int | None = _own(
         whole(1), None, "ms of silence after which the server pings a gRPC client"
     )
@@ -375,9 +349,7 @@ class ServerConfig:
     )
     grpc_http2_min_time_between_pings_ms: int | None = _own(whole(1), None, "ms between two pings to a client")
     grpc_http2_min_ping_interval_without_data_ms: int = _own(
-        whole(0),
-        5000,
-        "least ms between two pings of an idle client; one that pings faster loses its connection",
+        whole(0), 5000, "least ms between two pings of an idle client; one that pings faster loses its connection"
     )
     http2_resets_max: int = _own(
         whole(1),
@@ -394,12 +366,11 @@ class ServerConfig:
         "true: `grpc_server_…` metrics in every metrics_mode, and `GET /metrics` on the gRPC ports too; false: none; "
         "not set: on the metrics API in `prometheus` mode",
     )
-    otlp_endpoint: str | None = _own(
+    otlp_endpoint: str | None = _start(
         TEXT,
         None,
         "URL of an OpenTelemetry collector for traces of requests (OTLP); not set: `OTEL_EXPORTER_OTLP_ENDPOINT`; "
         "neither of them: no traces",
-        restored=False,
     )
     trace_level: str | None = _own(
         choice("off", "timestamps", "tensors"),
@@ -409,12 +380,11 @@ class ServerConfig:
     )
     trace_rate: int | None = _own(whole(1), None, "Triton's: every N-th request to a model is traced; not set: 1")
     trace_count: int | None = _own(whole(-1), None, "Triton's: number of requests to trace; not set: -1, no limit")
-    frontends: int = _own(
+    frontends: int = _start(
         FRONTENDS,
         1,
         "whole frontends behind one address, for machines of many cores; auto: 1 on up to 4 cores, else one for each "
         "4, at most 8 ([performance.md](performance.md#several-frontends))",
-        restored=False,
     )
     worker_start: str = _own(
         choice("fork", "exec"),
@@ -459,18 +429,16 @@ class ServerConfig:
     stream_credit_bytes: int = _own(
         whole(65_536), 262_144, "bytes that a stream may be ahead of its reader before its handler waits"
     )
-    program: ProgramLines = _own(
+    program: ProgramLines = _start(
         PROGRAMS,
         ProgramLines(),
         "programs that start an aiSSEMBLE or KServe server, each with its arguments; their models are served "
         "too ([aissemble.md](aissemble.md))",
-        restored=False,
     )
-    model_repository: tuple[Path, ...] = _own(
+    model_repository: tuple[Path, ...] = _start(
         PATHS,
         (),
         "directories of models in Triton's layout, in addition to the model store; also `s3://BUCKET/PREFIX` and `gs://BUCKET/PREFIX`",
-        restored=False,
     )
     model_control_mode: str = _own(
         choice("none", "poll", "explicit"),
@@ -478,9 +446,7 @@ class ServerConfig:
         "none: all models of the repositories are loaded at the start; poll: also changes of the files are "
         "followed; explicit: the models of load_model, and those that clients load",
     )
-    load_model: tuple[str, ...] = _own(
-        WORDS, (), "models to load at the start in explicit mode; `*`: all", restored=False
-    )
+    load_model: tuple[str, ...] = _start(WORDS, (), "models to load at the start in explicit mode; `*`: all")
     repository_poll_secs: float = _own(number(0), 15.0, "seconds between two checks of the files in poll mode")
     kserve_mode: bool = _own(
         SWITCH,
@@ -494,9 +460,7 @@ class ServerConfig:
         SWITCH, True, "false: the server stays ready and healthy while a model has lost its workers"
     )
     loads_at_once_max: int = _own(
-        whole(1),
-        4,
-        "models that are loaded at the same time, at the start or after a check of the repositories",
+        whole(1), 4, "models that are loaded at the same time, at the start or after a check of the repositories"
     )
     load_on_demand: bool = _own(
         SWITCH,
@@ -523,28 +487,25 @@ class ServerConfig:
         "bytes, or a size such as 512MiB, of the answers that models with `cache` keep together "
         "([caching.md](caching.md)); 0: none",
     )
-    response_cache_redis: str | None = _own(
+    response_cache_redis: str | None = _start(
         TEXT,
         None,
         "URL of a Redis that keeps these answers too, for several servers: `redis://:PASSWORD@HOST:PORT`, "
         "`rediss://…`. It needs `torchrelay[redis]`",
         secret=True,
-        restored=False,
     )
-    limits_file: Path | None = _own(
+    limits_file: Path | None = _start(
         PATH,
         None,
         "file with the limits of clients, and their shares of models ([limits.md](limits.md)): `limits.yaml`; read "
         "again when it changes",
-        restored=False,
     )
-    limits_redis: str | None = _own(
+    limits_redis: str | None = _start(
         TEXT,
         None,
         "URL of a Redis in which servers count each other, to divide these limits; not set: the limits are "
         "each server's. It needs `torchrelay[redis]`",
         secret=True,
-        restored=False,
     )
     rate_limit: str = _own(
         choice("off", "execution_count"),
@@ -558,24 +519,20 @@ class ServerConfig:
         "how many of these resources a device, or each, has; of others there are as many as one worker needs at most",
     )
     exit_on_error: bool = _own(
-        SWITCH,
-        False,
-        "true: the server does not start unless all models of the start can be loaded",
+        SWITCH, False, "true: the server does not start unless all models of the start can be loaded"
     )
-    model_dir: Path | None = _own(
+    model_dir: Path | None = _start(
         PATH,
         None,
         "folder of the only model, or the folder that contains it, as KServe mounts it; `load_models` names the "
         "model. It is the `model_store` if that is not set",
-        restored=False,
     )
-    language_models: Mapping[str, Any] = _own(
+    language_models: Mapping[str, Any] = _start(
         OBJECT,
         dict,
         "settings for the handlers of [all language "
         "models](language-models.md#settings-for-all-language-models), stronger than `handler` in their "
         "`model-config.yaml`",
-        restored=False,
     )
     enable_docs_url: bool | None = _own(
         SWITCH,
@@ -584,52 +541,43 @@ class ServerConfig:
         "set: true if every address is loopback",
     )
     enable_console: bool = _own(
-        SWITCH,
-        True,
-        "false: no console at `/` of the management address, and nothing at `/` of the others",
+        SWITCH, True, "false: no console at `/` of the management address, and nothing at `/` of the others"
     )
     stream_dialect: str = _own(
         choice("auto", "triton", "mlserver"),
         "auto",
         "message type of ModelStreamInfer's answers; auto: the first request of each stream decides",
     )
-    shared_memory_keys: str = _own(
+    shared_memory_keys: str = _start(
         PATTERN,
         "",
         "keys of system shared memory that Triton's clients may register. The expression must match the whole key:"
         " `/client_.*`. Default: no keys",
-        restored=False,
     )
     request_head_timeout_s: float = _own(
         number(0), 10.0, "seconds in which an HTTP/1.1 client must send a request's line and headers"
     )
-    allowed_hosts: tuple[str, ...] = _own(
+    allowed_hosts: tuple[str, ...] = _start(
         HOSTS,
         (),
         "more names of this server as clients and proxies call it (the header `Host`). `.example.org`: every "
         "name below it; `*`: any name. Not set: loopback addresses answer to [their own "
         "names](security.md#names-of-the-server), other addresses to any",
-        restored=False,
     )
-    client_ca_file: Path | None = _own(
+    client_ca_file: Path | None = _start(
         PATH,
         None,
         "PEM certificates of authorities: TLS addresses refuse clients without a certificate that one of them"
         " signed (mTLS)",
-        restored=False,
     )
     certificate_check_s: float = _own(
-        number(0),
-        30.0,
-        "seconds between two checks for new certificate files; 0: no checks",
+        number(0), 30.0, "seconds between two checks for new certificate files; 0: no checks"
     )
     unix_socket_mode: str = _own(
         MODE, "600", "permissions of `unix:` addresses: 600 lets the server's user connect, 660 also its group"
     )
     request_body_timeout_s: float = _own(
-        number(0),
-        120.0,
-        "seconds in which an HTTP client must send a request's body, and a gRPC client a message",
+        number(0), 120.0, "seconds in which an HTTP client must send a request's body, and a gRPC client a message"
     )
     arriving_bytes_max: int = _own(
         whole(1),
@@ -649,27 +597,22 @@ class ServerConfig:
         120.0,
         "seconds for which a client may read nothing of its answer before it is disconnected; 0: no limit",
     )
-    token_path: Path | None = _own(
+    token_path: Path | None = _start(
         PATH,
         None,
         "keys from outside: a JSON file in the form of key_file.json, or a directory with files `inference`, "
         "`management`, `API`; read again when it changes",
-        restored=False,
     )
-    inference_token: tuple[str, ...] = _own(
-        KEYS, (), "keys of the inference API, best set in the environment", secret=True, restored=False
+    inference_token: tuple[str, ...] = _start(
+        KEYS, (), "keys of the inference API, best set in the environment", secret=True
     )
-    management_token: tuple[str, ...] = _own(
-        KEYS, (), "keys of the management API, best set in the environment", secret=True, restored=False
+    management_token: tuple[str, ...] = _start(
+        KEYS, (), "keys of the management API, best set in the environment", secret=True
     )
-    api_token: tuple[str, ...] = _own(
-        KEYS, (), "keys of the call that makes new keys (`/token`)", secret=True, restored=False
-    )
+    api_token: tuple[str, ...] = _start(KEYS, (), "keys of the call that makes new keys (`/token`)", secret=True)
     token_reload_interval_s: float = _own(number(0.1), 5.0, "seconds between two checks of `token_path`")
     token_overlap_s: float = _own(
-        number(),
-        0.0,
-        "seconds for which an old key stays valid after `/token` has made a new one",
+        number(), 0.0, "seconds for which an old key stays valid after `/token` has made a new one"
     )
     drain_grace_s: float = _own(
         number(), 0.0, "seconds for which a stopping server still serves, though no longer ready, before it drains"
@@ -691,27 +634,20 @@ class ServerConfig:
     extract_bytes_max: int = _own(whole(1), 200 << 30, "largest size of an archive's unpacked files together, in bytes")
     extract_files_max: int = _own(whole(1), 100_000, "number of files in an archive or in a folder from S3")
     extract_ratio_max: float = _own(number(1), 200.0, "largest ratio of an archive's unpacked size to its own size")
-    temp_dir: Path = _own(
-        PATH,
-        _system_temp_dir,
-        "directory for sockets and unpacked archives; not set: the system's",
-        env="TEMP",
-        restored=False,
+    temp_dir: Path = _start(
+        PATH, _system_temp_dir, "directory for sockets and unpacked archives; not set: the system's", env="TEMP"
     )
-    environments_dir: Path | None = _own(
+    environments_dir: Path | None = _start(
         PATH,
         None,
         "directory of the models' virtual environments, which are used again; not set: "
         "`torchrelay-environments-UID` in temp_dir",
-        restored=False,
     )
     environments_kept_max: int = _own(whole(), 10, "number of virtual environments to keep while no model uses them")
     install_timeout_s: float = _own(number(0), 1800.0, "seconds in which a model's requirements must be installed")
-    log_location: Path = _own(
-        PATH, Path("logs"), "directory of log files and snapshots", env="LOG_LOCATION", restored=False
-    )
-    metrics_location: Path | None = _own(
-        PATH, None, "directory of the metrics logs; not set: `log_location`", env="METRICS_LOCATION", restored=False
+    log_location: Path = _start(PATH, Path("logs"), "directory of log files and snapshots", env="LOG_LOCATION")
+    metrics_location: Path | None = _start(
+        PATH, None, "directory of the metrics logs; not set: `log_location`", env="METRICS_LOCATION"
     )
     log_config: Path | None = _own(PATH, None, "logging configuration: YAML or JSON for dictConfig, or log4j2 XML")
     log_level: str = _own(choice("debug", "info", "warning", "error"), "info", "level of the server's own messages")
@@ -728,27 +664,22 @@ class ServerConfig:
         None,
         "line of a request in asgi-logger's notation: `%(h)s \"%(r)s\" %(s)s %(D)s`; not set: TorchServe's line",
     )
-    console_log: bool = _own(SWITCH, True, "true: the log is also written to standard output", restored=False)
-    ncs: bool = _own(SWITCH, False, "true: snapshots are neither read nor written (`--ncs`)", restored=False)
-    restore_snapshot: str = _own(
+    console_log: bool = _start(SWITCH, True, "true: the log is also written to standard output")
+    ncs: bool = _start(SWITCH, False, "true: snapshots are neither read nor written (`--ncs`)")
+    restore_snapshot: str = _start(
         choice("models", "all", "none"),
         "models",
         "part of the last snapshot that is restored. `models`: models and what belongs to them; `all`: also "
         "the other settings, as in TorchServe; `none`: nothing",
-        restored=False,
     )
-    shared_snapshot: Path | None = _own(
+    shared_snapshot: Path | None = _start(
         PATH,
         None,
         "directory, or `s3://BUCKET/PREFIX`, through which several servers serve the same models "
         "([several-servers.md](several-servers.md))",
-        restored=False,
     )
-    shared_snapshot_poll_secs: float = _own(
-        number(),
-        2.0,
-        "seconds between two checks of `shared_snapshot` for changes by other servers",
-        restored=False,
+    shared_snapshot_poll_secs: float = _start(
+        number(), 2.0, "seconds between two checks of `shared_snapshot` for changes by other servers"
     )
     snapshots_kept_max: int = _own(whole(1), 10, "number of snapshot files to keep; older ones are deleted")
 

@@ -21,11 +21,7 @@ POLICY = (
     b"frame-ancestors 'none'"
 )
 #: The headers of every file, besides those of every answer.
-HEADERS = (
-    (b"content-security-policy", POLICY),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
-)
+HEADERS = ((b"content-security-policy", POLICY), (b"x-frame-options", b"DENY"), (b"referrer-policy", b"no-referrer"))
 
 
 class SiteFile(NamedTuple):

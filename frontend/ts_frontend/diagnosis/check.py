@@ -27,16 +27,17 @@ from ts_frontend.models.archive import Archive, is_gguf, real
 from ts_frontend.models.extraction import work_dir
 from ts_frontend.models.formats.format import ModelFiles
 from ts_frontend.models.formats.formats import FOLDERS_MAX
+from ts_frontend.models.loader import settings_of
 from ts_frontend.models.model import Model
 from ts_frontend.models.repository import names_in
 from ts_frontend.models.settings import Requested
 from ts_frontend.models.store.store import Fetched
 from ts_frontend.process import prepare
-from ts_frontend.server import Parts, Server, missing_torch, settings_of
+from ts_frontend.server import Parts, Server, missing_torch
 from ts_frontend.tasks import owned
 from ts_frontend.telemetry.logging.logs import setup_logs
-from ts_frontend.workers.failures import StartFailed
-from ts_frontend.workers.limits import available_bytes
+from ts_frontend.workers.process import StartFailed
+from ts_frontend.workers.resources import available_bytes
 
 #: The number of requests in the batch for a model with batches.
 BATCH_MAX = 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -92,7 +92,7 @@ class Report:
                 {
                     "title": section.title,
                     "findings": [finding.as_json() for finding in section.findings],
-                    "facts": _sorted(section.facts),
+                    "facts": dict(sorted(section.facts.items())),
                 }
                 for section in self.sections
             ],
@@ -122,10 +122,6 @@ def _lines(finding: Finding) -> Iterator[str]:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
-
-
-def _sorted(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: facts[name] for name in sorted(facts)}
 
 
 def size(count: float) -> str:

@@ -16,17 +16,16 @@ from ts_frontend.authorization.authorization import Authorization
 from ts_frontend.config.kinds import ConfigError
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import Draining, InvalidArgument, ServeError, WorkerStartFailed
-from ts_frontend.frontends.figures import summed
 from ts_frontend.frontends.keeper import Keeper
 from ts_frontend.frontends.lending import Borrowing, Lending, connected
-from ts_frontend.frontends.line import Line
+from ts_frontend.frontends.line import Line, summed
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
 from ts_frontend.models.repository import Repository
 from ts_frontend.models.startup import state_of
 from ts_frontend.tasks import kept, owned, watched
 from ts_frontend.telemetry.metrics.families import Definition, Family, MetricKind
-from ts_frontend.workers.failures import Backoff
+from ts_frontend.workers.process import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -270,7 +269,6 @@ class Lead:
         return [one for one in await self._of_all("describe", [model.name, model.version]) if one]
 
     async def gather(self) -> None:
-        """Gathers the siblings' metrics, for `join`."""
         self._figures = await self._of_all("figures", None)
 
     def join(self, own: Iterable[Family]) -> Iterable[Family]:
@@ -307,7 +305,6 @@ class Lead:
             await self._drains
 
     async def close(self) -> None:
-        """Ends the siblings."""
         self._ending = True
         lines = list(self._lines.values())
         await self._of_all("end", None)

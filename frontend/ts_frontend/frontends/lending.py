@@ -43,8 +43,7 @@ from ts_frontend.errors import (
     ending_of,
 )
 from ts_frontend.job import PHRASE_KEY, FedJob, Job, JobState, Whereabouts
-from ts_frontend.models.model import Model
-from ts_frontend.models.registry import Registry
+from ts_frontend.models.model import Model, Registry
 from ts_frontend.scheduling.queues import AHEAD_S, FULL, IDLE
 from ts_frontend.scheduling.stream import chunks
 from ts_frontend.tasks import kept, watched

@@ -15,9 +15,8 @@ from ts_frontend.config.keys import Key, KeyKind, Keys, joined
 from ts_frontend.config.snapshot import VersionState
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument, ServeError
-from ts_frontend.frontends.figures import plain
 from ts_frontend.frontends.lead import Neighbours
-from ts_frontend.frontends.line import Line
+from ts_frontend.frontends.line import Line, plain
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
 from ts_frontend.models.repository import Repository

@@ -1,16 +1,161 @@
-"""KServe's InferenceGraph: nodes that pass whole bodies to models and to each other. Pure."""
+"""KServe's InferenceGraph: nodes that pass whole bodies to models and to each other, by conditions: paths into JSON in
+GJSON's notation, which hold when there is something. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 from ts_frontend.errors import InvalidArgument, InvalidGraph
-from ts_frontend.graphs.conditions import Condition
 from ts_frontend.graphs.graph import make_graph
+
+#: Paths inside queries inside paths, at most.
+DEPTH_MAX = 16
+_OPERATORS = re.compile(r"(==|!=|<=|>=|!%|<|>|=|%)")
+_MISSING = object()
+
+
+class Condition:
+    """Raises InvalidArgument for a text that isn't supported."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._path = _path(text)
+
+    def holds(self, value: Any) -> bool:
+        return _found(value, self._path) is not _MISSING
+
+
+class _Query(NamedTuple):
+    """`every`: all matching elements instead of the first one."""
+
+    path: list[Any]
+    operator: str
+    value: str
+    every: bool
+
+
+def _path(text: str, depth: int = 0) -> list[Any]:
+    """The steps of a path: keys, `#`, queries, and lists of paths."""
+    steps: list[Any] = []
+    if depth > DEPTH_MAX:
+        raise InvalidArgument(f"condition {text!r} is nested too deeply")
+    for part in _split(text, ".|"):
+        if part == "@this":
+            continue
+        if part.startswith(("@", "{", "!")) or not part:
+            raise InvalidArgument(f"condition {text!r}: {part!r} is not supported: there are keys, #, #(…) and [@this]")
+        if part.startswith("#("):
+            inner, end = part[2:].rpartition(")")[::2]
+            if end not in ("", "#"):
+                raise InvalidArgument(f"condition {text!r}: {part!r} has no ) at its end")
+            steps.append(_query(inner, end == "#", depth))
+        elif part.startswith("[") and part.endswith("]"):
+            steps.append([_path(one, depth + 1) for one in _split(part[1:-1], ",")])
+        else:
+            steps.append(part)
+    return steps
+
+
+def _query(text: str, every: bool, depth: int) -> _Query:
+    at, operator = next(_at_top(text, _OPERATORS), (len(text), ""))
+    value = text[at + len(operator) :].strip()
+    if value.startswith("~"):
+        raise InvalidArgument(f"condition {text!r}: {value!r} is not supported")
+    if len(value) > 1 and value[0] == value[-1] == '"':
+        value = value[1:-1].replace('\\"', '"')
+    path = text[:at].strip()
+    return _Query(_path(path, depth + 1) if path else [], "==" if operator == "=" else operator, value, every)
+
+
+def _at_top(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[int, str]]:
+    """What is outside of quotes and brackets."""
+    depth, at = 0, 0
+    while at < len(text):
+        quoted = re.compile(r'"(?:[^"\\]|\\.)*"').match(text, at)
+        if quoted or text[at] == "\\":
+            at = quoted.end() if quoted else at + 2
+            continue
+        depth += (text[at] in "([{") - (text[at] in ")]}")
+        found = wanted.match(text, at) if depth == 0 else None
+        if found:
+            yield at, found[0]
+        at += len(found[0]) if found else 1
+
+
+def _split(text: str, separators: str) -> list[str]:
+    places = [at for at, _ in _at_top(text, re.compile(f"[{re.escape(separators)}]"))]
+    return [text[at + 1 : end] for at, end in zip([-1, *places], [*places, len(text)], strict=True)]
+
+
+def _found(value: Any, path: list[Any]) -> Any:
+    """What the path leads to, or _MISSING."""
+    for at, step in enumerate(path):
+        if isinstance(step, list):
+            value = [one for one in (_found(value, inner) for inner in step) if one is not _MISSING]
+        elif isinstance(step, _Query):
+            if not isinstance(value, list):
+                return _MISSING
+            matching = [one for one in value if _matches(one, step)]
+            if step.every:
+                return _each(matching, path[at + 1 :])
+            value = matching[0] if matching else _MISSING
+        elif step == "#":
+            if not isinstance(value, list):
+                return _MISSING
+            return _each(value, path[at + 1 :]) if path[at + 1 :] else len(value)
+        else:
+            value = _member(value, step)
+        if value is _MISSING:
+            break
+    return value
+
+
+def _each(values: list[Any], path: list[Any]) -> list[Any]:
+    return [found for one in values if (found := _found(one, path)) is not _MISSING]
+
+
+def _member(value: Any, key: str) -> Any:
+    if isinstance(value, list):
+        return value[int(key)] if key.isdecimal() and int(key) < len(value) else _MISSING
+    if not isinstance(value, dict):
+        return _MISSING
+    if re.search(r"(?<!\\)[*?]", key):
+        return next((one for name, one in value.items() if fnmatchcase(name, key)), _MISSING)
+    return value.get(re.sub(r"\\(.)", r"\1", key), _MISSING)
+
+
+_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "==": lambda one, other: bool(one == other),
+    "!=": lambda one, other: bool(one != other),
+    "<": lambda one, other: bool(one < other),
+    "<=": lambda one, other: bool(one <= other),
+    ">": lambda one, other: bool(one > other),
+    ">=": lambda one, other: bool(one >= other),
+}
+
+
+def _matches(value: Any, query: _Query) -> bool:
+    found = _found(value, query.path)
+    if found is _MISSING or not query.operator:
+        return found is not _MISSING
+    if query.operator in ("%", "!%"):
+        return isinstance(found, str) and fnmatchcase(found, query.value) == (query.operator == "%")
+    compared = partial(_COMPARED[query.operator], found)
+    if isinstance(found, bool):
+        return query.value in ("true", "false") and compared(query.value == "true")
+    if isinstance(found, (int, float)):
+        try:
+            return compared(float(query.value))
+        except ValueError:
+            return False
+    return isinstance(found, str) and compared(query.value)
+
 
 KIND, ROOT = "InferenceGraph", "root"
 SEQUENCE, SWITCH, ENSEMBLE, SPLITTER = "Sequence", "Switch", "Ensemble", "Splitter"

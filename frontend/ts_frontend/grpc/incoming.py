@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 from ts_frontend.grpc import protocol
-from ts_frontend.grpc.call import Call
-from ts_frontend.transport.arriving import PIECE_BYTES, arrival
-from ts_frontend.transport.limits import ListenerLimits
+from ts_frontend.transport.limits import PIECE_BYTES, ListenerLimits, arrival
 from ts_frontend.transport.stream import Stream
+
+if TYPE_CHECKING:
+    from ts_frontend.grpc.call import Call
 
 #: Larger compressed messages are decompressed in a thread: they may grow a thousandfold.
 THREAD_COMPRESSED_BYTES_MIN = 1024

@@ -12,7 +12,7 @@ from ts_frontend.grpc.predictions import PredictionRequest, Predictions, parse, 
 from ts_frontend.grpc.protocol import status_of
 from ts_frontend.job import Job
 from ts_frontend.models.health import Health
-from ts_frontend.models.registry import Registry
+from ts_frontend.models.model import Registry
 from ts_frontend.protos.inference_pb2 import PredictionResponse, TorchServeHealthResponse
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub as Names
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders

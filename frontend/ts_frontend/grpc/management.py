@@ -1,4 +1,6 @@
-"""The service `ManagementAPIsService`: registers, scales, describes and unregisters models (`protos/management.proto`).
+"""The services `ManagementAPIsService`: registers, scales, describes and unregisters models
+(`protos/management.proto`); and `torchrelay.rollouts.Rollouts`: rollouts of new versions (`protos/rollouts.proto`,
+docs/rollouts.md).
 
 Zero and "" count as not given, as in proto3.
 """
@@ -14,8 +16,8 @@ from google.protobuf.message import DecodeError, Message
 from ts_frontend.config.parameters import REGISTER, SCALE, CallParameter
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.grpc.call import Call, Method, Shape
-from ts_frontend.models.description import LIST_LIMIT
-from ts_frontend.models.manager import ModelManager
+from ts_frontend.grpc.open_inference import message
+from ts_frontend.models.manager import LIST_LIMIT, ModelManager
 from ts_frontend.protos.management_pb2 import (
     DescribeModelRequest,
     ListModelsRequest,
@@ -26,6 +28,10 @@ from ts_frontend.protos.management_pb2 import (
     UnregisterModelRequest,
 )
 from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub as Names
+from ts_frontend.protos.rollouts_pb2 import RolloutRequest, RolloutResponse
+from ts_frontend.protos.rollouts_pb2_grpc import RolloutsStub
+from ts_frontend.rollouts.manager import Rollouts
+from ts_frontend.rollouts.rule import read_settings
 
 Request = TypeVar("Request", bound=Message)
 
@@ -67,8 +73,6 @@ def _required(name: str, value: str) -> str:
 
 
 class ManagementService:
-    """The six methods."""
-
     def __init__(self, manager: ModelManager) -> None:
         self._manager = manager
 
@@ -120,3 +124,27 @@ class ManagementService:
         request = _parsed(UnregisterModelRequest, call, data)
         name = _required("model_name", request.model_name)
         return (await self._manager.unregister(name, version=request.model_version or None)).status
+
+
+class RolloutService:
+    """The only method."""
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self._rollouts = rollouts
+
+    def methods(self) -> tuple[Method, ...]:
+        return (Method(RolloutsStub.Rollout_PATH, Shape.UNARY, self._rollout),)
+
+    async def _rollout(self, call: Call, data: bytes) -> bytes:
+        request = message(RolloutRequest, data)
+        name, action = request.model_name, request.action
+        if not name:
+            raise InvalidArgument("Parameter model_name is required.")
+        if action == "start":
+            found = self._rollouts.start(name, read_settings(request.settings.encode()))
+        elif action in ("", "status"):
+            found = self._rollouts.status(name)
+        else:
+            found = self._rollouts.act(name, action)
+        text = json.dumps(found, indent=2, ensure_ascii=False).encode("utf-8", "replace").decode()
+        return RolloutResponse(msg=text).SerializeToString()

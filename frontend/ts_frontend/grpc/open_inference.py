@@ -1,12 +1,17 @@
 """The service `GRPCInferenceService`: the Open Inference Protocol for the clients of Triton, KServe, MLServer, Dynamo,
-MAX and aiSSEMBLE (protos/open_inference.proto, docs/open-inference.md).
+MAX and aiSSEMBLE (protos/open_inference.proto, docs/open-inference.md), with the repository's methods and Triton's
+extensions: shared memory, the settings of logs and traces, statistics.
 
-The messages of a request and of its answers pass through as bytes: the worker reads and writes them.
+The messages of a request and of its answers pass through as bytes: the worker reads and writes them. KServe's clients
+put the model's name into the field that is the repository's name for Triton's. Both get the answer of KServe, whose
+additional fields Triton's clients skip.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -15,17 +20,34 @@ from google.protobuf.message import DecodeError, Message
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Buffer, Input
 from ts_frontend.errors import HandlerFailed, InvalidArgument, MessageTooLarge, ServeError
-from ts_frontend.grpc.call import Call, Method, RequestIds, Shape, identified, response_metadata
-from ts_frontend.job import FedJob, Job
+from ts_frontend.grpc.call import Call, Method, Shape, identified, response_metadata
+from ts_frontend.job import FedJob, Job, RequestIds
 from ts_frontend.limits.clients import counting_items
 from ts_frontend.models.health import Health
-from ts_frontend.models.registry import Registry
+from ts_frontend.models.model import Registry
+from ts_frontend.models.repository import Repository
 from ts_frontend.models.signature import TensorSpec
 from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
-from ts_frontend.open_inference.heads import head_of_message, items_of_message
-from ts_frontend.open_inference.requests import joined_messages
-from ts_frontend.open_inference.shared_memory import Regions
+from ts_frontend.open_inference.models import (
+    LoadParameters,
+    LogSettings,
+    Regions,
+    TraceSettings,
+    check_cuda,
+    config_of,
+    load_parameters,
+    refuse_cuda,
+    statistics_of,
+    unloads_dependents,
+)
+from ts_frontend.open_inference.requests import (
+    check_fields,
+    head_of_message,
+    items_of_message,
+    joined_messages,
+    value_of,
+)
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 from ts_frontend.scheduling.stream import Multiplexer, StreamRequest, chunks
 
@@ -65,26 +87,18 @@ def message(kind: type[M], data: bytes, *, bytes_max: int = SMALL_BYTES_MAX) -> 
         ) from None
 
 
+@dataclass(eq=False)
 class OpenInferenceService:
-    """Health, metadata and inference; the repository's methods are in `repository.py`. `keys`: the names of the headers
-    for models with sequences."""
+    """Health, metadata and inference; the repository's methods are those of `RepositoryService`. `keys`: the names of
+    the headers for models with sequences."""
 
-    def __init__(
-        self,
-        models: Registry,
-        health: Health,
-        about: tensor_models.About,
-        dialect: StreamDialect,
-        regions: Regions,
-        keys: SequenceHeaders,
-    ) -> None:
-        self._models = models
-        self._health = health
-        self._about = about
-        self._dialect = dialect
-        self._regions = regions
-        self._keys = keys
-        self._ids = RequestIds()
+    models: Registry
+    health: Health
+    about: tensor_models.About
+    dialect: StreamDialect
+    regions: Regions
+    keys: SequenceHeaders
+    _ids: RequestIds = field(default_factory=RequestIds, init=False)
 
     def methods(self) -> tuple[Method, ...]:
         unary = {
@@ -111,25 +125,25 @@ class OpenInferenceService:
         return pb.ServerLiveResponse(live=True).SerializeToString()
 
     async def server_ready(self, call: Call, data: bytes) -> bytes:
-        return pb.ServerReadyResponse(ready=self._health.ready).SerializeToString()
+        return pb.ServerReadyResponse(ready=self.health.ready).SerializeToString()
 
     async def model_ready(self, call: Call, data: bytes) -> bytes:
         request = message(pb.ModelReadyRequest, data)
-        ready = not self._health.draining and tensor_models.is_ready(self._models, request.name, request.version)
+        ready = not self.health.draining and tensor_models.is_ready(self.models, request.name, request.version)
         return pb.ModelReadyResponse(ready=ready).SerializeToString()
 
     async def server_metadata(self, call: Call, data: bytes) -> bytes:
         return pb.ServerMetadataResponse(
-            name=self._about.name, version=self._about.version, extensions=tensor_models.extensions(self._regions)
+            name=self.about.name, version=self.about.version, extensions=tensor_models.extensions(self.regions)
         ).SerializeToString()
 
     async def model_metadata(self, call: Call, data: bytes) -> bytes:
         request = message(pb.ModelMetadataRequest, data)
-        model = tensor_models.find(self._models, request.name, request.version)
+        model = tensor_models.find(self.models, request.name, request.version)
         signature = model.signature
         return pb.ModelMetadataResponse(
             name=model.name,
-            versions=[one.version for one in self._models.versions(model.name)],
+            versions=[one.version for one in self.models.versions(model.name)],
             platform=signature.platform,
             inputs=map(_tensor_metadata, signature.inputs),
             outputs=map(_tensor_metadata, signature.outputs),
@@ -142,7 +156,7 @@ class OpenInferenceService:
         answers are sent as they come; otherwise max_response_size limits all of them together."""
         if not request.model_name:
             raise InvalidArgument("model_name is empty: name the model to ask")
-        model = tensor_models.find(self._models, request.model_name, request.model_version)
+        model = tensor_models.find(self.models, request.model_name, request.model_version)
         own = counting_items()
         if own is not None:
             own.items = items_of_message(data) if model.takes_batches else 1
@@ -150,9 +164,9 @@ class OpenInferenceService:
         deadline_s = call.deadline_s
         if request.parameters:
             given = tensor_requests.of_parameters(request.parameters)
-            headers, deadline_s = tensor_requests.scheduled(model, given, headers, deadline_s, self._keys)
+            headers, deadline_s = tensor_requests.scheduled(model, given, headers, deadline_s, self.keys)
         return model.submit(
-            [Input("", f"\0{form}{self._regions.option(data)}", data)],
+            [Input("", f"\0{form}{self.regions.option(data)}", data)],
             headers=headers,
             deadline_s=deadline_s,
             request_id=request_id,
@@ -164,7 +178,7 @@ class OpenInferenceService:
         """The job of a stream that begins with this request; None if the model's handler takes single requests."""
         if not request.model_name:
             return None
-        model = tensor_models.find(self._models, request.model_name, request.model_version)
+        model = tensor_models.find(self.models, request.model_name, request.model_version)
         if not model.takes_streams:
             return None
         headers, request_id = identified(call, self._ids)
@@ -179,7 +193,7 @@ class OpenInferenceService:
     def answers_mix(self, request: pb.ModelInferRequest) -> bool:
         """Whether answers to several requests of the model may interleave; False for an unknown model."""
         try:
-            return tensor_models.find(self._models, request.model_name, request.model_version).streams
+            return tensor_models.find(self.models, request.model_name, request.model_version).streams
         except ServeError:
             return False
 
@@ -205,7 +219,7 @@ class OpenInferenceService:
             answer.cancel()
 
     def model_stream_infer(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncIterator[Sequence[bytes]]:
-        return Multiplexer("ModelStreamInfer", _TensorStream(self, call, self._dialect).accept).answers(requests)
+        return Multiplexer("ModelStreamInfer", _TensorStream(self, call, self.dialect).accept).answers(requests)
 
 
 def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
@@ -284,23 +298,32 @@ class _TensorStream:
             self._dialect = dialect_of(self._call, request, self._configured)
         if self._dialect is StreamDialect.TRITON:
             return _TritonRequest(self._service, self._call, data, request)
-        return _MLServerRequest(self._service, self._call, data, request, first)
+        asked = _MLServerRequest(self._service, self._call, data, request)
+        asked.first = first
+        return asked
 
 
-class _TritonRequest(StreamRequest):
-    """A request answered in order of arrival, unless its model's answers may interleave."""
+class _TensorRequest(StreamRequest):
+    """A request of a stream."""
 
     def __init__(self, service: OpenInferenceService, call: Call, data: bytes, request: pb.ModelInferRequest) -> None:
         self._service, self._call, self._data, self._request = service, call, data, request
+
+    def answers(self, job: Job, pieces: list[Buffer]) -> list[bytes]:
+        return [bytes(piece) for piece in pieces if len(piece)]
+
+
+class _TritonRequest(_TensorRequest):
+    """A request answered in order of arrival, unless its model's answers may interleave."""
+
+    def __init__(self, service: OpenInferenceService, call: Call, data: bytes, request: pb.ModelInferRequest) -> None:
+        super().__init__(service, call, data, request)
         self._ends_failed = call.value(STATUS_KEY) == "true"
         self.lane = None if service.answers_mix(request) else "in order"
 
     def start(self) -> Job:
         form = f"{TRITON_FORM};status" if self._ends_failed else TRITON_FORM
         return self._service.submit(self._call, self._data, self._request, form)
-
-    def answers(self, job: Job, pieces: list[Buffer]) -> list[bytes]:
-        return [bytes(piece) for piece in pieces if len(piece)]
 
     def failure(self, error: ServeError, started: bool) -> bytes | ServeError:
         if self._ends_failed:
@@ -313,26 +336,18 @@ class _TritonRequest(StreamRequest):
         return message.SerializeToString()
 
 
-class _MLServerRequest(StreamRequest):
-    """A request answered in order of arrival. One handler call takes the whole stream if it can (`FedJob`)."""
+class _MLServerRequest(_TensorRequest):
+    """A request answered in order of arrival. One handler call takes the whole stream if it can (`FedJob`), `first`
+    being its first request."""
 
-    lane = "in order"
-
-    def __init__(
-        self, service: OpenInferenceService, call: Call, data: bytes, request: pb.ModelInferRequest, first: bool
-    ) -> None:
-        self._service, self._call, self._data, self._request = service, call, data, request
-        self._first = first
+    lane, first = "in order", False
 
     def start(self) -> Job:
-        whole = self._service.open_stream(self._call, self._data, self._request) if self._first else None
+        whole = self._service.open_stream(self._call, self._data, self._request) if self.first else None
         return whole or self._service.submit(self._call, self._data, self._request, MLSERVER_FORM)
 
     def following(self, data: bytes) -> Sequence[Input]:
         return [Input("", f"\0{FOLLOWING_FORM}", data)]
-
-    def answers(self, job: Job, pieces: list[Buffer]) -> list[bytes]:
-        return [bytes(piece) for piece in pieces if len(piece)]
 
     def answered(self, job: Job) -> None:
         """Sends the headers of the last answer as the stream's trailing metadata."""
@@ -345,3 +360,154 @@ class _MLServerRequest(StreamRequest):
 
 def _coded(error: ServeError) -> ServeError:
     return tensor_models.coded(error) if isinstance(error, HandlerFailed) else error
+
+
+#: MLServer's separate service with the same methods.
+MLSERVER_SERVICE = "inference.model_repository.ModelRepositoryService"
+
+
+class RepositoryService:
+    """The repository's methods; `managing` are those that change the served models."""
+
+    def __init__(self, repository: Repository, models: Registry) -> None:
+        self._repository = repository
+        self._models = models
+
+    def methods(self) -> tuple[Method, ...]:
+        index = tuple(
+            Method(f"/{service}/RepositoryIndex", Shape.UNARY, self.index) for service in (SERVICE, MLSERVER_SERVICE)
+        )
+        return (*index, Method(f"/{SERVICE}/ModelConfig", Shape.UNARY, self.config))
+
+    def managing(self) -> tuple[Method, ...]:
+        return tuple(
+            Method(f"/{service}/{name}", Shape.UNARY, run)
+            for service in (SERVICE, MLSERVER_SERVICE)
+            for name, run in (("RepositoryModelLoad", self.load), ("RepositoryModelUnload", self.unload))
+        )
+
+    async def index(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.RepositoryIndexRequest, data)
+        found = [
+            pb.RepositoryIndexResponse.ModelIndex(
+                name=one.name, version=one.version, state=one.state, reason=one.reason
+            )
+            for one in await self._repository.index(request.ready)
+        ]
+        return pb.RepositoryIndexResponse(models=found).SerializeToString()
+
+    async def config(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.ModelConfigRequest, data)
+        found = config_of(self._models, request.name, request.version)
+        return pb.ModelConfigResponse(config=found).SerializeToString()
+
+    async def load(self, call: Call, data: bytes) -> bytes:
+        name, parameters = await asyncio.to_thread(load_asked, data)
+        await self._repository.load(name, *parameters)
+        return pb.RepositoryModelLoadResponse(model_name=name, isLoaded=True).SerializeToString()
+
+    async def unload(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.RepositoryModelUnloadRequest, data)
+        name = _name(request)
+        given = {key: value_of(parameter) for key, parameter in request.parameters.items()}
+        await self._repository.unload(name, dependents=unloads_dependents(given))
+        return pb.RepositoryModelUnloadResponse(model_name=name, isUnloaded=True).SerializeToString()
+
+
+def load_asked(data: bytes) -> tuple[str, LoadParameters]:
+    """Returns the model's name and the load parameters of a RepositoryModelLoadRequest. Raises InvalidArgument,
+    MessageTooLarge. To be called in a thread, since its files may be large."""
+    check_fields(data, "RepositoryModelLoadRequest")
+    request = message(pb.RepositoryModelLoadRequest, data, bytes_max=len(data))
+    given = {key: value_of(parameter) for key, parameter in request.parameters.items()}
+    return _name(request), load_parameters(given)
+
+
+def _name(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest) -> str:
+    name = request.model_name or request.repository_name
+    if not name:
+        raise InvalidArgument("model_name is empty: name the model")
+    return name
+
+
+class TritonService:
+    """Regions of system shared memory that clients register for their tensors, where that is allowed, and statistics of
+    the models, in which a request counts once, regardless of its batch dimension."""
+
+    def __init__(self, models: Registry, regions: Regions) -> None:
+        self._models, self._regions = models, regions
+
+    def methods(self) -> tuple[Method, ...]:
+        own = {
+            "ModelStatistics": self.statistics,
+            "SystemSharedMemoryStatus": self.status,
+            "SystemSharedMemoryRegister": self.register,
+            "SystemSharedMemoryUnregister": self.unregister,
+            "CudaSharedMemoryStatus": self.cuda_status,
+            "CudaSharedMemoryRegister": self.cuda_register,
+            "CudaSharedMemoryUnregister": self.cuda_unregister,
+        }
+        return tuple(Method(f"/{SERVICE}/{name}", Shape.UNARY, run) for name, run in own.items())
+
+    async def statistics(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.ModelStatisticsRequest, data)
+        return statistics_of(self._models, request.name, request.version).SerializeToString()
+
+    async def status(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.SystemSharedMemoryStatusRequest, data)
+        answer = pb.SystemSharedMemoryStatusResponse()
+        for one in self._regions.status(request.name):
+            found = answer.regions[one.name]
+            found.name, found.key, found.offset, found.byte_size = one
+        return answer.SerializeToString()
+
+    async def register(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.SystemSharedMemoryRegisterRequest, data)
+        self._regions.register(request.name, request.key, request.offset, request.byte_size)
+        return b""
+
+    async def unregister(self, call: Call, data: bytes) -> bytes:
+        self._regions.unregister(message(pb.SystemSharedMemoryUnregisterRequest, data).name)
+        return b""
+
+    async def cuda_status(self, call: Call, data: bytes) -> bytes:
+        """Answers with an empty list: CUDA regions are never registered."""
+        check_cuda(message(pb.CudaSharedMemoryStatusRequest, data).name)
+        return b""
+
+    async def cuda_register(self, call: Call, data: bytes) -> bytes:
+        refuse_cuda()
+
+    async def cuda_unregister(self, call: Call, data: bytes) -> bytes:
+        """Does nothing: Triton's clients unregister all regions before they begin."""
+        return b""
+
+
+class SettingsService:
+    """The settings of logs and traces that clients may change."""
+
+    def __init__(self, logs: LogSettings, traces: TraceSettings) -> None:
+        self._logs, self._traces = logs, traces
+
+    def methods(self) -> tuple[Method, ...]:
+        return (
+            Method(f"/{SERVICE}/LogSettings", Shape.UNARY, self.log_settings),
+            Method(f"/{SERVICE}/TraceSetting", Shape.UNARY, self.trace_setting),
+        )
+
+    async def log_settings(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.LogSettingsRequest, data)
+        given = {name: value_of(setting) for name, setting in request.settings.items()}
+        answer = pb.LogSettingsResponse()
+        for name, value in self._logs.change(given).items():
+            field = {bool: "bool_param", int: "uint32_param"}.get(type(value), "string_param")
+            setattr(answer.settings[name], field, value)
+        return answer.SerializeToString()
+
+    async def trace_setting(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.TraceSettingRequest, data)
+        given = {name: list(setting.value) for name, setting in request.settings.items()}
+        answer = pb.TraceSettingResponse()
+        for name, values in self._traces.change(given, request.model_name).items():
+            answer.settings[name].value.extend(values)
+        return answer.SerializeToString()

@@ -10,10 +10,10 @@ from google.protobuf.message import DecodeError
 from ts.protocol.frames import Buffer, Input, Pairs
 from ts.protocol.wire import prefix, size_at
 from ts_frontend.errors import InvalidArgument
-from ts_frontend.grpc.call import JOIN_BYTES_MAX, Answer, Call, RequestIds, identified, response_metadata
-from ts_frontend.job import Job
-from ts_frontend.models.registry import Registry
-from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, check_fields
+from ts_frontend.grpc.call import JOIN_BYTES_MAX, Answer, Call, identified, response_metadata
+from ts_frontend.job import Job, RequestIds
+from ts_frontend.models.model import Registry
+from ts_frontend.open_inference.requests import WHOLE_BYTES_MAX, check_fields
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 

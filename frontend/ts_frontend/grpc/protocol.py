@@ -19,7 +19,7 @@ from google.protobuf.duration_pb2 import Duration
 from ts.protocol.wire import prefix
 from ts_frontend.errors import Code, HandlerFailed, MessageTooLarge, ServeError, Unimplemented, WorkerDied
 from ts_frontend.protos.google_rpc_status_pb2 import Status
-from ts_frontend.transport.arriving import PIECE_BYTES
+from ts_frontend.transport.limits import PIECE_BYTES
 
 PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = PREFIX.size

@@ -12,10 +12,9 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from ts_frontend.errors import ClientGone, ServeError
-from ts_frontend.http.auth import HttpKeys
+from ts_frontend.http.around import HttpLimits
 from ts_frontend.http.errors import ErrorDialect, MethodNotAllowed, ResourceNotFound, refusal
-from ts_frontend.http.guard import Guard
-from ts_frontend.http.limits import HttpLimits
+from ts_frontend.http.guard import Guard, HttpKeys
 from ts_frontend.http.request import (
     CONTENT_TYPE,
     DOCUMENT,
@@ -34,9 +33,10 @@ from ts_frontend.http.request import (
 )
 from ts_frontend.http.routing import Find, Match, RouteTable
 from ts_frontend.tasks import each
+from ts_frontend.telemetry.logging.writer import Logs
 from ts_frontend.telemetry.timing import ANSWER, ASK, RequestTimes, asking
-from ts_frontend.transport.arriving import drained
 from ts_frontend.transport.http1 import CLOSE
+from ts_frontend.transport.limits import drained
 from ts_frontend.transport.stream import Stream
 
 logger: Final = logging.getLogger(__name__)
@@ -253,3 +253,14 @@ def request_line(stream: Stream) -> tuple[str, str]:
     head, version = stream.head, stream.peer.version
     target = head.target.decode("latin-1")
     return stream.peer.name, f"{head.method} {target} HTTP/{VERSIONS.get(version, version)}"
+
+
+def noting(answered: Callable[[int], None], logs: Logs) -> Log:
+    """Counts each request by its status with `answered`, and writes it to the access log."""
+
+    def note(stream: Stream, status: int, duration_ms: float, request_id: str, times: RequestTimes | None) -> None:
+        answered(status)
+        if logs.access_enabled:
+            logs.access(*request_line(stream), status, duration_ms, request_id, times)
+
+    return note

@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import html
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from ts_frontend.console.collector import Collector
+from ts_frontend.console.collector import Collector, worker_log
 from ts_frontend.console.site import HEADERS, PAGE, Site
-from ts_frontend.console.state import worker_log
 from ts_frontend.errors import ServeError
 from ts_frontend.http.errors import ResourceNotFound
 from ts_frontend.http.open_inference import EVENTS
 from ts_frontend.http.openapi import HTML
 from ts_frontend.http.request import HttpAnswer, HttpRequest, json_answer
 from ts_frontend.http.routing import HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS
-from ts_frontend.models.registry import Registry
+from ts_frontend.models.model import Registry
+from ts_frontend.scheduling.stream import resumed
 
 CONSOLE_PATH = "/console"
 
@@ -33,7 +34,8 @@ class HttpConsole:
         await request.body()
         events = self._collector.events()
         first = await anext(events)
-        return HttpAnswer(200, (EVENTS,), _all(first, events))
+        body = resumed(first, events)
+        return HttpAnswer(200, (EVENTS,), body)
 
     async def worker_log(self, request: HttpRequest) -> HttpAnswer:
         params = request.path_params
@@ -52,55 +54,42 @@ class HttpConsole:
         return json_answer(200, {"models": sorted(names)})
 
 
-async def _all(first: list[bytes], rest: AsyncIterator[list[bytes]]) -> AsyncIterator[list[bytes]]:
-    try:
-        yield first
-        async for events in rest:
-            yield events
-    finally:
-        await rest.aclose()  # type: ignore[attr-defined]
-
-
+@dataclass(eq=False)
 class HttpPages:
     """The files, and `/` of one listener, which serves `apis`. `about`: the facts about the server shown there;
     `console`: the address of the listener with the console, "" if it isn't shown or isn't served."""
 
-    def __init__(
-        self,
-        site: Site,
-        apis: Sequence[str],
-        about: Mapping[str, Any],
-        console: Callable[[], str],
-        *,
-        docs: bool,
-    ) -> None:
-        self._site, self._apis, self._about = site, apis, about
-        self._console, self._docs = console, docs
+    site: Site
+    apis: Sequence[str]
+    about: Mapping[str, Any]
+    console: Callable[[], str]
+    _: KW_ONLY
+    docs: bool
 
     async def root(self, request: HttpRequest) -> HttpAnswer:
         """Answers at `/`: the console, or a page with links on other listeners; JSON unless HTML is preferred."""
         if not prefers_html(request.header(b"accept")):
             return json_answer(200, self._told())
-        if HTTP_MANAGEMENT in self._apis:
+        if HTTP_MANAGEMENT in self.apis:
             return await self.page(request)
         return HttpAnswer(200, (HTML, *HEADERS), _links(self._told()).encode())
 
     async def page(self, request: HttpRequest) -> HttpAnswer:
-        found = self._site.page(PAGE)
+        found = self.site.page(PAGE)
         return HttpAnswer(200, found.headers, found.data)
 
     async def file(self, request: HttpRequest) -> HttpAnswer:
-        found = self._site.file(request.path_params["file"])
+        found = self.site.file(request.path_params["file"])
         if found is None:
             raise ResourceNotFound
         return HttpAnswer(200, found.headers, found.data)
 
     def _told(self) -> dict[str, Any]:
-        found: dict[str, Any] = {**self._about, "apis": list(self._apis)}
+        found: dict[str, Any] = {**self.about, "apis": list(self.apis)}
         found["description"] = "/api-description"
-        if self._docs:
+        if self.docs:
             found |= {"docs": "/docs", "openapi": "/openapi.json"}
-        if address := CONSOLE_PATH if HTTP_MANAGEMENT in self._apis else self._console():
+        if address := CONSOLE_PATH if HTTP_MANAGEMENT in self.apis else self.console():
             found["console"] = address
         return found
 

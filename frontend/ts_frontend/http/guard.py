@@ -1,4 +1,5 @@
-"""The first check of every HTTP request: refuses cross-origin requests of web pages.
+"""The first checks of every HTTP request: refuses cross-origin requests of web pages, and requests without the key that
+their route needs (docs/security.md).
 
 Browsers send requests of any page, also to servers on their own machine. They name the page's origin (`Origin`), its
 relation to the server (`Sec-Fetch-Site`), and whether the answer is to be shown (`Sec-Fetch-Mode`, `Sec-Fetch-Dest`).
@@ -16,13 +17,15 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
-from ts_frontend.config.addresses import is_loopback
-from ts_frontend.http.errors import ForeignHost, ForeignOrigin, UnsupportedMediaType
-from ts_frontend.http.request import HttpRequest
+from ts_frontend.authorization.authorization import NOT_RENEWED, Authorization
+from ts_frontend.config.keys import KeyKind
+from ts_frontend.config.kinds import is_loopback
+from ts_frontend.errors import PermissionDenied
+from ts_frontend.http.errors import ErrorDialect, ForeignHost, ForeignOrigin, Unauthorized, UnsupportedMediaType
+from ts_frontend.http.request import JSON, HttpAnswer, HttpRequest, Parameters, query_pairs
 from ts_frontend.http.routing import Effect, Find, Match
 
 FORM: Final = "application/x-www-form-urlencoded"
-JSON: Final = b"application/json"
 #: The content types that browsers send for any page without a preflight: forms and fetches, pings of links, reports.
 SIMPLE: Final = frozenset({"", "text/plain", "multipart/form-data", FORM, "text/ping", "application/csp-report"})
 #: Those of them that other programs send, too: `curl -d`, Triton's clients.
@@ -88,12 +91,7 @@ class Guard:
     that models declare, which aren't in the table of routes."""
 
     def __init__(
-        self,
-        hosts: Hosts,
-        allowed_origin: str | None = None,
-        of_a_model: Find | None = None,
-        *,
-        managed: bool = True,
+        self, hosts: Hosts, allowed_origin: str | None = None, of_a_model: Find | None = None, *, managed: bool = True
     ) -> None:
         self._hosts = hosts
         self._allowed = allowed_origin.encode() if allowed_origin else b""
@@ -158,7 +156,7 @@ def _is_shown(named: Mapping[bytes, bytes]) -> bool:
 
 
 def _check_type(header: bytes, from_browser: bool) -> None:
-    if header == JSON:  # the usual one
+    if header == JSON[1]:  # the usual one
         return
     kind = header.partition(b";")[0].strip().lower().decode("latin-1")
     if kind in SIMPLE and (from_browser or kind not in _USUAL):
@@ -167,3 +165,53 @@ def _check_type(header: bytes, from_browser: bool) -> None:
 
 def _shown(value: bytes) -> str:
     return value[:200].decode("latin-1")
+
+
+AUTHORIZATION: Final = b"authorization"
+#: The kinds of keys that /token renews, by the value of `type`.
+_RENEWED: Final = {"management": KeyKind.MANAGEMENT, "inference": KeyKind.INFERENCE}
+
+
+class HttpKeys:
+    """Checks the key of a request before its body is read."""
+
+    def __init__(self, authorization: Authorization) -> None:
+        self._authorization = authorization
+
+    def check(self, request: HttpRequest, match: Match) -> bool:
+        """Returns True if one of the keys that the match asks for is valid, and removes it from the headers for
+        handlers; False if none was needed. Raises PermissionDenied for routes with TorchServe's errors, Unauthorized
+        for others. /token checks its key itself."""
+        if not match.keys or KeyKind.API in match.keys:
+            return False
+        try:
+            self._check(request, match.keys)
+            return True
+        except PermissionDenied as error:
+            if match.dialect is ErrorDialect.TORCHSERVE:
+                raise
+            raise Unauthorized(error.message) from error
+
+    def _check(self, request: HttpRequest, kinds: Sequence[KeyKind]) -> None:
+        values = presented(request)
+        for kind in kinds:
+            if self._authorization.opens(kind, values):
+                request.drop(AUTHORIZATION)
+                return
+        self._authorization.refuse(kinds[0], values, request.peer)
+
+    async def token(self, request: HttpRequest) -> HttpAnswer:
+        """Answers /token?type=management (or inference): makes a new key and writes it to key_file.json."""
+        values = presented(request)
+        word = Parameters(query_pairs(request)).text("type") or ""
+        kind = _RENEWED.get(word)
+        if not self._authorization.opens(KeyKind.API, values):
+            self._authorization.refuse(KeyKind.API, values, request.peer, NOT_RENEWED)
+        if kind is None:
+            raise PermissionDenied(f"{NOT_RENEWED} (type is {word[:80]!r}, not inference or management)")
+        await self._authorization.renew(kind)
+        return HttpAnswer(200, (JSON,), b"\n")
+
+
+def presented(request: HttpRequest) -> list[bytes]:
+    return request.values(AUTHORIZATION)

@@ -1,21 +1,39 @@
-"""The HTTP management API: register, scale, describe, list, unregister (docs/management-api.md)."""
+"""The HTTP management API: models (docs/management-api.md), the rollouts of their new versions (docs/rollouts.md), and
+workflows, whose predictions are on the inference listener (docs/workflows.md)."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
-from ts_frontend.config.parameters import REGISTER, SCALE, CallParameter
-from ts_frontend.errors import InvalidArgument
+from ts.protocol import forms
+from ts.protocol.frames import Input, Pairs
+from ts_frontend.config.parameters import REGISTER, REGISTER_WORKFLOW, SCALE, CallParameter
+from ts_frontend.errors import ClientGone, HandlerFailed, InvalidArgument, ServeError
 from ts_frontend.http.errors import MethodNotAllowed, ResourceNotFound
-from ts_frontend.http.request import HttpAnswer, HttpRequest, Parameters, check_json_size, json_answer, query_pairs
+from ts_frontend.http.request import (
+    JSON,
+    Header,
+    HttpAnswer,
+    HttpRequest,
+    Parameters,
+    check_json_size,
+    json_answer,
+    query_pairs,
+)
+from ts_frontend.http.torchserve import check_form, handler_headers
 from ts_frontend.models.adapters import Adapters
-from ts_frontend.models.description import LIST_LIMIT
 from ts_frontend.models.health import Health
-from ts_frontend.models.manager import ModelManager, Outcome
-from ts_frontend.models.registry import Registry
+from ts_frontend.models.manager import LIST_LIMIT, ModelManager, Outcome
+from ts_frontend.models.model import Registry
+from ts_frontend.rollouts.manager import Rollouts
+from ts_frontend.rollouts.rule import read_settings
+from ts_frontend.tasks import owned
+from ts_frontend.workflows.manager import Reply, WorkflowManager
 
 log = logging.getLogger(__name__)
 
@@ -153,3 +171,125 @@ def _model(request: HttpRequest) -> tuple[str, str | None]:
     if not name:
         raise ResourceNotFound
     return name, request.path_params.get("model_version")
+
+
+class HttpRollouts:
+    """The calls of the management API; the answer to each is the rollout as it is then."""
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self._rollouts = rollouts
+
+    async def status(self, request: HttpRequest) -> HttpAnswer:
+        return json_answer(200, self._rollouts.status(request.path_params["model_name"]))
+
+    async def start(self, request: HttpRequest) -> HttpAnswer:
+        given = read_settings(await request.body())
+        return json_answer(200, self._rollouts.start(request.path_params["model_name"], given))
+
+    async def act(self, request: HttpRequest) -> HttpAnswer:
+        params = request.path_params
+        return json_answer(200, self._rollouts.act(params["model_name"], params["action"]))
+
+
+#: Answers of several nodes with more bytes in total are parsed as JSON in a thread.
+JSON_AT_ONCE_BYTES = 65_536
+
+
+class UnusableAnswer(ServeError):
+    """The answers of the last nodes can't be combined into one."""
+
+    remedy = "Fix the workflow's last functions: each must answer with JSON or text."
+
+
+class HttpWorkflows:
+    """`model_api` False: workflows, like models, can't be registered and unregistered."""
+
+    def __init__(self, workflows: WorkflowManager, *, model_api: bool) -> None:
+        self._workflows = workflows
+        self._model_api = model_api
+
+    def _check_model_api(self) -> None:
+        if not self._model_api:
+            raise MethodNotAllowed
+
+    # --- management
+
+    async def list_workflows(self, request: HttpRequest) -> HttpAnswer:
+        limit, token = page_asked(Parameters(query_pairs(request)))
+        return json_answer(200, self._workflows.list_workflows(limit=limit, next_page_token=token))
+
+    async def register(self, request: HttpRequest) -> HttpAnswer:
+        self._check_model_api()
+        asked = given(REGISTER_WORKFLOW, await register_parameters(request))
+        return outcome_answer(await self._workflows.register(asked.pop("url"), **asked))
+
+    async def describe(self, request: HttpRequest) -> HttpAnswer:
+        return json_answer(200, self._workflows.describe(request.path_params["workflow_name"]))
+
+    async def unregister(self, request: HttpRequest) -> HttpAnswer:
+        self._check_model_api()
+        outcome = await self._workflows.unregister(request.path_params["workflow_name"])
+        return outcome_answer(outcome)
+
+    # --- predictions
+
+    async def predict(self, request: HttpRequest) -> HttpAnswer:
+        workflow = self._workflows.find(request.path_params["workflow_name"])
+        body = await request.body()
+        content_type = request.header(b"content-type")
+        if content_type and forms.is_form(content_type):
+            check_form(content_type, body)
+        inputs = [Input("body", content_type, body)]
+        run = owned(workflow.predict(inputs, headers=request.for_handler(), request_id=request.request_id))
+        request.when_gone(partial(_cancel, run))
+        try:
+            await asyncio.wait({run})
+            if run.cancelled():
+                raise ClientGone
+            return await _answer(run.result())
+        finally:
+            run.cancel()
+            del run  # breaks the cycle of its exception, this frame and the task
+
+
+def _cancel(run: asyncio.Task[Mapping[str, Reply]]) -> None:
+    run.cancel()
+
+
+async def _answer(leaves: Mapping[str, Reply]) -> HttpAnswer:
+    if len(leaves) == 1:
+        (reply,) = leaves.values()
+        if reply.status < 200:
+            raise HandlerFailed(500, f"The handler set status {reply.status}, which can't end an answer")
+        return HttpAnswer(reply.status, _headers(reply.headers), reply.body)
+    bodies = {name: bytes(reply.body) for name, reply in leaves.items()}
+    if sum(map(len, bodies.values())) <= JSON_AT_ONCE_BYTES:
+        return _joined(bodies)
+    return await asyncio.to_thread(_joined, bodies)
+
+
+def _headers(pairs: Pairs) -> list[Header]:
+    """Returns the headers that the handler set, with JSON as the content type unless it set another."""
+    own = handler_headers(pairs)
+    return own if any(name == JSON[0] for name, _ in own) else [JSON, *own]
+
+
+def _joined(bodies: Mapping[str, bytes]) -> HttpAnswer:
+    return json_answer(200, {name: _member(name, body) for name, body in bodies.items()})
+
+
+def _member(name: str, body: bytes) -> Any:
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        raise UnusableAnswer(
+            f"The answer of node {name} is neither JSON nor UTF-8 text: it can't be a member of a JSON object"
+        ) from None
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

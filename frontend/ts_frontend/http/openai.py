@@ -28,13 +28,11 @@ from ts_frontend.http.request import (
 )
 from ts_frontend.http.torchserve import PREDICT, answer_of, handler_headers
 from ts_frontend.job import Job
-from ts_frontend.limits.clients import expect_tokens
-from ts_frontend.limits.tokens import TOKEN_BYTES, TOKENS_USUAL
+from ts_frontend.limits.clients import TOKEN_BYTES, TOKENS_USUAL, expect_tokens
 from ts_frontend.models.health import Health
-from ts_frontend.models.model import Model, OpenAIHandler
-from ts_frontend.models.registry import Registry
-from ts_frontend.open_inference.heads import MEMBER_BYTES_MAX, members
+from ts_frontend.models.model import Model, OpenAIHandler, Registry
 from ts_frontend.open_inference.models import find
+from ts_frontend.open_inference.requests import MEMBER_BYTES_MAX, members
 from ts_frontend.scheduling.stream import chunks
 from ts_frontend.tasks import merged, owned
 
@@ -46,8 +44,6 @@ TEXT, CHAT = "v1/completions", "v1/chat/completions"
 
 
 class HttpOpenAI:
-    """The service of OpenAI's API."""
-
     def __init__(self, models: Registry, health: Health) -> None:
         self._models, self._health = models, health
 

@@ -1,18 +1,21 @@
 """The API description: `OPTIONS /` and `/api-description` describe a listener's routes, `OPTIONS` of a model its
-inputs. OpenAPI 3.0.1, shorter than TorchServe's: every path with its parameters, and one form of errors for all."""
+inputs. OpenAPI 3.0.1, shorter than TorchServe's: every path with its parameters, and one form of errors for all. And
+what is near a path that nothing answers: the path that was meant, and the listener that serves it."""
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from functools import lru_cache
+from typing import Any, Final
 
 from ts_frontend.config.parameters import REGISTER, SCALE
 from ts_frontend.console.site import HEADERS
 from ts_frontend.http.request import Header, HttpAnswer, HttpRequest, json_answer
-from ts_frontend.http.routing import Effect, Row
-from ts_frontend.models.registry import Registry
+from ts_frontend.http.routing import HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS, Effect, Row
+from ts_frontend.models.model import Registry
 
 _NUMBER, _FLAG, _TEXT = {"type": "integer"}, {"type": "boolean"}, {"type": "string"}
 #: Parameters that aren't texts.
@@ -50,15 +53,12 @@ class HttpDescription:
             name = name.rpartition(":")[0] or name
         self._models.find(name)
         found = [row for row in self._rows if "{model_name}" in row.path]
-        managed = [row for row in found if row.path.startswith("/models/{model_name}") and not _invokes(row)]
+        below = [row for row in found if row.path.startswith("/models/{model_name}")]
+        managed = [row for row in below if not row.path.endswith("/invoke")]
         if first == "models" and any(row.summary for row in managed):
             return json_answer(200, document(f"RESTful Management API for: {name}", self._version, managed))
         rest_of = [row for row in found if row not in managed]
         return json_answer(200, document(f"RESTful API for: {name}", self._version, rest_of))
-
-
-def _invokes(row: Row) -> bool:
-    return row.path.endswith("/invoke")
 
 
 def _operations(rows: Iterable[Row]) -> Iterator[Row]:
@@ -136,3 +136,65 @@ def _page(rows: Sequence[Row], version: str) -> str:
     table = f"<table><thead><tr><th>Method<th>Path<th>Description</thead><tbody>{lines}</tbody></table>"
     main = f'<main class="docs"><h1>{TITLE}</h1>{about}<div id="operations">{table}</div></main>'
     return f'<!doctype html><html lang="en"><head>{_HEAD}</head><body>{main}</body></html>\n'
+
+
+#: Longer paths are no mistyped ones.
+PATH_CHARACTERS_MAX: Final = 200
+#: The least likeness (difflib's ratio) of a path that is named.
+_LIKENESS_MIN: Final = 0.8
+#: The likeness of a path that a listener serves.
+SAME: Final = 2.0
+_NAMES: Final = {HTTP_INFERENCE: "inference", HTTP_MANAGEMENT: "management", HTTP_METRICS: "metrics"}
+
+
+class Near:
+    """`rows`: the described routes of each HTTP API of the server; `here`: the APIs of the listener that was asked;
+    `address`: tells where another API is, once the server listens."""
+
+    def __init__(self, rows: Mapping[str, Iterable[Row]], here: Sequence[str], address: Callable[[str], str]) -> None:
+        self._here, self._address = here, address
+        #: The API of each path: this listener's before those of others.
+        self._apis: dict[str, str] = {}
+        for api in sorted(rows, key=lambda one: one not in here):
+            for row in rows[api]:
+                if row.summary:
+                    self._apis.setdefault(row.template, api)
+        #: Clients repeat a wrong path, and comparing it with all templates takes as long as ten requests.
+        self._nearest = lru_cache(maxsize=64)(self._compared)
+
+    def __call__(self, path: str) -> str:
+        """Returns the sentences to add to the error, each after a blank; "" if no path is near."""
+        if len(path) > PATH_CHARACTERS_MAX:
+            return ""
+        likeness, template = self._nearest(path.rstrip("/"))
+        if likeness < _LIKENESS_MIN:
+            return ""
+        api = self._apis[template]
+        meant = "" if likeness == SAME else f" Did you mean {template}?"
+        if api in self._here:
+            return meant
+        return f"{meant} The {_NAMES[api]} API serves {'it' if meant else 'this path'}: {self._address(api)}."
+
+    def _compared(self, path: str) -> tuple[float, str]:
+        asked = path.split("/")
+        return max(((_likeness(asked, template), template) for template in self._apis), key=lambda one: one[0])
+
+
+def _likeness(asked: Sequence[str], template: str) -> float:
+    """Returns how like the words of a path and of a template are (difflib's ratio), SAME if the template fits. The
+    values of names, and missing ones, count for nothing."""
+    words, fits = [*asked], True
+    wanted = template.split("/")
+    for place, word in enumerate(wanted):
+        name, _, end = word.rpartition("}")
+        if name:
+            given = asked[place] if place < len(asked) else ""
+            value, colon, verb = given.rpartition(":") if end else (given, "", "")
+            wanted[place] = end
+            fits = fits and bool(value)
+            if given:
+                words[place] = f"{colon}{verb}"
+    if words == wanted:
+        return SAME if fits else 1.0
+    matcher = SequenceMatcher(None, "/".join(words).lower(), "/".join(wanted), autojunk=False)
+    return matcher.ratio() if matcher.quick_ratio() >= _LIKENESS_MIN else 0.0

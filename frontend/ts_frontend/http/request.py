@@ -13,9 +13,9 @@ from urllib.parse import parse_qsl
 from ts.protocol.frames import Pairs
 from ts_frontend.errors import InvalidArgument, MessageTooLarge
 from ts_frontend.job import handlers_headers
-from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, small_members
+from ts_frontend.open_inference.requests import WHOLE_BYTES_MAX, small_members
 from ts_frontend.tasks import Expiry, current_task, uncancel
-from ts_frontend.transport.arriving import PIECE_BYTES, Arriving, SlowSender, arrival, head_bytes
+from ts_frontend.transport.limits import PIECE_BYTES, Arriving, SlowSender, arrival, head_bytes
 from ts_frontend.transport.stream import Data, Fields, Peer, Stream
 from ts_frontend.transport.whole import Whole
 
@@ -75,7 +75,6 @@ class HttpRequest:
 
     @property
     def ends(self) -> Peer:
-        """Returns the ends of the connection."""
         return self._stream.peer
 
     @property
@@ -85,7 +84,6 @@ class HttpRequest:
 
     @property
     def peer(self) -> str:
-        """Returns HOST:PORT of the client, "unix" for a client of a Unix socket."""
         return self._stream.peer.name
 
     @property

@@ -11,18 +11,14 @@ from functools import partial
 
 from ts_frontend.config.keys import KeyKind
 from ts_frontend.config.parameters import REGISTER, REGISTER_WORKFLOW, SCALE
-from ts_frontend.http.auth import HttpKeys
-from ts_frontend.http.azureml import HttpAzureML
 from ts_frontend.http.console import CONSOLE_PATH, HttpConsole, HttpPages
 from ts_frontend.http.errors import ErrorDialect
-from ts_frontend.http.kserve_v1 import HttpKServe
-from ts_frontend.http.management import HttpManagement
-from ts_frontend.http.mlflow import HttpMLflow
-from ts_frontend.http.open_inference import HttpOpenInference
+from ts_frontend.http.guard import HttpKeys
+from ts_frontend.http.management import HttpManagement, HttpRollouts, HttpWorkflows
+from ts_frontend.http.open_inference import HttpKServe, HttpOpenInference, HttpTriton
 from ts_frontend.http.openai import HttpOpenAI
 from ts_frontend.http.openapi import HttpDescription, HttpDocs
-from ts_frontend.http.platforms import HttpPlatforms
-from ts_frontend.http.rollouts import HttpRollouts
+from ts_frontend.http.platforms import HttpAzureML, HttpMLflow, HttpPlatforms
 from ts_frontend.http.routing import (
     ANY_KEY,
     GRPC_METRICS,
@@ -35,8 +31,6 @@ from ts_frontend.http.routing import (
     Switch,
 )
 from ts_frontend.http.torchserve import HttpInference, HttpMetrics
-from ts_frontend.http.triton import HttpTriton
-from ts_frontend.http.workflows import HttpWorkflows
 
 OPEN, READS, RUNS, CHANGES = Effect
 _OIP, _OPENAI = ErrorDialect.OPEN_INFERENCE, ErrorDialect.OPENAI
@@ -277,8 +271,8 @@ ROUTES: tuple[Row, ...] = (
     ),
     # KServe's own servers', and OpenAI's
     _kserve("GET", "/", READS, HttpKServe.alive, "Whether the server runs, KServe"),
-    _kserve("GET", "/v1/models", READS, HttpKServe.list_models, dialect=_OPENAI),
-    _kserve("GET", _V1_MODEL, OPEN, HttpKServe.ready, dialect=_OIP, keys=()),
+    _kserve("GET", "/v1/models", READS, HttpOpenInference.list_models, dialect=_OPENAI),
+    _kserve("GET", _V1_MODEL, OPEN, HttpOpenInference.ready, dialect=_OIP, keys=()),
     *_of_openai("/v1"),
     *_of_openai("/openai/v1", described=False),
     *(

@@ -191,11 +191,7 @@ class RouteTable:
     whose function no service has."""
 
     def __init__(
-        self,
-        rows: Sequence[Row],
-        apis: Sequence[str],
-        switches: Iterable[Switch] = (),
-        services: Sequence[object] = (),
+        self, rows: Sequence[Row], apis: Sequence[str], switches: Iterable[Switch] = (), services: Sequence[object] = ()
     ) -> None:
         self._keys = tuple(KEY_OF_API[api] for api in apis if api in KEY_OF_API)
         self.rows = served_rows(rows, apis, switches)

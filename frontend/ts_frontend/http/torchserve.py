@@ -28,13 +28,13 @@ from ts_frontend.http.request import (
 )
 from ts_frontend.job import Job, shared_headers
 from ts_frontend.models.health import Health
-from ts_frontend.models.registry import Registry
+from ts_frontend.models.model import Registry
 from ts_frontend.open_inference import requests as tensor_requests
-from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX
+from ts_frontend.open_inference.requests import WHOLE_BYTES_MAX
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 from ts_frontend.scheduling.stream import chunks, resumed
-from ts_frontend.telemetry.metrics.gpus import Gpus
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
+from ts_frontend.telemetry.metrics.system import Gpus
 from ts_frontend.telemetry.metrics.text import CONTENT_TYPE, OPEN_CONTENT_TYPE, preferred
 
 PREDICT: Final = ("explain", "False")
@@ -81,14 +81,8 @@ class HttpInference:
         more = [explain, ("url_path", rest)] if rest else _WITHOUT_REST[explain]
         return self._predict(request, params["model_name"], params.get("model_version"), more)
 
-    async def predict_kserve(self, request: HttpRequest) -> HttpAnswer:
-        """Predicts by a path of KServe's v1, with TorchServe's form of errors."""
-        return await self._of_kserve(request, PREDICT)
-
-    async def explain_kserve(self, request: HttpRequest) -> HttpAnswer:
-        return await self._of_kserve(request, EXPLAIN)
-
-    async def _of_kserve(self, request: HttpRequest, explain: tuple[str, str]) -> HttpAnswer:
+    async def of_kserve(self, request: HttpRequest, explain: tuple[str, str]) -> HttpAnswer:
+        """Answers by a path of KServe's v1 with PREDICT or EXPLAIN, and with TorchServe's form of errors."""
         name = request.path_params["model_name"]
         try:
             body = await request.body()
@@ -97,14 +91,11 @@ class HttpInference:
         except ServeError as error:
             return refusal(error, ErrorDialect.TORCHSERVE, told=request.told)
 
-    async def predict_v2(self, request: HttpRequest) -> HttpAnswer:
-        """The same by a path of v2: the handler gets the body unchanged, and its `timeout` and sequence count."""
-        return await self._of_v2(request, PREDICT)
-
     async def explain_v2(self, request: HttpRequest) -> HttpAnswer:
-        return await self._of_v2(request, EXPLAIN)
+        return await self.of_v2(request, EXPLAIN)
 
-    async def _of_v2(self, request: HttpRequest, explain: tuple[str, str]) -> HttpAnswer:
+    async def of_v2(self, request: HttpRequest, explain: tuple[str, str]) -> HttpAnswer:
+        """The same by a path of v2: the handler gets the body unchanged, and its `timeout` and sequence count."""
         name = request.path_params["model_name"]
         try:
             body = await request.body()
@@ -144,12 +135,7 @@ class HttpInference:
     # --- predicting
 
     async def _predict(
-        self,
-        request: HttpRequest,
-        name: str,
-        version: str | None,
-        more: Pairs,
-        inputs: Sequence[Input] = (),
+        self, request: HttpRequest, name: str, version: str | None, more: Pairs, inputs: Sequence[Input] = ()
     ) -> HttpAnswer:
         body = await request.body()
         return await answer_of(self._submit(request, name, version, more, inputs, body))

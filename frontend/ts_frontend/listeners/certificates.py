@@ -19,7 +19,7 @@ from ts_frontend.config.checks import secured
 from ts_frontend.config.files import read_file
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
-from ts_frontend.listeners.listener import Tls
+from ts_frontend.listeners.sockets import Tls
 
 _BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", re.DOTALL)
 _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18

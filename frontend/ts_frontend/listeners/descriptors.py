@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ts_frontend.listeners.listener import Listener
+    from ts_frontend.listeners.sockets import Listener
 
 logger = logging.getLogger(__name__)
 

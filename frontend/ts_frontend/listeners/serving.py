@@ -14,17 +14,16 @@ from types import MappingProxyType
 from typing import Final
 
 from ts_frontend.errors import ClientGone, Code, Draining
-from ts_frontend.grpc.exchange import Exchange
+from ts_frontend.grpc.call import Exchange
 from ts_frontend.grpc.protocol import CONTENT_TYPE as GRPC
 from ts_frontend.grpc.protocol import is_grpc, status_headers
 from ts_frontend.http.request import answer_error, not_found
 from ts_frontend.listeners.certificates import CertificateFiles, Pem, context
 from ts_frontend.listeners.descriptors import report_full, shared_out
-from ts_frontend.listeners.listener import Listener
-from ts_frontend.listeners.sockets import Listening, listen
+from ts_frontend.listeners.sockets import Listener, Listening, listen
 from ts_frontend.tasks import kept, uncancel
+from ts_frontend.transport.connection import Server
 from ts_frontend.transport.http2 import Http2Stream
-from ts_frontend.transport.server import Server
 from ts_frontend.transport.stream import Stream
 
 logger: Final = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ import yaml
 
 from ts_frontend.config.files import read_file
 from ts_frontend.errors import ArchiveNotFound
-from ts_frontend.graphs.ensemble import Ensemble
+from ts_frontend.graphs.graph import Ensemble
 from ts_frontend.graphs.inference_graph import InferenceGraph
 from ts_frontend.models.extraction import (
     OUTLINE_BYTES_MAX,
@@ -34,11 +34,10 @@ from ts_frontend.models.extraction import (
     safe_parts,
 )
 from ts_frontend.models.signature import Signature
-from ts_frontend.models.store.http import Stop
-from ts_frontend.models.store.pins import Pin, Stamp, digest
+from ts_frontend.models.store.http import Pin, Stamp, Stop, digest
 from ts_frontend.scheduling.batcher import Priorities
 from ts_frontend.tasks import owned
-from ts_frontend.workers.rate_limiter import Needs
+from ts_frontend.workers.resources import Needs
 
 _log = logging.getLogger(__name__)
 #: The configuration's name, and the suffixes of files of weights, where no manifest names them.

@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from ts_frontend.errors import InvalidArchive, ServeError
-from ts_frontend.models.store.http import Stop
-from ts_frontend.models.store.pins import Stamp
+from ts_frontend.models.store.http import Stamp, Stop
 
 PREFIX = "torchrelay-server-"
 #: The prefix of a directory's name until its server has locked it.

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from ts_frontend.errors import Draining, ModelNotFound, ModelVersionNotFound
-from ts_frontend.models.model import Model
-from ts_frontend.models.registry import Registry
+from ts_frontend.models.model import Model, Registry
 from ts_frontend.workers.cluster.resources import ClusterState
 
 #: The most sentences of an answer to a ping.
 TROUBLES_SHOWN_MAX = 10
 
 
+@dataclass(eq=False)
 class Health:
     """The health of the server and its models, derived from the workers at each call. Services of gRPC health: "" and
     the names in `services` are the server's; `NAME` and `NAME/VERSION` are a model's readiness. Not `strict`: the
@@ -22,21 +23,13 @@ class Health:
     affect the health. `cluster`: Ray's cluster, None when all workers run on this machine; while it can't be reached,
     running workers go on and the answer to a ping says so."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        services: frozenset[str],
-        *,
-        strict: bool = True,
-        troubles: Callable[[], Sequence[str]] = tuple,
-        cluster: ClusterState | None = None,
-    ) -> None:
-        self._registry = registry
-        self._services = services
-        self._strict = strict
-        self._troubles = troubles
-        self._draining = False
-        self._cluster = cluster
+    registry: Registry
+    services: frozenset[str]
+    _: KW_ONLY
+    strict: bool = True
+    troubles: Callable[[], Sequence[str]] = tuple
+    cluster: ClusterState | None = None
+    _draining: bool = field(default=False, init=False)
 
     @property
     def draining(self) -> bool:
@@ -46,12 +39,12 @@ class Health:
     def healthy(self) -> bool:
         """False while the server drains or, if `strict`, while a model's default version has lost its workers; a
         version that is still loading is healthy."""
-        return not self._draining and not (self._strict and any(_failing(one) for one in self._registry.defaults()))
+        return not self._draining and not (self.strict and any(_failing(one) for one in self.registry.defaults()))
 
     @property
     def ready(self) -> bool:
         """Healthy, and every model of the start has begun to serve: ready in the Open Inference Protocol's sense."""
-        return self.healthy and not (self._strict and self._starting())
+        return self.healthy and not (self.strict and self._starting())
 
     def serves(self, model: Model) -> bool:
         """Whether requests should be sent to the model: it is ready, and the server doesn't shut down."""
@@ -59,13 +52,13 @@ class Health:
 
     def _starting(self) -> bool:
         """True while the default version of a model that is loaded at the start loads for the first time."""
-        models = self._registry.defaults()
+        models = self.registry.defaults()
         return any(one.loaded_at_startup and one.loading and one.resident is None for one in models)
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """The answer to a ping: the health, and TorchServe's JSON with the problems that don't affect it."""
-        healthy, troubles = self.healthy, list(self._troubles()[:TROUBLES_SHOWN_MAX])
-        away = self._cluster.away(time.monotonic()) if self._cluster is not None else ""
+        healthy, troubles = self.healthy, list(self.troubles()[:TROUBLES_SHOWN_MAX])
+        away = self.cluster.away(time.monotonic()) if self.cluster is not None else ""
         more: dict[str, Any] = {"sharedSnapshot": troubles} if troubles else {}
         if away:
             more["ray"] = f"away: {away}"
@@ -74,15 +67,15 @@ class Health:
     def drain(self) -> None:
         """Marks the server as shutting down: nothing is ready from now on."""
         self._draining = True
-        self._registry.changes.notify()
+        self.registry.changes.notify()
 
     def status(self, service: str) -> bool | None:
         """Whether the service can serve; None for an unknown service."""
-        if service == "" or service in self._services:
+        if service == "" or service in self.services:
             return self.healthy
         name, _, version = service.partition("/")
         try:
-            return self.serves(self._registry.find(name, version))
+            return self.serves(self.registry.find(name, version))
         except (ModelNotFound, ModelVersionNotFound):
             return None
 
@@ -90,7 +83,7 @@ class Health:
         """Returns after the next change of any model; raises Draining once the server shuts down."""
         if self._draining:
             raise Draining("The server is shutting down")
-        await self._registry.changes.wait()
+        await self.registry.changes.wait()
 
 
 def _failing(model: Model) -> bool:

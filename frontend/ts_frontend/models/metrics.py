@@ -15,10 +15,8 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.job import FINAL, JobState
 from ts_frontend.limits.limits import Limits
 from ts_frontend.models.health import Health
-from ts_frontend.models.model import Model
-from ts_frontend.models.registry import Registry
+from ts_frontend.models.model import Model, Registry
 from ts_frontend.telemetry.metrics.families import Counter, Definition, Family, Gauge, Histogram, MetricKind
-from ts_frontend.telemetry.metrics.gpus import GpuLoad, Gpus
 from ts_frontend.telemetry.metrics.registry import (
     COMMAND_S_MAX,
     MODEL_LABELS,
@@ -26,13 +24,21 @@ from ts_frontend.telemetry.metrics.registry import (
     PACKAGE_PARENT,
     MetricsRegistry,
 )
-from ts_frontend.telemetry.metrics.system import RunCommand, SystemMetrics, command_line
+from ts_frontend.telemetry.metrics.system import GpuLoad, Gpus, RunCommand, SystemMetrics, command_line
 from ts_frontend.telemetry.metrics.text import Examples
-from ts_frontend.workers.demand import FAILING, Demand, ResidentState, UnloadCause
-from ts_frontend.workers.devices import Inventory
 from ts_frontend.workers.launchers import tool_output
-from ts_frontend.workers.memory import Memory, WorkerMemory, pids_of, processes_memory
+from ts_frontend.workers.memory import (
+    FAILING,
+    Demand,
+    Memory,
+    ResidentState,
+    UnloadCause,
+    WorkerMemory,
+    pids_of,
+    processes_memory,
+)
 from ts_frontend.workers.pool import Pool, Slot
+from ts_frontend.workers.resources import Inventory
 from ts_frontend.workers.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -317,12 +323,7 @@ def compatible_families(models: Registry, sums: MetricsRegistry) -> list[Family]
     return [
         each("nv_inference_request_success", answered, lambda one: one.ledger.counts[JobState.ANSWERED]),
         _family(COUNTER, "nv_inference_request_failure", "Requests that failed", (*LABELS, "reason"), reasons),
-        each(
-            "nv_inference_pending_request_count",
-            "Requests that wait for a worker",
-            lambda one: one.queued,
-            GAUGE,
-        ),
+        each("nv_inference_pending_request_count", "Requests that wait for a worker", lambda one: one.queued, GAUGE),
         each(
             "nv_inference_count",
             "Inferences, one for each answered request that ran",

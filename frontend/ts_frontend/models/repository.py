@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from ts_frontend.config.kinds import names_there
 from ts_frontend.errors import Code, InvalidArchive, InvalidArgument, ModelNotFound, ServeError, UrlForbidden
-from ts_frontend.graphs.ensemble import Ensemble
+from ts_frontend.graphs.graph import Ensemble
 from ts_frontend.models.archive import GGUF, Archive
 from ts_frontend.models.extraction import create_file, safe_parts
 from ts_frontend.models.formats.format import ModelFiles
@@ -24,7 +24,7 @@ from ts_frontend.models.model import Model
 from ts_frontend.models.settings import Requested
 from ts_frontend.models.store.store import Fetched
 from ts_frontend.tasks import side_by_side, undone_on_failure
-from ts_frontend.workers.demand import ResidentState
+from ts_frontend.workers.memory import ResidentState
 
 log = logging.getLogger(__name__)
 

@@ -14,15 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ts_frontend.caching.answers import CacheRule
+from ts_frontend.caching.cache import CacheRule
 from ts_frontend.config.kinds import bytes_of
 from ts_frontend.config.parameters import SETTINGS, WORKERS_MAX
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.workers.cluster.resources import ClusterRequest, read_request
-from ts_frontend.workers.demand import DemandRule
-from ts_frontend.workers.memory import Memory
-from ts_frontend.workers.scaling import ScalingRule
+from ts_frontend.workers.memory import DemandRule, Memory
+from ts_frontend.workers.supervisor import ScalingRule
 
 INT_MAX = 2**31 - 1
 #: The least similarity (difflib's ratio) at which an unknown key counts as a misspelt setting.
@@ -41,45 +40,33 @@ class Source:
     asked: set[str] = field(default_factory=set)
 
     def whole(self, key: str, least: int = 1) -> int | None:
-        found: int | None = self._checked(
-            key,
-            lambda value: _is_whole(value, least),
-            "a whole number" if least <= -INT_MAX else f"a whole number, at least {least}",
-        )
-        return found
+        what = "a whole number" if least <= -INT_MAX else f"a whole number, at least {least}"
+        return self._checked(int, key, lambda value: _is_whole(value, least), what)
 
     def decimal(self, key: str, least: float) -> float | None:
-        found: float | None = self._checked(
-            key, lambda value: _is_number(value, least), f"a number, at least {least:g}"
-        )
-        return found
+        return self._checked(float, key, lambda value: _is_number(value, least), f"a number, at least {least:g}")
 
     def flag(self, key: str) -> bool | None:
-        found: bool | None = self._checked(key, lambda value: isinstance(value, bool), "true or false")
-        return found
+        return self._checked(bool, key, lambda value: isinstance(value, bool), "true or false")
 
     def text(self, key: str) -> str | None:
-        found: str | None = self._checked(key, lambda value: isinstance(value, str) and value != "", "text")
-        return found
+        return self._checked(str, key, lambda value: isinstance(value, str) and value != "", "text")
 
     def choice(self, key: str, allowed: Iterable[str]) -> str | None:
         words = ", ".join(f'"{word}"' for word in allowed)
-        found: str | None = self._checked(
-            key, lambda value: isinstance(value, str) and value in allowed, f"one of {words}"
-        )
-        return found
+        return self._checked(str, key, lambda value: isinstance(value, str) and value in allowed, f"one of {words}")
 
     def indices(self, key: str) -> tuple[int, ...] | None:
-        found: list[int] | None = self._checked(key, _is_indices, "a list of whole numbers, at least 0 each")
+        found = self._checked(list[int], key, _is_indices, "a list of whole numbers, at least 0 each")
         return None if found is None else tuple(found)
 
     def size_bytes(self, key: str) -> int | None:
         """A number of bytes, or a number with a unit: 512MiB, 1.5 GB."""
-        value = self._checked(key, lambda value: bytes_of(value) is not None, "bytes, or a size such as 512MiB")
-        return None if value is None else bytes_of(value)
+        found = self._checked(object, key, lambda value: bytes_of(value) is not None, "bytes, or a size such as 512MiB")
+        return None if found is None else bytes_of(found)
 
     def section(self, key: str) -> Source:
-        found: dict[str, Any] | None = self._checked(key, lambda value: isinstance(value, dict), "keys with values")
+        found = self._checked(dict[str, Any], key, lambda value: isinstance(value, dict), "keys with values")
         return Source(found or {}, f"{self.name} {key}", self.warnings)
 
     def warn(self, key: str, problem: str) -> None:
@@ -94,9 +81,10 @@ class Source:
                 if close:
                     self.warnings.append(f"{self.name}: {key} is not a setting; did you mean {plain[close[0]]}?")
 
-    def _checked(self, key: str, good: Callable[[Any], bool], expected: str) -> Any:
+    def _checked(self, kind: type[_Value], key: str, good: Callable[[Any], bool], expected: str) -> _Value | None:
+        """The value, of the type `kind` if it is `good`."""
         self.asked.add(key)
-        value = self.values.get(key)
+        value: _Value | None = self.values.get(key)
         if value is None or good(value):
             return value
         self.warn(key, f"ignored, it must be {expected}")

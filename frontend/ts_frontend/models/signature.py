@@ -46,7 +46,6 @@ class Signature:
         return bool(self.inputs or self.outputs)
 
     def for_worker(self) -> dict[str, Any]:
-        """The declarations that the worker checks requests against."""
         return {
             "inputs": {spec.name: _for_worker(spec) for spec in self.inputs},
             "outputs": {spec.name: _for_worker(spec) for spec in self.outputs},

@@ -1,4 +1,5 @@
-"""Loading models when the server starts: the named models, then those of the snapshot.
+"""Loading models when the server starts: the named models, then those of the snapshot; and the one of `torchserve dev`
+again when its files are saved.
 
 Models are loaded concurrently and registered in the order in which they were named: the first version of a name is its
 default, and the first model with a name and version keeps it. A model that can't be loaded doesn't stop the others.
@@ -9,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +20,19 @@ from ts_frontend.config.kinds import ProgramLine
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind, VersionState, WorkflowState
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
-from ts_frontend.models.archive import GGUF, Archive, is_gguf
+from ts_frontend.models.archive import CONFIG_FILE, GGUF, WEIGHTS, Archive, is_gguf
 from ts_frontend.models.loader import ModelLoader
 from ts_frontend.models.manager import ModelManager
-from ts_frontend.models.model import Model
-from ts_frontend.models.registry import Registry
+from ts_frontend.models.model import Model, Registry
 from ts_frontend.models.settings import Requested
 from ts_frontend.models.store.store import Fetched, ModelStore
 from ts_frontend.tasks import side_by_side, watched
+from ts_frontend.telemetry.logging.logs import AUTHORS
 from ts_frontend.workers.pool import Clock
+from ts_frontend.workers.process import StartFailed
 
 log = logging.getLogger(__name__)
+
 
 #: Seconds until a snapshot that couldn't be written is tried again.
 RETRY_S = 30.0
@@ -323,32 +327,28 @@ def _message(error: Exception) -> str:
     return error.message
 
 
+@dataclass(eq=False)
 class _StartupLoader:
-    def __init__(
-        self,
-        config: ServerConfig,
-        manager: ModelManager,
-        store: ModelStore,
-        workers: int,
-        progress: Callable[[str], None],
-    ) -> None:
-        self._config, self._manager, self._store = config, manager, store
-        self._workers, self._progress = workers, progress
-        self._made: list[Model] = []
-        #: The names in the store, if they are needed. They are listed once: there may be thousands, and folders below.
-        self._names: Sequence[str] = ()
-        self._alone = False
+    config: ServerConfig
+    manager: ModelManager
+    store: ModelStore
+    workers: int
+    progress: Callable[[str], None]
+    _made: list[Model] = field(default_factory=list, init=False)
+    #: The names in the store, if they are needed. They are listed once: there may be thousands, and folders below.
+    _names: Sequence[str] = field(default=(), init=False)
+    _alone: bool = field(default=False, init=False)
 
     async def load(self) -> list[str]:
-        self._alone = await asyncio.to_thread(lambda: self._store.alone)
-        if self._alone or self._config.model_dir is not None or not all(map(_whole, self._config.load_models)):
-            self._names = await asyncio.to_thread(self._store.names)
-        lines: list[ProgramLine | str | Path] = [*self._config.program.lines, *self._entries()]
-        if self._config.dev_model is not None:
-            lines.append(self._config.dev_model)
+        self._alone = await asyncio.to_thread(lambda: self.store.alone)
+        if self._alone or self.config.model_dir is not None or not all(map(_whole, self.config.load_models)):
+            self._names = await asyncio.to_thread(self.store.names)
+        lines: list[ProgramLine | str | Path] = [*self.config.program.lines, *self._entries()]
+        if self.config.dev_model is not None:
+            lines.append(self.config.dev_model)
         failures: list[str] = []
         try:
-            made = await side_by_side([self._line(line) for line in lines], self._config.loads_at_once_max)
+            made = await side_by_side([self._line(line) for line in lines], self.config.loads_at_once_max)
             for line, (models, failure) in zip(lines, made, strict=True):
                 for model in models:
                     failure = await self._enter(line, model) or failure
@@ -358,18 +358,18 @@ class _StartupLoader:
                 failures.append(f"{len(failures)} of {len(lines)} {were} not loaded; --exit-on-error ends such a start")
         finally:
             for model in self._made:  # after a cancelled start: models that aren't served yet
-                await self._manager.loader.remove(model)
+                await self.manager.loader.remove(model)
         return failures
 
     def _entries(self) -> list[str]:
         entries: list[str] = []
-        for word in self._config.load_models or (["."] if self._alone else []):
+        for word in self.config.load_models or (["."] if self._alone else []):
             entries += self._names if word.lower() == "all" else [word]
         return entries
 
     async def _line(self, line: ProgramLine | str | Path) -> tuple[list[Model], str]:
         """The models made of a line, and the failure that left some out, or ""."""
-        self._progress(f"loading {line}")
+        self.progress(f"loading {line}")
         models: list[Model] = []
         try:
             if isinstance(line, Path):
@@ -385,7 +385,7 @@ class _StartupLoader:
     async def _enter(self, line: ProgramLine | str | Path, model: Model) -> str:
         self._made.remove(model)
         try:
-            await self._manager.add(model)
+            await self.manager.add(model)
         except Exception as error:
             return load_failure(f"Failed to load model: {line}", error)
         return ""
@@ -394,34 +394,34 @@ class _StartupLoader:
         name, separator, url = entry.partition("=")
         if not separator or "/" in name or ":" in name:
             name, url = "", entry
-        url = await asyncio.to_thread(self._store.on_hub, self._archive(url))
-        whole = self._config.model_dir is not None or self._alone
+        url = await asyncio.to_thread(self.store.on_hub, self._archive(url))
+        whole = self.config.model_dir is not None or self._alone
         known = url in self._names or is_gguf(url) or "://" in url
-        if whole and not known and await asyncio.to_thread(self._store.directory, url) is None:
-            name, url = name or entry, self._store.only()  # the store is itself the model, or has only one
-        named = [] if name else await self._manager.loader.each_model_at(url)
+        if whole and not known and await asyncio.to_thread(self.store.directory, url) is None:
+            name, url = name or entry, self.store.only()  # the store is itself the model, or has only one
+        named = [] if name else await self.manager.loader.each_model_at(url)
         for archive in named:
-            fetched, requested = await self._store.fetch(url, named=True), self._requested(archive.name or "")
-            made = self._manager.build(fetched, requested, archive, loaded_at_startup=True)
+            fetched, requested = await self.store.fetch(url, named=True), self._requested(archive.name or "")
+            made = self.manager.build(fetched, requested, archive, loaded_at_startup=True)
             models.append(self._kept(await made))
         if not named:
-            fetched = await self._store.fetch(url, named=True)
-            made = self._manager.build(fetched, self._requested(name), loaded_at_startup=True)
+            fetched = await self.store.fetch(url, named=True)
+            made = self.manager.build(fetched, self._requested(name), loaded_at_startup=True)
             models.append(self._kept(await made))
 
     async def _program(self, line: ProgramLine, models: list[Model]) -> None:
         """Loads models from outside the store: all those of a program, or the one of an archive's folder."""
-        loader = self._manager.loader
+        loader = self.manager.loader
         found = await asyncio.to_thread(loader.formats.open_in_place, Path(line.words[0]), line.words[1:], Path.cwd())
         fetched = Fetched(found.dir, line.words[0], downloaded=False)
         for archive in await loader.each_model(found):
             requested = self._requested(archive.name if found.name is None and archive.name else "")
-            made = self._manager.build(fetched, requested, archive, loaded_at_startup=True)
+            made = self.manager.build(fetched, requested, archive, loaded_at_startup=True)
             models.append(self._kept(await made))
 
     async def _written(self, path: Path, models: list[Model]) -> None:
         """Loads the model of `torchserve dev`: an archive, or a folder in place."""
-        models.append(self._kept(await load_written(path, self._manager, self._requested(""))))
+        models.append(self._kept(await load_written(path, self.manager, self._requested(""))))
 
     def _archive(self, url: str) -> str:
         """The name of an archive, which may be given without its ending."""
@@ -429,7 +429,7 @@ class _StartupLoader:
         return url if "/" in url else next((one for one in ended if one in self._names), url)
 
     def _requested(self, name: str) -> Requested:
-        return Requested(model_name=name or None, initial_workers=self._workers)
+        return Requested(model_name=name or None, initial_workers=self.workers)
 
     def _kept(self, model: Model) -> Model:
         self._made.append(model)
@@ -466,3 +466,137 @@ def load_failure(what: str, error: Exception) -> str:
     sentence = f"{what}: {error.message if isinstance(error, ServeError) else f'{type(error).__name__}: {error}'}"
     log.error("%s", sentence, exc_info=None if ours else error)
     return sentence
+
+
+#: What the author of a handler sees.
+authors_log = logging.getLogger(AUTHORS)
+#: Seconds between two scans; in a large folder a multiple of the time that one scan takes.
+LOOK_S, SHARE = 0.1, 10
+FILES_MAX = 5000
+DEPTH_MAX = 8
+#: Watched files: Python, the configuration, weights. The handler may write other files itself.
+WATCHED = frozenset({".py", ".yaml", ".yml"}) | WEIGHTS
+MANIFEST = "MANIFEST.json"
+UNWATCHED = frozenset({"__pycache__", "node_modules", "venv", "site-packages", "logs"})
+
+#: Files with their times and sizes.
+Seen = Mapping[str, tuple[int, int]]
+
+
+def look(path: Path) -> Seen:
+    """The watched files of a folder, or the one file. Blocking."""
+    if path.is_file():
+        return dict(_known([str(path)]))
+    found: list[str] = []
+    for folder, folders, files in os.walk(path):
+        depth = len(Path(folder).relative_to(path).parts)
+        folders[:] = sorted(one for one in folders if _looked_into(one) and depth < DEPTH_MAX)
+        found += [os.path.join(folder, one) for one in files if Path(one).suffix in WATCHED or one == MANIFEST]
+        if len(found) > FILES_MAX:
+            break
+    return dict(_known(found[:FILES_MAX]))
+
+
+def _looked_into(folder: str) -> bool:
+    return not folder.startswith(".") and folder not in UNWATCHED
+
+
+def _known(paths: Iterable[str]) -> Iterable[tuple[str, tuple[int, int]]]:
+    for path in paths:
+        try:
+            found = os.stat(path)
+        except OSError:  # deleted and written again by an editor that saves
+            continue
+        yield path, (found.st_mtime_ns, found.st_size)
+
+
+def changes(before: Seen, now: Seen) -> list[str]:
+    return sorted(path for path in {*before, *now} if before.get(path) != now.get(path))
+
+
+class Reloading:
+    """Reloads the model at `path` after a save. `addresses`: the server's, by name; `console`: it has one."""
+
+    def __init__(
+        self, manager: ModelManager, path: Path, addresses: Callable[[], Mapping[str, str]], *, console: bool
+    ) -> None:
+        self._manager, self._path, self._addresses, self._console = manager, path, addresses, console
+
+    def _place(self) -> Path:
+        path = self._path
+        return path.parent if path.is_file() and path.suffix == ".py" else path
+
+    async def watch(self) -> None:
+        place = self._place()
+        seen = await asyncio.to_thread(look, place)
+        self._tell_where()
+        pause_s = LOOK_S
+        while True:
+            await asyncio.sleep(pause_s)
+            begun_s = time.monotonic()
+            now = await asyncio.to_thread(look, place)
+            pause_s = max(LOOK_S, SHARE * (time.monotonic() - begun_s))
+            if now == seen:
+                continue
+            while (later := await asyncio.to_thread(look, place)) != now:  # an editor is still writing
+                now = later
+                await asyncio.sleep(LOOK_S)
+            changed, seen = changes(seen, now), now
+            await self._saved(changed)
+
+    def _names(self) -> str:
+        return ", ".join(f"{model.name} {model.version}" for model in self._manager.registry)
+
+    def _tell_where(self) -> None:
+        addresses, model = self._addresses(), next(iter(self._manager.registry), None)
+        if self._console and "http_management" in addresses:
+            authors_log.info("console and playground: %s/", addresses["http_management"])
+        if model is None:
+            authors_log.info("%s is not served yet: it is loaded when its files are saved. Ctrl-C ends it.", self._path)
+            return
+        if "http_inference" in addresses:
+            authors_log.info("try it: curl -T FILE %s/predictions/%s", addresses["http_inference"], model.name)
+        authors_log.info(
+            "%s is served as %s and reloaded when its files are saved. Ctrl-C ends it.", self._path, self._names()
+        )
+
+    async def _saved(self, changed: list[str]) -> None:
+        names, begun_s = self._named(changed), time.monotonic()
+        try:
+            how = await self._served_anew(changed)
+        except StartFailed as error:
+            authors_log.error("%s saved: the model can't be loaded: %s", names, error.cause)
+        except ServeError as error:
+            authors_log.error("%s saved: the model can't be served: %s", names, error.message)
+        else:
+            authors_log.info("%s saved: reloaded after %.2f s, %s.", names, time.monotonic() - begun_s, how)
+
+    def _named(self, changed: list[str]) -> str:
+        names = ", ".join(os.path.relpath(path, self._place().parent) for path in changed[:3])
+        return names + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+
+    async def _served_anew(self, changed: list[str]) -> str:
+        models = [model for model in self._manager.registry if not model.workflow]
+        if not models:
+            return await self._served_first()
+        opened = [path for path in changed if Path(path).name in (CONFIG_FILE, MANIFEST)]
+        if packed(self._path) or opened:
+            await self._opened_anew(models)
+            return "with the model opened again"
+        weights = [path for path in changed if Path(path).suffix in WEIGHTS]
+        anew = f"{Path(weights[0]).name} has changed" if weights else ""
+        reasons = [await model.pool.reload(anew) for model in models]
+        reason = next(filter(None, reasons), "")
+        return f"and loaded again: {reason}" if reason else "with the weights that were loaded"
+
+    async def _served_first(self) -> str:
+        model = await self._manager.add(await load_written(self._path, self._manager, Requested()))
+        await self._manager.start_workers(model)
+        return f"and served as {self._names()}"
+
+    async def _opened_anew(self, models: list[Model]) -> None:
+        """Serves the archive in place of the previous one, which stays if the new one can't be loaded."""
+        loader = self._manager.loader
+        for model in models:
+            archive = await open_written(self._path, loader)
+            await self._manager.start_and_replace(loader.fetched(model), archive, model.requested)

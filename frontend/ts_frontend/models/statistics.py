@@ -102,19 +102,6 @@ class _Seen:
 class CountedBatches:
     """Adds up the batches of one model version's workers, and passes them on to `recorder`."""
 
-    __slots__ = (
-        "_handler_s",
-        "_lone",
-        "_read_s",
-        "_recorder",
-        "_seen",
-        "_sizes",
-        "_spent",
-        "_waited_s",
-        "_written_s",
-        "responses",
-    )
-
     def __init__(self, recorder: BatchRecorder) -> None:
         self.responses = CountedResponses()
         self._recorder = recorder

@@ -12,8 +12,7 @@ from typing import Any
 from ts.protocol.frames import Buffer, Input, Pairs
 from ts_frontend.errors import Cancelled, DeadlineExceeded, InvalidArgument
 from ts_frontend.job import Job
-from ts_frontend.models.model import Model
-from ts_frontend.models.registry import Registry
+from ts_frontend.models.model import Model, Registry
 from ts_frontend.models.repository import Repository
 from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests

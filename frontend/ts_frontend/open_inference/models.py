@@ -1,14 +1,25 @@
-"""The served models for the services of the Open Inference Protocol, over every transport: their configuration, their
-statistics, and the parameters of repository calls."""
+"""What the services of the Open Inference Protocol say and keep of the served models, over every transport: their
+configuration, their statistics, the parameters of repository calls; the regions of shared memory that clients have
+registered; the settings of logs and traces that Triton's clients read and change on a running server.
+
+Of a region, the frontend only keeps and checks name and location; the worker copies a request's tensors, so that a
+truncated region affects only its own request (`ts.tensors.shared_memory`). GPU memory can't be shared. The log level
+takes effect at once; the log's location and format are fixed at the start. Trace settings, of the server and of each
+model, select the traced requests if there is a collector; without one they are only stored.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import json
+import logging
+import os
+import re
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from google.protobuf import json_format, text_format
 
@@ -23,13 +34,140 @@ from ts_frontend.errors import (
     MessageTooLarge,
     ModelNotFound,
     ModelVersionNotFound,
+    ServeError,
+    Unimplemented,
 )
-from ts_frontend.models.model import Model
-from ts_frontend.models.registry import Registry
+from ts_frontend.models.model import Model, Registry
 from ts_frontend.models.signature import as_json
 from ts_frontend.models.statistics import Kinds, Statistics
-from ts_frontend.open_inference.heads import texts_of_member
-from ts_frontend.open_inference.shared_memory import Regions
+from ts_frontend.open_inference.requests import texts_of_member
+from ts_frontend.telemetry.logging.writer import Logs
+from ts_frontend.telemetry.tracing.tracing import Sampling
+
+DIRECTORY = "/dev/shm"
+REGIONS_MAX = 1024
+NAME_CHARACTERS_MAX = 256
+#: The parameter for a region in every form of a request.
+MARK = b"shared_memory_region"
+NO_CUDA = "CUDA shared memory is not supported: send tensors in the request, or use system shared memory"
+_KEY = re.compile(r"/?[^/\0]{1,255}")
+
+
+class RegionExists(ServeError):
+    remedy = "Unregister the region first, or take another name."
+    code, http_status, type_name = Code.ALREADY_EXISTS, 400, "BadRequestException"
+
+
+class RegionNotFound(ServeError):
+    remedy = "Register the region first."
+    code, http_status, type_name = Code.NOT_FOUND, 404, "ResourceNotFoundException"
+
+
+class Forbidden(ServeError):
+    """The settings don't allow clients this shared memory."""
+
+    remedy = "Allow the key with `shared_memory_keys`."
+    code, http_status, type_name = Code.PERMISSION_DENIED, 403, "ForbiddenException"
+
+
+class Region(NamedTuple):
+    """`key` is a file of DIRECTORY."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class Regions:
+    """The registered regions. `keys`: the pattern of allowed keys, matched whole; "" for none."""
+
+    def __init__(self, keys: str) -> None:
+        self._allowed = re.compile(keys) if keys else None
+        self._regions: dict[str, Region] = {}
+
+    @property
+    def allowed(self) -> bool:
+        return self._allowed is not None
+
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Registers a region. Raises Forbidden, RegionExists, InvalidArgument for missing or smaller shared memory."""
+        if self._allowed is None:
+            raise Forbidden("shared memory is not allowed: shared_memory_keys says which keys are")
+        if not self._allowed.fullmatch(key):
+            raise Forbidden(f"shared memory key {key!r} is not one that shared_memory_keys allows")
+        if not _KEY.fullmatch(key) or key.lstrip("/") in (".", ".."):
+            raise InvalidArgument(f"shared memory key {key!r} is not the name of a file of {DIRECTORY}")
+        if not name or len(name) > NAME_CHARACTERS_MAX:
+            raise InvalidArgument(f"the name of a region has 1 to {NAME_CHARACTERS_MAX} characters, not {name[:80]!r}")
+        if name in self._regions:
+            raise RegionExists(f"shared memory region {name!r} is registered already")
+        if len(self._regions) >= REGIONS_MAX:
+            raise InvalidArgument(f"{REGIONS_MAX} regions of shared memory are registered: unregister some")
+        if byte_size <= 0 or offset < 0:
+            raise InvalidArgument(f"region {name!r}: offset {offset} and byte_size {byte_size} are not a valid range")
+        size = _size_of(key)
+        if offset + byte_size > size:
+            raise InvalidArgument(
+                f"region {name!r}: {key!r} has {size} bytes, fewer than offset {offset} and byte_size {byte_size} take"
+            )
+        self._regions[name] = Region(name, key, offset, byte_size)
+
+    def unregister(self, name: str = "") -> None:
+        """Unregisters a region, or all for "". An unknown name isn't an error: Triton's clients use it to clean up."""
+        if name:
+            self._regions.pop(name, None)
+        else:
+            self._regions.clear()
+
+    def status(self, name: str = "") -> list[Region]:
+        """Returns one region, or all for "". Raises RegionNotFound."""
+        if name and name not in self._regions:
+            raise RegionNotFound(f"Unable to find system shared memory region: {name!r}")
+        return [self._regions[name]] if name else list(self._regions.values())
+
+    def option(self, data: bytes) -> str:
+        """Returns the form option with the locations of the request's regions, for the worker; "" without regions."""
+        if not self._regions or MARK not in data:
+            return ""
+        places = {one.name: [one.key.lstrip("/"), one.offset, one.byte_size] for one in self._regions.values()}
+        return f";regions={json.dumps(places).encode().hex()}"
+
+
+def _size_of(key: str) -> int:
+    """Returns the size of a regular file of DIRECTORY. Raises InvalidArgument for anything else."""
+    try:
+        fd = os.open(f"{DIRECTORY}/{key.lstrip('/')}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise InvalidArgument(f"shared memory {key!r} can't be opened: {error.strerror}") from None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise InvalidArgument(f"shared memory {key!r} is not a regular file of {DIRECTORY}")
+        return found.st_size
+    finally:
+        os.close(fd)
+
+
+def check_cuda(name: str) -> None:
+    """Raises RegionNotFound when a region is named."""
+    if name:
+        raise RegionNotFound(f"Unable to find cuda shared memory region: {name!r}")
+
+
+def refuse_cuda() -> NoReturn:
+    raise Unimplemented(NO_CUDA)
+
+
+def region_given(name: str, body: Mapping[str, Any]) -> tuple[str, str, int, int]:
+    """Returns the arguments of `Regions.register` from a body in JSON. Raises InvalidArgument."""
+    key, offset, byte_size = body.get("key"), body.get("offset", 0), body.get("byte_size")
+    if not isinstance(key, str) or type(offset) is not int or type(byte_size) is not int:
+        raise InvalidArgument(
+            "a region needs a text `key` and a number `byte_size`; the number `offset` is 0 by default"
+        )
+    return name, key, offset, byte_size
+
 
 #: Clients of MAX send version 0 for the served one.
 ANY_VERSION = "0"
@@ -47,8 +185,6 @@ def coded(error: HandlerFailed) -> HandlerFailed:
 
 
 class About(NamedTuple):
-    """The server's metadata."""
-
     name: str
     version: str
 
@@ -246,3 +382,112 @@ def _responses(kinds: Kinds) -> pb.InferResponseStatistics:
 
 def _sum(count: int, seconds: float) -> pb.StatisticDuration:
     return pb.StatisticDuration(count=count, ns=int(seconds * 1e9))
+
+
+_LEVELS = (("log_info", logging.INFO), ("log_warning", logging.WARNING), ("log_error", logging.ERROR))
+_VERBOSE, _FILE, _FORMAT = "log_verbose_level", "log_file", "log_format"
+_TRACE_LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
+_NUMBERS = {"trace_rate": 0, "trace_count": -1, "log_frequency": 0}
+#: Raises if the caller may not change settings.
+Check = Callable[[], None]
+
+
+class LogSettings:
+    """`check`: called before a change; may raise."""
+
+    def __init__(self, log: Logs, check: Check) -> None:
+        self._log, self._check = log, check
+
+    def read(self) -> dict[str, Any]:
+        level = self._log.level
+        shown = {name: level <= least for name, least in _LEVELS}
+        return {_FILE: "", **shown, _VERBOSE: int(level <= logging.DEBUG), _FORMAT: self._log.format}
+
+    def change(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Changes settings and returns all of them. Raises InvalidArgument, naming the setting, for an invalid one;
+        nothing changes then. Messages of one severity are shown only with all more severe ones."""
+        if not given:
+            return self.read()
+        self._check()
+        wanted = self.read()
+        for name, value in given.items():
+            if name not in wanted:
+                raise InvalidArgument(f"unknown log setting {name!r}; one of {', '.join(wanted)}")
+            if name in (_FILE, _FORMAT) and value != wanted[name]:
+                raise InvalidArgument(
+                    f"{name} can't be changed while the server runs; log_location and log_format set it at start"
+                )
+            wanted[name] = value if name in (_FILE, _FORMAT) else _whole(name, value)
+        self._log.set_level(_level(wanted))
+        return self.read()
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) if name != _VERBOSE else isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    raise InvalidArgument(f"{name} is {'a number' if name == _VERBOSE else 'true or false'}, not {value!r}")
+
+
+def _level(wanted: Mapping[str, Any]) -> int:
+    if wanted[_VERBOSE] > 0:
+        return logging.DEBUG
+    shown = [bool(wanted[name]) for name, _ in _LEVELS]
+    if shown != sorted(shown):
+        raise InvalidArgument(
+            "more severe messages are always shown too: turn off log_info before log_warning before log_error"
+        )
+    return next((least for name, least in _LEVELS if wanted[name]), logging.CRITICAL)
+
+
+class TraceSettings:
+    """The trace settings of the server and of each model."""
+
+    def __init__(self, models: Registry, sampling: Sampling, check: Check) -> None:
+        self._models, self._sampling, self._check = models, sampling, check
+
+    def read(self, model: str = "") -> dict[str, list[str]]:
+        """Returns the trace settings of a model, or ("") of the server. Raises ModelNotFound."""
+        if model:
+            self._models.versions(model)
+        return self._sampling.read(model)
+
+    def change(self, given: Mapping[str, Sequence[str]], model: str = "") -> dict[str, list[str]]:
+        """Changes trace settings and returns all; an empty list resets one to the server's, or to the default."""
+        found = self.read(model)
+        if not given:
+            return found
+        self._check()
+        for name, values in given.items():
+            _check_trace(name, values, self._sampling.names)
+        self._sampling.change(given, model)
+        return self.read(model)
+
+
+def _check_trace(name: str, values: Sequence[str], names: Sequence[str]) -> None:
+    if name not in names:
+        raise InvalidArgument(f"unknown trace setting {name!r}; one of {', '.join(names)}")
+    if not values:
+        return
+    if name in ("trace_file", "trace_mode"):
+        raise InvalidArgument(f"{name} can't be changed while the server runs")
+    if name == "trace_level":
+        for value in values:
+            if value not in _TRACE_LEVELS:
+                raise InvalidArgument(f"trace_level is a list of {', '.join(_TRACE_LEVELS)}, not {value!r}")
+    elif len(values) != 1 or not _is_whole(values[0], _NUMBERS[name]):
+        raise InvalidArgument(f"{name} is one number, at least {_NUMBERS[name]}, not {', '.join(map(repr, values))}")
+
+
+def _is_whole(text: str, least: int) -> bool:
+    return text.removeprefix("-").isdecimal() and int(text) >= least
+
+
+def trace_given(body: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Returns trace settings from JSON: each a text, a list of texts, or null. Raises InvalidArgument."""
+    found = {}
+    for name, value in body.items():
+        values = [] if value is None else [value] if isinstance(value, (str, int)) else value
+        if not isinstance(values, list) or not all(isinstance(one, (str, int)) for one in values):
+            raise InvalidArgument(f"{name} is a text or a list of texts, not {value!r}")
+        found[name] = [str(one) for one in values]
+    return found

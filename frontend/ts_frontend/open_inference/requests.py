@@ -1,4 +1,9 @@
-"""The parameters of tensor requests that the frontend applies: deadlines, priorities and sequences."""
+"""The parts of tensor requests that the frontend reads: their heads, and the parameters that it applies (deadlines,
+priorities, sequences); and the joining of several answers to one. Tensors are skipped; the worker decodes them.
+
+The parsers of protobuf and JSON hold the GIL for a whole message, so that even in a thread they would block the event
+loop.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +11,294 @@ import asyncio
 import base64
 import json
 import math
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
+
+from google.protobuf.message import DecodeError
 
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Buffer, Pairs
+from ts.protocol.wire import SIZED, Field, Malformed, fields, prefix, varint
 from ts_frontend.errors import InvalidArgument, Unimplemented
 from ts_frontend.limits.clients import counting_items
 from ts_frontend.models.model import Model
-from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, items_of_json, parameters_of_json
 from ts_frontend.scheduling import queues as ranked_queue
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+
+#: Smaller requests are parsed entirely, which takes a fraction of a millisecond, less than the search for their heads.
+WHOLE_BYTES_MAX = 16 * 1024
+#: The most fields or members on the top level of a larger request, which are scanned one by one.
+FIELDS_MAX = 16_384
+
+#: The largest members of such a request that are parsed at once, and the longest texts with escapes.
+MEMBER_BYTES_MAX, TEXT_BYTES_MAX = 16 * 1024, 512 * 1024
+
+# --- protobuf
+
+_INPUT, _RAW_CONTENTS = 5, 7
+_TENSOR_FIELDS = frozenset((_INPUT, 6, _RAW_CONTENTS))
+_INPUT_NAME, _INPUT_DATATYPE, _INPUT_SHAPE, _INPUT_CONTENTS = 1, 2, 3, 5
+_EMPTY_CONTENTS = b"\x2a\x00"
+
+
+def head_of_message(data: bytes, *, forms: bool = False) -> pb.ModelInferRequest:
+    """The ModelInferRequest in `data`; without inputs and outputs if it is large. `forms`: with the datatypes of its
+    inputs, whether their `contents` are filled, and `raw_input_contents`.
+
+    Raises InvalidArgument for anything else; the worker reports errors inside a large message's tensors."""
+    try:
+        return pb.ModelInferRequest.FromString(
+            data if len(data) <= WHOLE_BYTES_MAX else b"".join(_pieces(data, forms=forms))
+        )
+    except (DecodeError, Malformed) as error:
+        raise InvalidArgument(f"The {len(data)} bytes of the request are not a ModelInferRequest: {error}") from None
+
+
+def check_fields(data: bytes, name: str, fields_max: int = FIELDS_MAX) -> None:
+    """Raises InvalidArgument for a large message, of type `name`, with too many fields to parse at once, or malformed.
+    The parser itself checks a small one."""
+    if len(data) <= WHOLE_BYTES_MAX:
+        return
+    try:
+        if any(count >= fields_max for count, _ in enumerate(fields(data, 0, len(data)))):
+            raise Malformed(f"it has more than {fields_max} fields")
+    except Malformed as error:
+        raise InvalidArgument(f"The {len(data)} bytes of the request are not a {name}: {error}") from None
+
+
+def _pieces(data: bytes, *, forms: bool) -> Iterator[bytes]:
+    for count, field in enumerate(fields(data, 0, len(data))):
+        if count >= FIELDS_MAX:
+            raise Malformed(f"it has more than {FIELDS_MAX} fields")
+        if field.kind != SIZED or field.number not in _TENSOR_FIELDS or (forms and field.number == _RAW_CONTENTS):
+            yield data[field.start : field.end]
+        elif forms and field.number == _INPUT:
+            tensor = _form_of(data, field)
+            yield prefix(_INPUT, len(tensor)) + tensor
+
+
+def _form_of(data: bytes, tensor: Field) -> bytes:
+    """Returns an InferInputTensor with the tensor's name and datatype, and empty contents if it has any."""
+    found = []
+    for count, field in enumerate(fields(data, tensor.value, tensor.end)):
+        if count >= FIELDS_MAX:
+            raise Malformed(f"an input of it has more than {FIELDS_MAX} fields")
+        if field.kind == SIZED and field.number in (_INPUT_NAME, _INPUT_DATATYPE):
+            found.append(data[field.start : field.end])
+        elif field.kind == SIZED and field.number == _INPUT_CONTENTS:
+            found.append(_EMPTY_CONTENTS)
+    return b"".join(found)
+
+
+def items_of_message(data: bytes) -> int:
+    """The items of a ModelInferRequest: the largest first dimension of its inputs. 1 if it has none, or is malformed,
+    which others report."""
+    most = 1
+    try:
+        for field in islice(fields(data, 0, len(data)), FIELDS_MAX):
+            if field.number == _INPUT and field.kind == SIZED:
+                most = max(most, _first_size(data, field))
+    except Malformed:
+        pass
+    return min(most, FIELDS_MAX)
+
+
+def _first_size(data: bytes, tensor: Field) -> int:
+    for field in islice(fields(data, tensor.value, tensor.end), FIELDS_MAX):
+        if field.number == _INPUT_SHAPE and field.value < field.end:
+            size, _ = varint(data, field.value, field.end)
+            return 1 if size >> 63 else size  # negative
+    return 1
+
+
+# --- JSON
+
+_BLANK = re.compile(rb"[ \t\n\r]*")
+_PLAIN = re.compile(rb"[^ \t\n\r,\]}]+")
+#: A run of bytes without nesting: numbers, texts, and lists of numbers.
+_INNER = re.compile(rb'(?:[^"\[\]{}]+|"[^"\\]*(?:\\.[^"\\]*)*"|\[[^"\[\]{}]*\])*', re.DOTALL)
+_STEP_BYTES = 64 * 1024  # bytes searched at once; between two searches, other threads may run
+_DEPTH_MAX = 1000  # the limit of Python's own parser
+_BACKSLASH = 0x5C
+_BOM = b"\xef\xbb\xbf"
+_STANDS_FOR: dict[bytes, dict[str, Any] | list[Any]] = {b"{": {}, b"[": []}
+
+
+class NotRead(ValueError):
+    """The part of the text that was read isn't a JSON object, or has too many members."""
+
+
+def members(data: bytes, names: Collection[str] | None = None) -> dict[str, tuple[int, int]]:
+    """Returns (begin, end) of the values of the members `names` (None: all) in a JSON object; of equal names the last
+    counts. Skipped members are not checked. Raises NotRead."""
+    found: dict[str, tuple[int, int]] = {}
+    at = _token(data, len(_BOM) if data.startswith(_BOM) else 0, b"{")
+    if data[at : at + 1] == b"}":
+        return found
+    for _ in range(FIELDS_MAX):
+        key = _string_end(data, at)
+        name = json.loads(data[at:key])
+        value = _token(data, _after_blanks(data, key), b":")
+        end = _value_end(data, value)
+        if names is None or name in names:
+            found[name] = value, end
+        at = _after_blanks(data, end)
+        if data[at : at + 1] == b"}":
+            return found
+        at = _token(data, at, b",")
+    raise NotRead(f"it has more than {FIELDS_MAX} members")
+
+
+def _elements(data: bytes, at: int) -> Iterator[tuple[int, int]]:
+    """Yields (begin, end) of the elements of the JSON list at `at`, which aren't checked, FIELDS_MAX at most. Raises
+    NotRead."""
+    at = _token(data, at, b"[")
+    for _ in range(0 if data[at : at + 1] == b"]" else FIELDS_MAX):
+        end = _value_end(data, at)
+        yield at, end
+        at = _after_blanks(data, end)
+        if data[at : at + 1] == b"]":
+            return
+        at = _token(data, at, b",")
+
+
+def items_of_json(data: bytes) -> int:
+    """The items of a request in JSON: the number of its `instances` (V1), or the largest first dimension of its
+    `inputs` (V2), FIELDS_MAX at most. 1 if it has neither. To be called in a thread: the time grows with the size."""
+    try:
+        places = members(data, ("instances", "inputs"))
+        if "instances" in places:
+            return max(1, sum(1 for _ in _elements(data, places["instances"][0])))
+        return max(_first_sizes(data, places["inputs"][0]), default=1)
+    except (ValueError, LookupError, RecursionError):
+        return 1
+
+
+def _first_sizes(data: bytes, at: int) -> Iterator[int]:
+    for begin, end in _elements(data, at):
+        tensor = data[begin:end]
+        for first, last in islice(_elements(tensor, members(tensor, ("shape",))["shape"][0]), 1):
+            size = json.loads(tensor[first:last])
+            yield min(max(1, size), FIELDS_MAX) if type(size) is int else 1
+
+
+def parameters_of_json(data: bytes, names: Collection[str], words: Collection[bytes]) -> dict[str, Any]:
+    """Returns a request's parameters with these `names`, with lists and objects replaced by empty ones; {} if it has
+    none, isn't JSON, or contains none of the `words`. To be called in a thread: the time grows with the size."""
+    if not mention(data, words):
+        return {}
+    try:
+        place = members(data, ("parameters",)).get("parameters")
+        if place is None:
+            return {}
+        inside = data[slice(*place)]
+        return {name: _plain(inside[slice(*at)]) for name, at in members(inside, names).items()}
+    except ValueError:
+        return {}
+
+
+def small_members(data: bytes) -> dict[str, Any]:
+    """Returns the members of a JSON object without those of more than MEMBER_BYTES_MAX bytes, which aren't checked.
+    Raises ValueError, RecursionError. To be called in a thread: the time grows with the size."""
+    places = members(data)
+    return {name: json.loads(data[at:end]) for name, (at, end) in places.items() if end - at <= MEMBER_BYTES_MAX}
+
+
+def texts_of_member(data: bytes, member: str) -> dict[str, Any]:
+    """Returns the members of the object in a JSON object's `member`; {} without it. Long texts are returned without
+    unescaping; other long values are None. Raises ValueError, RecursionError. To be called in a thread."""
+    place = members(data, (member,)).get(member)
+    inside = b"null" if place is None else data[slice(*place)]
+    if inside[:1] != b"{":
+        if len(inside) <= MEMBER_BYTES_MAX and not json.loads(inside):
+            return {}
+        raise NotRead(f"{member} is an object, not {inside[:40]!r}")
+    return {name: _long_text(inside[at:end]) for name, (at, end) in members(inside).items()}
+
+
+def _long_text(value: bytes) -> Any:
+    """A long text, None for another long value. Only slashes are unescaped: some encoders escape base64's."""
+    if len(value) <= MEMBER_BYTES_MAX:
+        return json.loads(value)
+    if value[:1] != b'"':
+        return None
+    text = value[1:-1].replace(b"\\/", b"/")
+    if b"\\" not in text:
+        return text.decode()
+    return json.loads(value) if len(value) <= TEXT_BYTES_MAX else None
+
+
+def _plain(value: bytes) -> Any:
+    return _STANDS_FOR[value[:1]] if value[:1] in _STANDS_FOR else json.loads(value)
+
+
+def _after_blanks(data: bytes, at: int) -> int:
+    return _matched(_BLANK, data, at)
+
+
+def _token(data: bytes, at: int, expected: bytes) -> int:
+    at = _after_blanks(data, at)
+    if data[at : at + 1] != expected:
+        raise NotRead(f"its byte {at} is not {expected.decode()}")
+    return _after_blanks(data, at + 1)
+
+
+def _matched(expression: re.Pattern[bytes], data: bytes, at: int) -> int:
+    match = expression.match(data, at)
+    if match is None:
+        raise NotRead(f"its byte {at} is not JSON")
+    return match.end()
+
+
+def _string_end(data: bytes, at: int) -> int:
+    """The end of the text that begins at `at`: after a quote with an even number of backslashes before it."""
+    if data[at : at + 1] != b'"':
+        raise NotRead(f"its byte {at} is not JSON")
+    quote = at
+    while (quote := data.find(b'"', quote + 1)) > 0:
+        before = quote
+        while data[before - 1] == _BACKSLASH:
+            before -= 1
+        if (quote - before) % 2 == 0:
+            return quote + 1
+    raise NotRead(f"its byte {at} begins a text without an end")
+
+
+def _value_end(data: bytes, at: int) -> int:
+    first = data[at : at + 1]
+    if first == b'"':
+        return _string_end(data, at)
+    return _nested_end(data, at) if first in _STANDS_FOR else _matched(_PLAIN, data, at)
+
+
+def _nested_end(data: bytes, at: int) -> int:
+    depth = 0
+    while at < len(data):
+        first = data[at : at + 1]
+        if first == b'"':
+            at = _string_end(data, at)
+        elif first in b"[{":
+            at, depth = at + 1, depth + 1
+            if depth > _DEPTH_MAX:
+                raise NotRead(f"its lists and objects are over {_DEPTH_MAX} deep")
+        elif first in b"]}":
+            at, depth = at + 1, depth - 1
+            if not depth:
+                return at
+        match = _INNER.match(data, at, at + _STEP_BYTES)
+        assert match is not None, "the pattern also matches an empty text"
+        at = match.end()
+    raise NotRead("it ends inside a list or an object")
+
+
+def mention(data: bytes, words: Collection[bytes]) -> bool:
+    more = max(map(len, words)) - 1
+    steps = range(0, len(data), _STEP_BYTES)
+    return any(data.find(word, at, at + _STEP_BYTES + more) >= 0 for at in steps for word in words)
+
 
 TIMEOUT, PRIORITY, SEQUENCE_ID = "timeout", "priority", "sequence_id"
 SEQUENCE_START, SEQUENCE_END = "sequence_start", "sequence_end"
@@ -29,10 +310,11 @@ LENGTH_DIGITS_MAX = 18
 
 
 def of_parameters(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _value(found[name]) for name in _NAMES if name in found}
+    return {name: value_of(found[name]) for name in _NAMES if name in found}
 
 
-def _value(parameter: Any) -> Any:
+def value_of(parameter: Any) -> Any:
+    """The value of a message's parameter, None without one."""
     choice = parameter.WhichOneof("parameter_choice")
     return getattr(parameter, choice) if choice else None
 

@@ -14,10 +14,8 @@ from typing import Any
 from ts_frontend.errors import InvalidArgument, RolloutNotFound, ServeError
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
-from ts_frontend.rollouts.dividing import Divider, open_sequences
-from ts_frontend.rollouts.judge import Judge, Verdict, Word
-from ts_frontend.rollouts.record import ANSWERED, FAILED, Record, shown_time
-from ts_frontend.rollouts.rule import Rule, read_rule
+from ts_frontend.rollouts.dividing import ANSWERED, FAILED, Divider, Record, open_sequences, shown_time
+from ts_frontend.rollouts.rule import Judge, Rule, Verdict, Word, read_rule
 from ts_frontend.telemetry.metrics.families import Counter as Count
 from ts_frontend.telemetry.metrics.families import Definition, Family, Gauge, MetricKind
 from ts_frontend.telemetry.metrics.registry import MODEL_LABELS

@@ -1,16 +1,434 @@
-"""The settings of a rollout, as the management API, the command line and model-config.yaml give them."""
+"""The rule of a rollout, read from its settings, and how a new version is judged by it: the comparison of two versions'
+answers to one request (tensors by their datatypes, JSON by its numbers, else bytes), and that of the versions by their
+requests, which may be looked at at any time.
+
+Numbers are compared with a tolerance, all else exactly. The names of the versions and what differs in each answer by
+itself (ids, times) don't count. Blocking: larger answers take milliseconds.
+
+Each criterion is a share of requests: those that failed, those that took longer than a quantile of the old version's,
+those whose answers differ. The bounds of a share hold at all times together with the chosen certainty (a mixture of
+likelihood ratios, Robbins 1970), so that looking every second doesn't make a verdict by chance. Pure: no clock, no I/O.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Any, NamedTuple
 
+from google.protobuf.message import DecodeError
+
+from ts.protocol import open_inference_pb2 as pb
+from ts.protocol.datatypes import DATATYPES
+from ts.protocol.frames import Buffer, Pairs
+from ts_frontend.caching.tensors import LENGTH_HEADER, values_of
 from ts_frontend.errors import InvalidArgument, MessageTooLarge
-from ts_frontend.rollouts.compare import Measure, read_measures
-from ts_frontend.rollouts.judge import Limits
+
+#: The datatypes that are compared with a tolerance unless the rule says otherwise, and the name of JSON's numbers.
+FLOATS, NUMBERS = frozenset({"FP16", "BF16", "FP32", "FP64", "JSON"}), "JSON"
+#: The members of a JSON answer that say when and by what it was made.
+_ITS_OWN = frozenset({"id", "created", "model", "model_name", "model_version", "system_fingerprint"})
+#: The characters of a shown answer.
+SHOWN_MAX = 200
+
+
+class Measure(NamedTuple):
+    """How the numbers of an output are compared. `kind`: exact, close (`rtol`, `atol`), cosine (at least `least`), top1
+    (the index of the largest number)."""
+
+    kind: str = "exact"
+    rtol: float = 1e-3
+    atol: float = 1e-5
+    least: float = 0.999
+
+    def differ(self, old: Sequence[Any], new: Sequence[Any]) -> str:
+        """Why the numbers differ, "" if they don't. The lengths are the same."""
+        if self.kind == "top1":
+            one, other = (max(range(len(values)), key=values.__getitem__, default=0) for values in (old, new))
+            return f"the largest number is at {other} instead of {one}" if one != other else ""
+        if self.kind == "cosine":
+            found = _cosine(old, new)
+            return f"the cosine is {found:.6f}" if not found >= self.least else ""
+        for at, (one, other) in enumerate(zip(old, new, strict=True)):
+            if not self._same(one, other):
+                return f"element {at} is {other!r:.40} instead of {one!r:.40}"
+        return ""
+
+    def _same(self, one: Any, other: Any) -> bool:
+        if one == other or (one != one and other != other):
+            return True
+        close = self.kind == "close" and math.isfinite(one) and math.isfinite(other)
+        return close and abs(one - other) <= self.atol + self.rtol * abs(one)
+
+
+CLOSE, EXACT = Measure("close"), Measure()
+
+
+def read_measures(given: Mapping[str, Any]) -> dict[str, Measure]:
+    """The measures by datatype, or "*" for all numbers, in a rule's `compare`. Raises InvalidArgument."""
+    for name in given:
+        if name != NUMBERS and name != "*" and name not in DATATYPES:
+            raise InvalidArgument(f"compare: {name!r:.80} is no datatype; there are {', '.join(DATATYPES)}, {NUMBERS}")
+    return {name: _read(value) for name, value in given.items()}
+
+
+def _read(value: Any) -> Measure:
+    if value in ("exact", "top1", "cosine"):
+        return Measure(value)
+    if isinstance(value, Mapping) and value and all(_is_number(each) for each in value.values()):
+        if value.keys() <= {"rtol", "atol"}:
+            return Measure("close", rtol=float(value.get("rtol", 0.0)), atol=float(value.get("atol", 0.0)))
+        if value.keys() == {"cosine"}:
+            return Measure("cosine", least=float(value["cosine"]))
+    raise InvalidArgument(
+        f"compare: {value!r:.80} is not exact, top1, cosine, {{rtol, atol}}, {{cosine: LEAST}} or FILE:FUNCTION"
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _cosine(old: Sequence[float], new: Sequence[float]) -> float:
+    lengths = math.hypot(*old) * math.hypot(*new)
+    if not lengths:
+        return 1.0 if list(old) == list(new) else 0.0
+    return math.fsum(one * other for one, other in zip(old, new, strict=True)) / lengths
+
+
+class Answered(NamedTuple):
+    """An answer: its status, its pieces, and the headers that its handler set."""
+
+    status: int
+    pieces: Sequence[Buffer]
+    headers: Pairs = ()
+
+    @property
+    def whole(self) -> bytes:
+        return b"".join(bytes(piece) for piece in self.pieces)
+
+    @property
+    def json_length(self) -> str:
+        """The length of the JSON before binary tensors, "" without any."""
+        length = next((value for name, value in self.headers if name.lower() == LENGTH_HEADER), "")
+        return length if length.isdecimal() else ""
+
+    @property
+    def shown(self) -> str:
+        return b" ".join(bytes(piece[:SHOWN_MAX]) for piece in self.pieces)[:SHOWN_MAX].decode("utf-8", "replace")
+
+
+class _Output(NamedTuple):
+    """`frame`: what is compared exactly; `numbers`: by the measure of the datatype."""
+
+    datatype: str
+    frame: Any
+    numbers: Sequence[Any]
+
+
+def difference(form: str, old: Answered, new: Answered, measures: Mapping[str, Measure]) -> str:
+    """Why two answers differ, "" if they don't. `form`: the content type of the request's first input."""
+    if old.status != new.status:
+        return f"the status is {new.status} instead of {old.status}"
+    if len(old.pieces) != len(new.pieces):
+        return f"it has {len(new.pieces)} pieces instead of {len(old.pieces)}"
+    for one, other in zip(old.pieces, new.pieces, strict=True):
+        if bytes(one) == bytes(other):
+            continue
+        was, is_now = _outputs(form, bytes(one), old.json_length), _outputs(form, bytes(other), new.json_length)
+        if was.keys() != is_now.keys():
+            return f"it has the outputs {', '.join(is_now)} instead of {', '.join(was)}"
+        for name, output in was.items():
+            why = _differ(output, is_now[name], measures)
+            if why:
+                return f"{name}: {why}" if name else why
+    return ""
+
+
+def _differ(old: _Output, new: _Output, measures: Mapping[str, Measure]) -> str:
+    if old.datatype != new.datatype:
+        return f"it is {new.datatype} instead of {old.datatype}"
+    if old.frame != new.frame or len(old.numbers) != len(new.numbers):
+        return f"it is {new.frame!r:.80} instead of {old.frame!r:.80}"
+    usual = measures.get("*", CLOSE if old.datatype in FLOATS else EXACT)
+    measure = measures.get(old.datatype, usual)
+    return measure.differ(old.numbers, new.numbers)
+
+
+def _outputs(form: str, data: bytes, json_length: str) -> dict[str, _Output]:
+    try:
+        if form.startswith("\0grpc"):
+            return _of_message(data)
+        return _of_json(data, int(json_length or len(data)))
+    except (DecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {"": _Output("BYTES", data, ())}
+
+
+def _of_message(data: bytes) -> dict[str, _Output]:
+    message = pb.ModelInferResponse.FromString(data)
+    raw = list(message.raw_output_contents)
+    found = {}
+    for index, one in enumerate(message.outputs):
+        field = DATATYPES[one.datatype].field
+        values = values_of(one.datatype, raw[index]) if raw else list(getattr(one.contents, field))
+        found[one.name] = _tensor(one.datatype, list(one.shape), values)
+    return found
+
+
+def _of_json(data: bytes, length: int) -> dict[str, _Output]:
+    tree = json.loads(data[:length])
+    if not isinstance(tree, dict) or not isinstance(tree.get("outputs"), list):
+        return {"": _plain(tree)}
+    found, at = {}, length
+    for one in tree["outputs"]:
+        size = (one.get("parameters") or {}).get("binary_data_size")
+        if size is None:
+            frame, values = _parted(one.get("data"))
+            found[one["name"]] = _Output(one["datatype"], (one["shape"], frame), values)
+        else:
+            values = values_of(one["datatype"], data[at : at + size])
+            found[one["name"]] = _tensor(one["datatype"], one["shape"], values)
+            at += size
+    return found
+
+
+def _tensor(datatype: str, shape: list[int], values: list[Any]) -> _Output:
+    if datatype == "BYTES":
+        return _Output(datatype, (shape, values), ())
+    return _Output(datatype, (shape, len(values)), values)
+
+
+def _plain(tree: Any) -> _Output:
+    if isinstance(tree, dict):
+        tree = {name: value for name, value in tree.items() if name not in _ITS_OWN}
+    frame, numbers = _parted(tree)
+    return _Output(NUMBERS, frame, numbers)
+
+
+def _parted(tree: Any) -> tuple[Any, list[float]]:
+    """A JSON value with its numbers taken out, and the numbers in their order."""
+    numbers: list[float] = []
+
+    def part(value: Any) -> Any:
+        if _is_number(value):
+            numbers.append(value)
+            return 0
+        if isinstance(value, list):
+            return [part(each) for each in value]
+        if isinstance(value, dict):
+            return {name: part(value[name]) for name in sorted(value)}
+        return value
+
+    return part(tree), numbers
+
+
+#: The most rollouts of a good version that may go back, and of a bad one that may be promoted.
+FALSE_SHARE_MAX = 0.01
+#: The criteria that are judged anew at each step, and all of them.
+STEP_CRITERIA, CRITERIA = 3, 4
+#: Requests of a version that end in this time count once: a stalled worker ends many together, which says little more.
+APART_S = 0.02
+#: The old version's latencies of which the quantiles are taken, and the number of requests between two looks at them.
+RECENT, RENEWED = 500, 100
+QUANTILES = {"p50": 0.5, "p99": 0.99}
+#: How much larger the new version's share of requests above the median may be. It may be a third of that at random.
+MEDIAN_RISE_MAX = 0.15
+#: A rise of less than this part of the limit isn't held against a version.
+TOLERATED = 0.25
+#: The prior weights of the mixture, which suit small shares.
+_PRIOR = 0.5
+_STEPS_OF_BISECTION = 40
+
+
+@dataclass(slots=True)
+class Tally:
+    """The number of observations, and how many of them are bad."""
+
+    count: int = 0
+    bad: int = 0
+
+    def add(self, bad: bool) -> None:
+        self.count += 1
+        self.bad += bad
+
+    def bounds(self, doubt: float) -> tuple[float, float]:
+        """The bounds of the share of bad ones, which are both right at all times but for the probability `doubt`."""
+        count, bad = self.count, self.bad
+        if not count:
+            return 0.0, 1.0
+        evidence = _log_beta(bad + _PRIOR, count - bad + _PRIOR) - _log_beta(_PRIOR, _PRIOR)
+        limit, share = math.log(1 / doubt), bad / count
+
+        def excluded(guess: float) -> bool:
+            return evidence - _log_likelihood(count, bad, guess) >= limit
+
+        return _edge(excluded, 0.0, share), _edge(excluded, 1.0, share)
+
+
+def _log_beta(one: float, other: float) -> float:
+    return math.lgamma(one) + math.lgamma(other) - math.lgamma(one + other)
+
+
+def _log_likelihood(count: int, bad: int, share: float) -> float:
+    found = 0.0
+    for times, each in ((bad, share), (count - bad, 1 - share)):
+        if times:
+            found += times * (math.log(each) if each > 0 else -math.inf)
+    return found
+
+
+def _edge(excluded: Any, outside: float, inside: float) -> float:
+    """The share next to `inside` that is excluded, between it and `outside`."""
+    if not excluded(outside):
+        return outside
+    for _ in range(_STEPS_OF_BISECTION):
+        middle = (outside + inside) / 2
+        if excluded(middle):
+            outside = middle
+        else:
+            inside = middle
+    return outside
+
+
+class Word(Enum):
+    """What to do: stay at the step, go to the next one, go back."""
+
+    WAIT = "wait"
+    GO_ON = "go on"
+    GO_BACK = "go back"
+
+
+class Verdict(NamedTuple):
+    word: Word
+    reason: str
+
+
+class Limits(NamedTuple):
+    """What a new version may be worse by. `errors`, `differences`: shares of requests; `p50`, `p99`: ratios of
+    latencies. 0: not judged."""
+
+    errors: float = 0.02
+    p50: float = 1.2
+    p99: float = 1.5
+    differences: float = 0.02
+
+
+class Criterion(NamedTuple):
+    """`what`: the requests that are counted; `rise_max`: the rise of their share that is too much."""
+
+    what: str
+    rise_max: float
+    new: Tally
+    old: Tally | None = None
+
+    def __str__(self) -> str:
+        beside = "" if self.old is None else f", {self.old.bad} of {self.old.count} of the old version"
+        return f"{self.new.bad} of {self.new.count} requests {self.what}{beside}"
+
+    def verdict(self, doubt: float) -> Verdict:
+        """`doubt`: the probability of going back by chance, which is that of both versions' bounds together. That of
+        going on by chance is for each criterion: a bad version must pass all of them."""
+        versions = 1 if self.old is None else 2
+        low, _ = self.new.bounds(doubt / versions)
+        high_of_old = 0.0 if self.old is None else self.old.bounds(doubt / versions)[1]
+        if low > high_of_old + TOLERATED * self.rise_max:
+            return Verdict(Word.GO_BACK, str(self))
+        _, high = self.new.bounds(FALSE_SHARE_MAX / versions)
+        low_of_old = 0.0 if self.old is None else self.old.bounds(FALSE_SHARE_MAX / versions)[0]
+        if high < low_of_old + self.rise_max:
+            return Verdict(Word.GO_ON, str(self))
+        return Verdict(Word.WAIT, f"{self}: not yet enough to tell")
+
+
+@dataclass(slots=True)
+class _Version:
+    """The observations of one version at a step. `ended_s`: the time of the last one that counted."""
+
+    errors: Tally = field(default_factory=Tally)
+    above: dict[str, Tally] = field(default_factory=lambda: {name: Tally() for name in QUANTILES})
+    ended_s: float = -math.inf
+
+
+class Judge:
+    """Compares two versions. `steps`: how often it begins anew, so that the certainty is that of all steps together."""
+
+    def __init__(self, limits: Limits, steps: int) -> None:
+        self.limits = limits
+        self._doubt = FALSE_SHARE_MAX / (STEP_CRITERIA * max(1, steps) + 1)
+        self.new, self.old = _Version(), _Version()
+        self.differences = Tally()
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._taken = 0
+        self.quantiles_s: dict[str, float] = {}
+
+    def begin_step(self) -> None:
+        """Forgets both versions' requests, whose ratio changes with the step; the compared answers stay."""
+        self.new, self.old = _Version(), _Version()
+
+    def observe(self, new: bool, failed: bool, seconds: float, now_s: float) -> None:
+        """A request of the `new` version or the old one has ended at `now_s`, `seconds` after it was accepted."""
+        version = self.new if new else self.old
+        if now_s - version.ended_s < APART_S:
+            return
+        version.ended_s = now_s
+        version.errors.add(failed)
+        if failed:
+            return
+        for name, limit_s in self.quantiles_s.items():
+            ratio = getattr(self.limits, name) if new else 1.0
+            version.above[name].add(seconds > ratio * limit_s)
+        if not new:
+            self._renew(seconds)
+
+    def _renew(self, seconds: float) -> None:
+        """Takes the quantiles from earlier requests, so that what is compared with them is not in them."""
+        self._recent.append(seconds)
+        self._taken += 1
+        if self._taken % RENEWED == 0:
+            ordered = sorted(self._recent)
+            self.quantiles_s = {name: ordered[int(share * len(ordered))] for name, share in QUANTILES.items()}
+
+    def compared(self, differs: bool) -> None:
+        """An answer of the new version was compared with the old one's."""
+        self.differences.add(differs)
+
+    def criteria(self, shadow: bool) -> Iterator[Criterion]:
+        """What is judged. `shadow`: the new version has copies only, whose answers are compared."""
+        limits, new, old = self.limits, self.new, self.old
+        if shadow:
+            if limits.differences:
+                yield Criterion("whose answers differ", limits.differences, self.differences)
+            return
+        if limits.errors:
+            yield Criterion("that failed", limits.errors, new.errors, old.errors)
+        for name in QUANTILES:
+            ratio = getattr(limits, name)
+            if ratio:
+                more = f" times {ratio:g}" if ratio != 1 else ""
+                rise = MEDIAN_RISE_MAX if name == "p50" else 0.02
+                yield Criterion(f"above the old version's {name}{more}", rise, new.above[name], old.above[name])
+
+    def verdict(self, shadow: bool = False) -> Verdict:
+        """The first criterion's that says to go back, else the first one's that says to wait."""
+        found = [one.verdict(self._doubt) for one in self.criteria(shadow)]
+        for word in (Word.GO_BACK, Word.WAIT):
+            for one in found:
+                if one.word is word:
+                    return one
+        return Verdict(Word.GO_ON, "; ".join(one.reason for one in found) or "nothing is judged")
+
+    def state(self) -> dict[str, Any]:
+        """What a restart needs: the compared answers. The requests of a step are counted anew."""
+        return {"compared": self.differences.count, "different": self.differences.bad}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.differences = Tally(int(state.get("compared", 0)), int(state.get("different", 0)))
+
 
 STEPS_MAX = 100
 SETTINGS_BYTES_MAX = 64 * 1024

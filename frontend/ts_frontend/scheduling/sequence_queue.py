@@ -124,7 +124,6 @@ class SequenceQueue(WorkQueue):
         return self._batcher.sequences
 
     def holds(self, sequence_id: str) -> bool:
-        """As `SequenceBatcher.holds`."""
         return self._batcher.holds(sequence_id)
 
     @property

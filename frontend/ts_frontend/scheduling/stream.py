@@ -12,11 +12,14 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
+from typing import TypeVar
 
 from ts.protocol.frames import Buffer, Input
 from ts_frontend.errors import Ending, ServeError
 from ts_frontend.job import FedJob, Job
 from ts_frontend.tasks import owned
+
+Piece = TypeVar("Piece")
 
 
 async def chunks(job: Job) -> AsyncGenerator[list[Buffer], None]:
@@ -42,7 +45,7 @@ async def chunks(job: Job) -> AsyncGenerator[list[Buffer], None]:
         job.cancel()
 
 
-async def resumed(first: list[Buffer], rest: AsyncGenerator[list[Buffer], None]) -> AsyncGenerator[list[Buffer], None]:
+async def resumed(first: list[Piece], rest: AsyncGenerator[list[Piece], None]) -> AsyncGenerator[list[Piece], None]:
     """Yields what `rest` does, after the list that was already taken from it, and closes it."""
     try:
         yield first

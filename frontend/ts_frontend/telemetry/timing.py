@@ -44,11 +44,9 @@ class JobTimes:
         self._times: Times | None = None
 
     def sent(self, job: Job, place: Whereabouts) -> None:
-        """As `ts_frontend.job.Timing`."""
         self._queued_s, self._sent_s, self._place = job.queued_at_s, job.sent_at_s, place
 
     def measured(self, times: Times, now_s: float) -> None:
-        """As `ts_frontend.job.Timing`."""
         self._times, self._arrived_s = times, now_s
 
     def parts(self) -> JobParts | None:
@@ -74,11 +72,7 @@ class JobTimes:
             return []
         found = [_took("queue", parts.queue_s), _took("batch-wait", parts.batch_wait_s)]
         found.append(f'batch;desc="{place.batch_size}"')
-        for name, seconds in (
-            ("transfer", parts.transfer_s),
-            ("handler", parts.handler_s),
-            ("encode", parts.encode_s),
-        ):
+        for name, seconds in (("transfer", parts.transfer_s), ("handler", parts.handler_s), ("encode", parts.encode_s)):
             if seconds is not None:
                 found.append(_took(name, seconds))
         found += [f'worker;desc="{place.worker_id}"', _took("cold-start", parts.cold_start_s)]

@@ -44,7 +44,6 @@ class Whole:
         self._view[begin : self.filled] = piece
 
     def rest(self) -> memoryview:
-        """The place of what is missing."""
         return self._view[self.filled :]
 
     def take(self) -> bytes:

@@ -30,8 +30,6 @@ TOOL_READ_BYTES = 64 * 1024
 
 
 class Launcher(Protocol):
-    """Starts worker processes."""
-
     async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
         """Raises OSError or LaunchFailed when the process can't be started."""
 
@@ -52,13 +50,8 @@ class ExecLauncher:
     async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
         channels = Channels()
         sock_fd, progress_fd, _, _ = channels.worker_fds()
-        words = [
-            "ts.runtime.holder" if spec.holds else "ts.runtime.main",
-            "--fd",
-            str(sock_fd),
-            "--progress-fd",
-            str(progress_fd),
-        ]
+        module = "ts.runtime.holder" if spec.holds else "ts.runtime.main"
+        words = [module, "--fd", str(sock_fd), "--progress-fd", str(progress_fd)]
         return await self.start(words, spec, channels, sink, (sock_fd, progress_fd))
 
     async def start(

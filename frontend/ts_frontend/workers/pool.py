@@ -17,22 +17,22 @@ from ts_frontend.errors import PROCESS_DIED, ModelNotLoaded, NoWorker
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import owned, watched
 from ts_frontend.workers.cluster.resources import ClusterState
-from ts_frontend.workers.devices import Device
-from ts_frontend.workers.failures import (
+from ts_frontend.workers.forkserver import HolderLauncher
+from ts_frontend.workers.launchers import Launcher
+from ts_frontend.workers.process import (
     DIED,
     HUNG,
     NOT_LOADED,
     Backoff,
     Failure,
+    LineSink,
     Recovery,
     Replacement,
     StartFailed,
+    WorkerPlan,
     unattended_future,
 )
-from ts_frontend.workers.holder import HolderLauncher
-from ts_frontend.workers.launchers import Launcher
-from ts_frontend.workers.limits import MEMORY_MAX, Excess, WorkerLimits, available_bytes
-from ts_frontend.workers.process import LineSink, WorkerPlan
+from ts_frontend.workers.resources import MEMORY_MAX, Device, Excess, WorkerLimits, available_bytes
 from ts_frontend.workers.worker import Worker, WorkerState
 
 log = logging.getLogger(__name__)
@@ -442,7 +442,7 @@ class Pool:
             why = "bypass_serve" if self.plan.in_process else "debug"
             log.warning("%s gets %s worker, not %s: %s is on", self.name, self.plan.workers_max, count, why)
             count = self.plan.workers_max
-        self._clear_given_up()
+        self.slots = [slot for slot in self.slots if not slot.gave_up]
         surplus = self.slots[count:]
         del self.slots[count:]
         if self._replacing is not None and self._replaced in surplus:
@@ -496,9 +496,6 @@ class Pool:
             await slot.retire(drain_s)
         finally:
             self._leaving.discard(slot)
-
-    def _clear_given_up(self) -> None:
-        self.slots = [slot for slot in self.slots if not slot.gave_up]
 
     def _new_slot(self, device: Device | None = None, after: asyncio.Future[None] | None = None) -> Slot:
         resources = self.resources

@@ -35,8 +35,6 @@ from ts_frontend.scheduling.batcher import halves, one_by_one
 from ts_frontend.scheduling.queues import AHEAD_S, FULL, WorkQueue
 from ts_frontend.tasks import watched
 from ts_frontend.workers.calls import HandlerCalls
-from ts_frontend.workers.devices import Device
-from ts_frontend.workers.failures import StartFailed, unattended_future
 from ts_frontend.workers.in_flight import Batch, Connection, InFlight, ResponseCounter, Serial, Spent
 from ts_frontend.workers.launchers import Launcher
 from ts_frontend.workers.process import (
@@ -44,18 +42,18 @@ from ts_frontend.workers.process import (
     TAIL_LINES_MAX,
     ExitStatus,
     LineSink,
+    StartFailed,
     WorkerPlan,
     WorkerProcess,
+    unattended_future,
 )
 from ts_frontend.workers.ranks import RankConnections
-from ts_frontend.workers.rate_limiter import Place
+from ts_frontend.workers.resources import Device, Place
 
 log: Final = logging.getLogger(__name__)
 
 
 class WorkerState(Enum):
-    """A worker's state."""
-
     STARTING = "starting"
     LOADING = "loading"
     READY = "ready"

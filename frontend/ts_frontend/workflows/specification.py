@@ -18,8 +18,7 @@ from ts_frontend.graphs.graph import Graph, make_graph
 from ts_frontend.models.archive import file_name, member, read_config, read_manifest, text, unpack
 from ts_frontend.models.extraction import ExtractLimits, refusal
 from ts_frontend.models.settings import INT_MAX
-from ts_frontend.models.store.http import Stop
-from ts_frontend.models.store.pins import Pin
+from ts_frontend.models.store.http import Pin, Stop
 
 #: Settings of `models` and of each model: (default, least).
 SETTINGS = {

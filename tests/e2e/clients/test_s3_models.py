@@ -20,8 +20,8 @@ from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.errors import ArchiveExists, ArchiveNotFound, DownloadFailed, InvalidArchive, ServeError
-from ts_frontend.models.sharing.places import SharedObject
-from ts_frontend.models.store.http import Stop
+from ts_frontend.models.sharing import SharedObject
+from ts_frontend.models.store.http import DownloadLimits, Stop
 from ts_frontend.models.store.store import ModelStore
 
 pytestmark = pytest.mark.external
@@ -306,7 +306,7 @@ def fetch(tmp_path: Path, url: str, **limits: Any) -> Path:
     root = tmp_path / "store"
     root.mkdir(exist_ok=True)
     try:
-        return asyncio.run(ModelStore(root, ["s3://.*"], **limits).fetch(url)).path
+        return asyncio.run(ModelStore(root, ["s3://.*"], limits=DownloadLimits(**limits)).fetch(url)).path
     except ServeError:
         assert not [path for path in root.iterdir() if path.name.startswith(".")]
         raise
@@ -343,13 +343,13 @@ def test_limits(bucket: Bucket, tmp_path: Path) -> None:
     for name in "abc":
         bucket.put(f"large/{name}", b"x" * 1000)
     for url, limits, words in (
-        ("s3://models/large/a", {"download_bytes_max": 999}, "download_bytes_max"),
-        ("s3://models/large", {"download_bytes_max": 2999}, "download_bytes_max"),
+        ("s3://models/large/a", {"bytes_max": 999}, "download_bytes_max"),
+        ("s3://models/large", {"bytes_max": 2999}, "download_bytes_max"),
         ("s3://models/large", {"files_max": 2}, "extract_files_max"),
     ):
         with pytest.raises(DownloadFailed, match=words):
             fetch(tmp_path, url, **limits)
-    path = fetch(tmp_path, "s3://models/large", download_bytes_max=3000, files_max=3)
+    path = fetch(tmp_path, "s3://models/large", bytes_max=3000, files_max=3)
     assert sorted(file.name for file in path.iterdir()) == ["a", "b", "c"]
     with pytest.raises(ArchiveExists):
         fetch(tmp_path, "s3://models/large")

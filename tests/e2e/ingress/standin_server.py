@@ -23,15 +23,13 @@ import uvloop
 import ts_frontend.protos.inference_pb2  # noqa: F401  # reflection tells of what has been imported
 from ts_frontend import errors
 from ts_frontend.errors import ServeError
-from ts_frontend.grpc import health, reflection
 from ts_frontend.grpc.call import Call, Method, Shape, routes
+from ts_frontend.grpc.health import health_methods, reflection_methods
 from ts_frontend.http.request import BodyLimits, HttpRequest
-from ts_frontend.listeners.listener import Listener, Tls
 from ts_frontend.listeners.serving import Serving
-from ts_frontend.transport.arriving import Arriving, drained
-from ts_frontend.transport.limits import ListenerLimits
+from ts_frontend.listeners.sockets import Listener, Tls
+from ts_frontend.transport.limits import Arriving, ListenerLimits, Unread, drained
 from ts_frontend.transport.stream import Stream
-from ts_frontend.transport.unread import Unread
 
 ARRIVING = Arriving()
 BIG_PIECE = bytes(64 * 1024)
@@ -114,8 +112,8 @@ class Echo:
         raise RuntimeError("a secret of the server")
 
     async def metadata(self, call: Call, data: bytes) -> bytes:
-        call.initial += [("x-initial", "first"), ("x-initial-bin", b"\x00\xff")]
-        call.trailing += [("x-trailing", "last"), ("x-trailing-bin", b"\xfe,\x01")]
+        call.initial.extend([("x-initial", "first"), ("x-initial-bin", b"\x00\xff")])
+        call.trailing.extend([("x-trailing", "last"), ("x-trailing-bin", b"\xfe,\x01")])
         seen = [[key, value if isinstance(value, str) else list(value)] for key, value in call.metadata]
         deadline = call.deadline_s if math.isfinite(call.deadline_s) else None
         return json.dumps({"metadata": seen, "peer": call.peer, "deadline": deadline}).encode()
@@ -185,8 +183,8 @@ def build_routes(echo: Echo, events: Events) -> dict[str, Method]:
     }
     methods = [Method(path, Shape.UNARY, run) for path, run in unary.items()]
     methods += [Method(path, Shape.SERVER_STREAM, run) for path, run in streams.items()]
-    methods += [Method("/test.Echo/Bidi", Shape.BIDI, echo.bidi), *health.methods(source)]
-    return routes(*methods, *reflection.methods(methods))
+    methods += [Method("/test.Echo/Bidi", Shape.BIDI, echo.bidi), *health_methods(source)]
+    return routes(*methods, *reflection_methods(methods))
 
 
 def build_listener(asked: dict[str, Any], table: dict[str, Method], echo: Echo) -> Listener:

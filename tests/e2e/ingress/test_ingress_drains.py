@@ -35,7 +35,7 @@ import pytest
 from hyperframe.frame import Frame, GoAwayFrame, HeadersFrame, PingFrame, RstStreamFrame, SettingsFrame
 
 from support import GUARD_S, until_async
-from ts_frontend.transport.server import GOAWAY_S
+from ts_frontend.transport.connection import GOAWAY_S
 
 DRAINS = int(os.environ.get("TORCHRELAY_DRAINS", "5"))
 LOAD_S, WORK_S = 0.4, 0.004

@@ -12,18 +12,13 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveNotFound, InvalidArchive
 from ts_frontend.models.archive import Archive, PackedFiles, real, root_of
 from ts_frontend.models.extraction import ExtractLimits
-from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
-from ts_frontend.models.formats.inference_graph import InferenceGraphFormat
-from ts_frontend.models.formats.language import LanguageModelFormat, completed
+from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel, TorchServeFormat, bare
 from ts_frontend.models.formats.mlserver import MLServerFormat
-from ts_frontend.models.formats.program import ProgramFormat
-from ts_frontend.models.formats.script import ScriptFormat
-from ts_frontend.models.formats.torchserve import TorchServeFormat, bare
+from ts_frontend.models.formats.program import InferenceGraphFormat, ProgramFormat, ScriptFormat
 from ts_frontend.models.formats.triton import TritonFormat
-from ts_frontend.models.formats.weights import WeightsFormat
-from ts_frontend.models.store.http import Stop, limits_of
+from ts_frontend.models.formats.weights import LanguageModelFormat, WeightsFormat, completed
+from ts_frontend.models.store.http import Pin, Stop, limits_of
 from ts_frontend.models.store.hub import Hub
-from ts_frontend.models.store.pins import Pin
 
 log = logging.getLogger(__name__)
 

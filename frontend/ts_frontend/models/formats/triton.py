@@ -22,13 +22,13 @@ from ts_frontend.config.files import read_text
 from ts_frontend.config.kinds import grouped, no_effect
 from ts_frontend.config.parameters import WORKERS_MAX
 from ts_frontend.errors import InvalidArgument
-from ts_frontend.graphs.ensemble import Ensemble, Step, make_ensemble
+from ts_frontend.graphs.graph import Ensemble, Step, make_ensemble
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
-from ts_frontend.models.handler_imports import may_need_torch
+from ts_frontend.models.inspection import may_need_torch
 from ts_frontend.models.signature import Signature, TensorSpec, as_json
 from ts_frontend.scheduling.batcher import Priorities, WaitPolicy
-from ts_frontend.workers.rate_limiter import Need, Needs
+from ts_frontend.workers.resources import Need, Needs
 
 log = logging.getLogger(__name__)
 

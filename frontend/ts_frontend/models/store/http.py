@@ -2,6 +2,9 @@
 
 Every redirect's target is checked like the first URL, and the connection goes to the very address that was checked, so
 that a second DNS answer (DNS rebinding) has no effect.
+
+A path may name another file, and a file may have other content, between any two looks at it. What is checked and what
+is unpacked must be the same: both are read from one open file, whose stamp is compared before and after.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, TypeAlias, TypeVar
+from typing import IO, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import SplitResult, urljoin, urlsplit
 from urllib.request import url2pathname
 
@@ -34,6 +37,9 @@ from ts_frontend.config.files import sync_directory
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveExists, DownloadFailed, ServeError
 from ts_frontend.tasks import owned
+
+log = logging.getLogger(__name__)
+
 
 _T = TypeVar("_T")
 
@@ -125,10 +131,6 @@ def _settle(settle: Callable[[], None]) -> None:
         settle()
 
 
-BYTES_MAX = 100 << 30
-TIMEOUT_S = 60.0
-TOTAL_S = 6 * 3600.0
-FILES_MAX = 100_000
 _REDIRECTS_MAX = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _HEADERS = MappingProxyType({"User-Agent": "torchrelay", "Accept-Encoding": "identity"})
@@ -145,15 +147,17 @@ class DownloadLimits:
     """`timeout_s`: the longest wait for data, and for a connection (there at most `connect_timeout_s`); `total_s`: the
     longest download. `files_max`: of a folder."""
 
-    bytes_max: int = BYTES_MAX
-    timeout_s: float = TIMEOUT_S
+    bytes_max: int = 100 << 30
+    timeout_s: float = 60.0
     connect_timeout_s: float = 10.0
-    total_s: float = TOTAL_S
-    files_max: int = FILES_MAX
+    total_s: float = 6 * 3600.0
+    files_max: int = 100_000
+
+
+DEFAULT_LIMITS = DownloadLimits()
 
 
 def limits_of(config: ServerConfig) -> DownloadLimits:
-    """The limits of a server's downloads."""
     return DownloadLimits(
         config.download_bytes_max,
         config.download_timeout_s,
@@ -268,7 +272,6 @@ def is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast and (embedded is None or is_public(str(embedded)))
 
 
-_log = logging.getLogger(__name__)
 _CHUNK_BYTES = 1 << 20
 _PARTIAL_PREFIX = ".download-"
 
@@ -338,13 +341,13 @@ class Transfer:
         self._count(count)
 
     def finish(self) -> None:
-        _log.info("%s", self._progress.summary(self._done_bytes, time.monotonic()))
+        log.info("%s", self._progress.summary(self._done_bytes, time.monotonic()))
 
     def _count(self, count: int) -> None:
         self._done_bytes += count
         self._check_size(self._done_bytes)
         if line := self._progress.line(self._done_bytes, time.monotonic()):
-            _log.info("%s", line)
+            log.info("%s", line)
 
     def _check_size(self, count: int) -> None:
         if count > self._limits.bytes_max:
@@ -483,3 +486,42 @@ def _publish(partial: Path, target: Path) -> None:
 
 def exists(target: Path) -> ArchiveExists:
     return ArchiveExists(f"Model file already exists {target.name}")
+
+
+_READ_BYTES = 1 << 20
+
+
+class Stamp(NamedTuple):
+    """Changes with the file at a path and its content; `ctime_ns`, unwritable, also with links and permissions."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @staticmethod
+    def of(status: os.stat_result) -> Stamp:
+        return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+    def is_like(self, other: Stamp) -> bool:
+        """Whether both are equal apart from `ctime_ns`."""
+        return self[:-1] == other[:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The digest that an archive must have, hexadecimal. `stamp`: of the file that had it, None if none was checked."""
+
+    sha256: str
+    stamp: Stamp | None = None
+
+
+def digest(file: IO[bytes], stop: Stop) -> str:
+    """The SHA-256 of an open file from its beginning. Raises OSError, Stopped."""
+    found = hashlib.sha256()
+    file.seek(0)
+    while data := file.read(_READ_BYTES):
+        stop.check()
+        found.update(data)
+    return found.hexdigest()

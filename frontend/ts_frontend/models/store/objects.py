@@ -1,5 +1,11 @@
 """Models from stores of objects (s3://, gs://): an object is an archive, all objects below a prefix are a folder.
-`s3.py` and `gcs.py` speak to the stores. Blocking."""
+Blocking.
+
+Endpoint, region and credentials of S3 or a compatible store come from the environment, as for the AWS command line:
+AWS_ENDPOINT_URL, AWS_DEFAULT_REGION, AWS_ACCESS_KEY_ID, AWS_PROFILE, or the machine's role. Those of Google Cloud
+Storage, whose models Vertex AI names, as for Google's tools: GOOGLE_APPLICATION_CREDENTIALS, or the machine's service
+account; STORAGE_EMULATOR_HOST names another server, without credentials. Each library is imported on first use.
+"""
 
 from __future__ import annotations
 
@@ -231,3 +237,170 @@ def _download_folder(
                 file.flush()
                 os.fsync(file.fileno())
     return transfer
+
+
+S3_EXTRA = 'pip install "torchrelay[s3]"'
+NO_AWS_CREDENTIALS = (
+    "no AWS credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, in the server's "
+    "environment, or give its machine a role"
+)
+_ATTEMPTS = 3
+_WITHOUT_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError")
+_S3_MODULES = ("botocore.", "boto3.", "urllib3.")
+
+
+def s3_client(url: str, limits: DownloadLimits) -> Any:
+    """A client of S3. Raises DownloadFailed without boto3."""
+    session = _session(url)
+    from botocore.config import Config
+
+    settings = Config(
+        connect_timeout=min(limits.connect_timeout_s, limits.timeout_s),
+        read_timeout=limits.timeout_s,
+        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+        user_agent_extra="torchrelay",
+    )
+    return session.client("s3", config=settings)
+
+
+def _session(url: str) -> Any:
+    try:
+        from boto3.session import Session
+    except ImportError:
+        raise failure(url, f"S3 needs the package boto3, which is not installed: {S3_EXTRA}") from None
+    return Session()
+
+
+def is_of_s3(error: Exception) -> bool:
+    return type(error).__module__.startswith(_S3_MODULES)
+
+
+def s3_reason(error: Exception) -> str:
+    """The text of an error of botocore, boto3 or urllib3."""
+    if type(error).__name__ in _WITHOUT_CREDENTIALS:
+        return NO_AWS_CREDENTIALS
+    if s3_code(error) in Bucket.DENIED:
+        return f"access is denied: the server's AWS credentials don't allow it ({error})"
+    return str(error) or type(error).__name__
+
+
+def s3_code(error: Exception) -> str:
+    """The code of S3's answer, "" when it has none."""
+    response: dict[str, Any] = getattr(error, "response", None) or {}
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+def _s3_error(url: str, place: Place, error: Exception) -> ServeError:
+    code = s3_code(error)
+    if code == "NoSuchBucket":
+        return ArchiveNotFound(f"Model not found at: {url} (there is no bucket {place.bucket})")
+    if code in ("PreconditionFailed", *Bucket.ABSENT):
+        return failure(url, "an object changed while the folder was downloaded; try again")
+    return failure(url, s3_reason(error))
+
+
+class S3Bucket(Bucket):
+    """The objects at a place in S3."""
+
+    MODULES = _S3_MODULES
+    connected, code_of, told = staticmethod(s3_client), staticmethod(s3_code), staticmethod(_s3_error)
+
+    def open(self, key: str, version: str) -> Body:
+        which = {"Bucket": self._place.bucket, "Key": key} | ({"IfMatch": version} if version else {})
+        answer = self._stop.waited(partial(self._client.get_object, **which))
+        return Body(answer["Body"], answer["ContentLength"], self._stop)
+
+    def listed(self, delimiter: str | None) -> Iterable[Any]:
+        where = {"Bucket": self._place.bucket, "Prefix": self._place.prefix}
+        where |= {"Delimiter": delimiter} if delimiter else {}
+        pages: Iterable[Any] = self._client.get_paginator("list_objects_v2").paginate(**where)
+        return pages
+
+    def objects_of(self, page: Any) -> Iterable[tuple[str, int, str]]:
+        return ((one["Key"], one["Size"], one.get("ETag", "")) for one in page.get("Contents", ()))
+
+    def prefixes_of(self, page: Any) -> Iterable[str]:
+        return (one["Prefix"] for one in page.get("CommonPrefixes", ()))
+
+
+def signed(url: str, stop: Stop) -> dict[str, str]:
+    """Headers that sign a GET of an object's http(s) URL with the server's AWS credentials. Raises DownloadFailed."""
+    with S3Bucket.explained(url, Place("", "")):
+        work: Callable[[], dict[str, str]] = partial(_signed, url)
+        return stop.waited(work)
+
+
+def _signed(url: str) -> dict[str, str]:
+    session = _session(url)
+    from botocore.auth import S3SigV4Auth
+    from botocore.awsrequest import AWSRequest
+
+    credentials, region = session.get_credentials(), session.region_name
+    if credentials is None:
+        raise failure(url, NO_AWS_CREDENTIALS)
+    if not region:
+        raise failure(url, "s3_sse_kms needs AWS_DEFAULT_REGION, the bucket's region, in the server's environment")
+    request = AWSRequest("GET", url)
+    S3SigV4Auth(credentials.get_frozen_credentials(), "s3", region).add_auth(request)
+    return dict(request.headers.items())
+
+
+GOOGLE_EXTRA = 'pip install "torchrelay[gcs]"'
+NO_GOOGLE_CREDENTIALS = (
+    "no Google credentials were found: set GOOGLE_APPLICATION_CREDENTIALS in the server's environment, or give its "
+    "machine a service account"
+)
+
+
+def _google_client(url: str, limits: DownloadLimits) -> Any:
+    try:
+        from google.cloud import storage  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        raise failure(
+            url, f"gs:// needs the package google-cloud-storage, which is not installed: {GOOGLE_EXTRA}"
+        ) from None
+    return storage.Client()
+
+
+def _google_code(error: Exception) -> str:
+    return str(getattr(error, "code", ""))
+
+
+def _google_error(url: str, place: Place, error: Exception) -> ServeError:
+    code = _google_code(error)
+    if type(error).__name__ == "DefaultCredentialsError":
+        return failure(url, NO_GOOGLE_CREDENTIALS)
+    if code == "404":
+        return ArchiveNotFound(f"Model not found at: {url} (there is no bucket {place.bucket}, or an object is gone)")
+    if code in ("401", "403"):
+        return failure(url, f"access is denied: the server's Google credentials don't allow it ({error})")
+    return failure(url, str(error) or type(error).__name__)
+
+
+class GoogleBucket(Bucket):
+    """The objects at a place in Google Cloud Storage."""
+
+    #: Google's library, its transport and its credentials.
+    MODULES = ("google.", "requests.", "urllib3.")
+    connected, code_of, told = staticmethod(_google_client), staticmethod(_google_code), staticmethod(_google_error)
+
+    @property
+    def _timeout(self) -> tuple[float, float]:
+        return self._limits.connect_timeout_s, self._limits.timeout_s
+
+    def open(self, key: str, version: str) -> Body:
+        blob = self._client.bucket(self._place.bucket).blob(key, generation=int(version) if version else None)
+        self._stop.waited(partial(blob.reload, timeout=self._timeout))
+        return Body(blob.open("rb", timeout=self._timeout), blob.size, self._stop)
+
+    def listed(self, delimiter: str | None) -> Iterable[Any]:
+        where = {"prefix": self._place.prefix, "delimiter": delimiter, "timeout": self._timeout}
+        pages: Iterable[Any] = self._client.list_blobs(self._place.bucket, **where).pages
+        return pages
+
+    def objects_of(self, page: Any) -> Iterable[tuple[str, int, str]]:
+        return ((one.name, int(one.size or 0), str(one.generation)) for one in page)
+
+    def prefixes_of(self, page: Any) -> Iterable[str]:
+        list(page)  # a page's prefixes are known when it was read
+        return map(str, page.prefixes)

@@ -25,20 +25,19 @@ from ts_frontend.errors import ArchiveNotFound, InvalidArgument, UrlForbidden
 from ts_frontend.models.archive import is_gguf, real
 from ts_frontend.models.formats.format import StoredModel
 from ts_frontend.models.formats.formats import Formats
-from ts_frontend.models.store import gcs, hub, objects, s3
+from ts_frontend.models.store import hub, objects
 from ts_frontend.models.store.http import (
-    BYTES_MAX,
-    FILES_MAX,
-    TIMEOUT_S,
-    TOTAL_S,
+    DEFAULT_LIMITS,
     DownloadLimits,
+    Pin,
+    Stamp,
     Stop,
     check_digest,
+    digest,
     download,
     exists,
     failure,
 )
-from ts_frontend.models.store.pins import Pin, Stamp, digest
 from ts_frontend.tasks import owned, undone_on_failure
 
 _URL_CHARS_MAX = 4096
@@ -97,7 +96,7 @@ def file_name(url: str) -> str:
 
 
 #: The stores of objects by the schemes of their URLs.
-_OBJECTS: dict[str, type[objects.Bucket]] = {"s3": s3.Bucket, "gs": gcs.Bucket}
+_OBJECTS: dict[str, type[objects.Bucket]] = {"s3": objects.S3Bucket, "gs": objects.GoogleBucket}
 
 
 def _kind(url: str) -> type[objects.Bucket] | None:
@@ -150,10 +149,7 @@ class ModelStore:
         model_store: Path | None,
         allowed_urls: Iterable[str] | None = None,
         *,
-        download_bytes_max: int = BYTES_MAX,
-        download_timeout_s: float = TIMEOUT_S,
-        download_total_timeout_s: float = TOTAL_S,
-        files_max: int = FILES_MAX,
+        limits: DownloadLimits = DEFAULT_LIMITS,
         trusted: Iterable[str] = (),
         copies: Path | None = None,
         missing: str = "Model not found at",
@@ -164,9 +160,7 @@ class ModelStore:
         self._root = model_store.resolve() if model_store is not None else None
         self._explicit = allowed_urls is not None
         self._allowed = tuple(_pattern(text) for text in ([_ZOO] if allowed_urls is None else allowed_urls))
-        self._limits = DownloadLimits(
-            download_bytes_max, download_timeout_s, total_s=download_total_timeout_s, files_max=files_max
-        )
+        self._limits = limits
         self._trusted = tuple(trusted)
         self._copies = copies
         self._missing, self._place = missing, place
@@ -442,7 +436,7 @@ class ModelStore:
         if (kind := _kind(url)) is not None:
             objects.download(kind, url, target, self._limits, stop, sha256)
             return
-        headers = s3.signed(url, stop) if signed and not url.lower().startswith("file:") else {}
+        headers = objects.signed(url, stop) if signed and not url.lower().startswith("file:") else {}
         download(url, target, self._allow_hop, self._limits, stop, sha256, headers)
 
     def allows(self, url: str) -> bool:

@@ -20,8 +20,8 @@ import yaml
 
 from ts_frontend.config.files import read_file, read_text
 from ts_frontend.config.kinds import ConfigError
-from ts_frontend.telemetry.logging.files import Complaints, Console, RotatedFile, Rotation
 from ts_frontend.telemetry.logging.formats import JsonFormatter, PatternFormatter, TextFormatter, java_date
+from ts_frontend.telemetry.logging.writer import Complaints, Console, RotatedFile, Rotation
 
 ROOT = ""
 _LOOKUP_DEPTH_MAX = 10
@@ -121,7 +121,7 @@ class _Reader:
         if depth > _LOOKUP_DEPTH_MAX:
             return text
         found = re.sub(r"\$\{([^${}]*)\}", lambda match: self._counted(self._looked_up(match[1])), text)
-        return self._resolved(found, depth + 1) if found != text else self._restored(found)
+        return self._resolved(found, depth + 1) if found != text else found.replace("$\0", "${").replace("\1", "}")
 
     def _counted(self, text: str) -> str:
         self._looked_up_characters += len(text)
@@ -139,9 +139,6 @@ class _Reader:
             return default
         self._warn(f"${{{words}}} isn't known" + ("" if values is not None else f": there is no lookup {prefix!r}"))
         return f"$\0{words}\1"
-
-    def _restored(self, text: str) -> str:
-        return text.replace("$\0", "${").replace("\1", "}")
 
     def _flag(self, element: ElementTree.Element, name: str, default: bool) -> bool:
         return self._value(element, name, str(default)).strip().lower() != "false"

@@ -1,90 +1,46 @@
-"""The logs of a server: TorchServe's files (names, directories, line patterns) or those of `log_config`, and the thread
-that writes them.
+"""The logs of a server as its settings say: TorchServe's files (names, directories, line patterns) or those of
+`log_config`; and the workers' output: lines of a handler go to the model log, metric records to the metrics.
 
 Loggers: `ts_frontend.*` are the server's own messages; MODEL_LOG has the workers' output, TS_METRICS and MODEL_METRICS
-the metrics, ACCESS_LOG one line per request.
-"""
+the metrics, ACCESS_LOG one line per request."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from ts.protocol.text import unmarked
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import PROCESS_DIED
 from ts_frontend.telemetry.logging import log_config as log_settings
-from ts_frontend.telemetry.logging.files import Complaints, Console, RotatedFile, daily
 from ts_frontend.telemetry.logging.formats import AccessFormatter, JsonFormatter, TerminalFormatter, TextFormatter
 from ts_frontend.telemetry.logging.log_config import read_plan
-from ts_frontend.telemetry.logging.writer import ACCESS, MODEL, SERVER, Deferred, LogEntry, ModelLine, Source, Writer
-from ts_frontend.telemetry.timing import RequestTimes
+from ts_frontend.telemetry.logging.writer import (
+    ACCESS,
+    MODEL,
+    SERVER,
+    Complaints,
+    Console,
+    Deferred,
+    LogEntry,
+    Logs,
+    ModelLine,
+    RotatedFile,
+    Writer,
+    daily,
+    loggers,
+)
+from ts_frontend.telemetry.metrics.registry import MetricsRegistry
+from ts_frontend.telemetry.metrics.text import METRICS_PREFIX, parse_record
 
 #: The logger of messages for the author of a handler.
-AUTHORS = f"{SERVER}.models.reloading"
+AUTHORS = f"{SERVER}.reloading"
 #: The logger of a worker's ends and starts in TorchServe's words, which its alerts look for and its author doesn't.
-RECOVERY = f"{SERVER}.workers.failures"
+RECOVERY = f"{SERVER}.recovery"
 METRICS = ("TS_METRICS", "MODEL_METRICS")
-
-
-@dataclass(frozen=True, slots=True)
-class Logs:
-    """The open logs of a server. `access_enabled` False: `access` does nothing. `format`: text or json."""
-
-    writer: Writer
-    access_enabled: bool
-    format: str = "text"
-
-    def access(
-        self,
-        peer: str,
-        request: str,
-        status: int,
-        duration_ms: float,
-        request_id: str = "",
-        times: RequestTimes | None = None,
-    ) -> None:
-        """Note one request, for example ("127.0.0.1:5", "GET /ping HTTP/1.1", 200, 1.2). Costs about a microsecond.
-        `times`: the parts of its time, for the line of a timed request."""
-        if self.access_enabled:
-            self.writer.put_access(
-                (time.time(), peer, request, status, duration_ms, request_id, "" if times is None else times.text())
-            )
-
-    def every_period(self, source: Source) -> None:
-        """Makes the writing thread read `source` a few times a second, and at the end until it is empty."""
-        self.writer.sources.append(source)
-
-    def soon(self, source: Source) -> None:
-        """Makes the writing thread read `source` now, at most a few times in a period."""
-        self.writer.hurry(source)
-
-    def model_line(self, source: str, line: str, level: int = logging.INFO, request_id: str = "") -> None:
-        """A line that a worker wrote; `source` is W-<id>-<model>_<version>-stdout or -stderr."""
-        self.writer.put_line(ModelLine(time.time(), source, level, line, request_id))
-
-    @property
-    def level(self) -> int:
-        return logging.getLogger(SERVER).getEffectiveLevel()
-
-    def set_level(self, level: int) -> None:
-        logging.getLogger(SERVER).setLevel(level)
-
-    def flush(self, timeout_s: float) -> bool:
-        """Waits until the server's own messages so far are written; returns False after `timeout_s`."""
-        return self.writer.flush(timeout_s)
-
-    def close(self) -> None:
-        """Write the waiting records, close the files, and remove our handlers from `logging`."""
-        self.writer.close()
-        for logger in _loggers():
-            for deferred in [handler for handler in logger.handlers if isinstance(handler, Deferred)]:
-                logger.removeHandler(deferred)
-                for target in deferred.targets:
-                    target.close()
 
 
 def setup_logs(config: ServerConfig) -> Logs:
@@ -95,7 +51,7 @@ def setup_logs(config: ServerConfig) -> Logs:
     """
     warnings = _set_up_handlers(config)
     writer = Writer(polls=config.access_log_polls)
-    for logger in _loggers():
+    for logger in loggers():
         if logger.handlers:
             logger.handlers[:] = [Deferred(logger.handlers, writer)]
     writer.start()
@@ -202,6 +158,68 @@ def _log_notes(config: ServerConfig, warnings: Iterable[str]) -> None:
         logger.warning("%s", text)
 
 
-def _loggers() -> list[logging.Logger]:
-    known = logging.Logger.manager.loggerDict.values()
-    return [logging.getLogger(), *(logger for logger in known if isinstance(logger, logging.Logger))]
+#: The limits for one stream of one worker per second; lines beyond them are only counted. A handler that prints without
+#: end must neither slow down the server nor fill the disk.
+LINES_PER_S_MAX = 10_000
+CHARS_PER_S_MAX = 16 << 20
+
+
+class _Stream:
+    """Counts of one stream's output. `dropped` only grows; `reported` belongs to the writing thread."""
+
+    __slots__ = ("chars", "dropped", "lines", "reported", "source", "until_s")
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.until_s = 0.0
+        self.lines = self.chars = self.dropped = self.reported = 0
+
+    def has_room(self, size: int) -> bool:
+        now_s = time.monotonic()
+        if now_s >= self.until_s:
+            self.until_s = now_s + 1.0
+            self.lines = self.chars = 0
+        self.lines += 1
+        self.chars += size
+        if self.lines <= LINES_PER_S_MAX and self.chars <= CHARS_PER_S_MAX:
+            return True
+        self.dropped += 1
+        return False
+
+
+class ModelLog:
+    """Routes workers' lines to the model log or the metrics."""
+
+    def __init__(self, logs: Logs, metrics: MetricsRegistry) -> None:
+        self._logs = logs
+        self._metrics = metrics
+        self._streams: dict[tuple[int, str], _Stream] = {}
+        logs.every_period(self._dropped)
+
+    def line(self, worker_id: int, name: str, stream: str, line: str) -> None:
+        """One line of worker `worker_id`; `name` is MODEL_VERSION, `stream` stdout or stderr."""
+        request_id, line = unmarked(line)
+        if line.startswith(METRICS_PREFIX):
+            record = parse_record(line)
+            if record is not None:
+                self._metrics.handler_value(record, name)
+                return
+        known = self._streams.get((worker_id, stream))
+        if known is None:
+            source = f"W-{worker_id}-{name}-{stream}"
+            known = self._streams[worker_id, stream] = _Stream(source)
+        if known.has_room(len(line)):
+            level = logging.WARNING if stream == "stderr" else logging.INFO
+            self._logs.model_line(known.source, line, level, request_id)
+
+    def _dropped(self) -> Iterator[tuple[str, list[ModelLine]]]:
+        """Log lines with the number of dropped lines by stream. Called by the writing thread."""
+        limits = f"more than {LINES_PER_S_MAX} lines or {CHARS_PER_S_MAX} characters in a second"
+        found = []
+        for stream in list(self._streams.values()):
+            count = stream.dropped - stream.reported
+            if count:
+                stream.reported += count
+                text = f"{count} lines were dropped: {limits}"
+                found.append(ModelLine(time.time(), stream.source, logging.WARNING, text))
+        yield MODEL, found

@@ -105,8 +105,6 @@ class Sample(Protocol):
 
 
 class Counter:
-    """A sum."""
-
     __slots__ = ("value",)
 
     def __init__(self, value: float = 0.0) -> None:
@@ -123,8 +121,6 @@ class Counter:
 
 
 class Gauge:
-    """The last value."""
-
     __slots__ = ("value",)
 
     def __init__(self, value: float = 0.0) -> None:

@@ -20,8 +20,7 @@ from typing import Final
 
 import ts.version
 from ts_frontend.config.table import ServerConfig
-from ts_frontend.job import Job, JobState
-from ts_frontend.telemetry.logging.logs import Logs
+from ts_frontend.telemetry.logging.writer import Logs
 from ts_frontend.telemetry.metrics import requests as events
 from ts_frontend.telemetry.metrics.families import (
     NOTHING,
@@ -38,12 +37,12 @@ from ts_frontend.telemetry.metrics.requests import (
     EVENTS_MAX,
     HTTP,
     UNSEEN,
+    BatchMetrics,
     CountedRequests,
     EventLog,
     EventSource,
-    LatencyCounts,
     LoggedRequests,
-    ObservedRequests,
+    ModelMetrics,
     RequestMetrics,
     Tally,
     Unsummed,
@@ -64,9 +63,7 @@ ELSEWHERE: Final = (
     "# metrics_mode={mode}: TorchServe's metrics are in ts_metrics.log and model_metrics.log; "
     "metrics_mode=prometheus has them here\n"
 )
-_ANSWERED: Final = JobState.ANSWERED
 WORKER_LOAD_TIME: Final = "WorkerLoadTime"
-DEFAULT_VERSION: Final = "default"
 
 MODEL_LABELS: Final = ("model_name", "model_version", "hostname")
 OWN_LATENCY: Final = Definition("ts_inference_latency_seconds", MetricKind.HISTOGRAM, "Seconds", MODEL_LABELS)
@@ -179,10 +176,7 @@ class MetricsRegistry:
         """Seconds of a version's answered requests: to the answer, and in the queue; 0 where they aren't counted."""
         self._unsummed.sum_up()
         whole, queue = (self._own_sample(one, name, version) for one in (OWN_LATENCY, OWN_QUEUE))
-        return (
-            whole.sum if isinstance(whole, Histogram) else 0.0,
-            queue.sum if isinstance(queue, Histogram) else 0.0,
-        )
+        return (whole.sum if isinstance(whole, Histogram) else 0.0, queue.sum if isinstance(queue, Histogram) else 0.0)
 
     # --- requests
 
@@ -378,82 +372,6 @@ def owner_of(name: str, version: str) -> str:
 
 def _http_name(kind: int) -> str:
     return {2: "Requests2XX", 4: "Requests4XX"}.get(kind, "Requests5XX")
-
-
-class ModelMetrics:
-    """Recorders of one model version, made when they are first needed: a metric without a value isn't shown."""
-
-    def __init__(self, registry: MetricsRegistry, name: str, version: str) -> None:
-        self._registry, self._name, self._version = registry, name, version
-        self._unnamed: RequestMetrics | ObservedRequests | None = None
-        self._named: RequestMetrics | ObservedRequests | None = None
-        self._latencies: LatencyCounts | None = None
-        self._closed = False
-        self.batches = registry.batches(name, version)
-
-    def close(self) -> None:
-        """Ends the recording for a model that is gone, and removes its series."""
-        self._closed = True
-        self._unnamed = self._named = UNSEEN
-        self._registry.forget(self._name, self._version)
-
-    def observe(self, latencies: LatencyCounts | None) -> None:
-        """Counts the latencies of further requests there too; None ends that."""
-        if not self._closed:
-            self._latencies = latencies
-            self._unnamed = self._named = None
-
-    @property
-    def tokens(self) -> Mapping[str, tuple[float, int]]:
-        return self._registry.tokens(self._name, self._version)
-
-    def requests(self, version_named: bool) -> RequestMetrics | ObservedRequests:
-        """The recorder for calls that named the model's version, or for those that didn't."""
-        return (self._named if version_named else self._unnamed) or self._first(version_named)
-
-    def _first(self, version_named: bool) -> RequestMetrics | ObservedRequests:
-        label = self._version if version_named else DEFAULT_VERSION
-        counted = self._registry.requests(self._name, self._version, label)
-        recorder = counted if self._latencies is None else ObservedRequests(counted, self._latencies)
-        if version_named:
-            self._named = recorder
-        else:
-            self._unnamed = recorder
-        return recorder
-
-
-class BatchMetrics:
-    """The batches of one model version's workers, and the loads of its model (`workers.in_flight.BatchRecorder`)."""
-
-    def __init__(self, registry: MetricsRegistry, name: str, version: str) -> None:
-        self._registry, self._name, self._version = registry, name, version
-        self._everything = registry.everything
-        self._feed, self._add = registry.event_log.feed, registry.event_log.add
-        self._tally = registry.batch_tally(name, version)
-        self._source = name
-        self._samples: tuple[Sample, Sample] | None = None
-
-    def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
-        if jobs[0].state is not _ANSWERED:
-            return
-        if self._everything:
-            waited, worked = self._samples or self._first()
-            waited.add(int(waited_s * 1e3))
-            worked.add(int(worked_s * 1e5) / 100)  # round() takes a quarter of a microsecond
-        elif len(self._feed) >= EVENTS_MAX:
-            total = self._tally.now
-            total.count += 1
-            total.last_a, total.last_b = worked_s, waited_s
-        else:
-            ids = (jobs[0].request_id,) if len(jobs) == 1 else [job.request_id for job in jobs]
-            self._add((BATCH, self._source, worked_s, waited_s, now_s, ids))
-
-    def _first(self) -> tuple[Sample, Sample]:
-        self._samples = self._registry.batch_samples(self._name, self._version)
-        return self._samples
-
-    def loaded(self, worker_id: int, seconds: float) -> None:
-        self._registry.worker_loaded(self._name, self._version, worker_id, seconds)
 
 
 _OWN: Final = (

@@ -8,13 +8,19 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ts.protocol.text import printable
+from ts_frontend.job import Job, JobState
 from ts_frontend.telemetry.logging.writer import MAIN, Source
 from ts_frontend.telemetry.metrics.families import NOTHING, TIMES_MAX, Definition, Definitions, Sample
 from ts_frontend.telemetry.metrics.text import Record, log_text
 
+if TYPE_CHECKING:
+    from ts_frontend.telemetry.metrics.registry import MetricsRegistry
+
+_ANSWERED: Final = JobState.ANSWERED
+DEFAULT_VERSION: Final = "default"
 EVENTS_MAX: Final = 64
 #: The most handler metrics that wait for the writing thread; further ones are dropped and counted.
 RECORDS_MAX: Final = 10_000
@@ -252,18 +258,6 @@ class CountedRequests:
     `latency_s` and `queue_s` are ours, in seconds. Times are kept and added up together, at the latest when there are
     TIMES_MAX."""
 
-    __slots__ = (
-        "_latency",
-        "_latency_s",
-        "_queue",
-        "_queue_s",
-        "_queue_time",
-        "_queued",
-        "_requests",
-        "_took",
-        "_unsummed",
-    )
-
     def __init__(
         self,
         unsummed: Unsummed,
@@ -384,6 +378,81 @@ class ObservedRequests:
         self._counts = latencies.counts
 
     def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
-        """As `CountedRequests.answered`."""
         self._counts[bisect_left(BOUNDS_S, now_s - queued_at_s)] += 1
         self._answered(queued_at_s, sent_at_s, now_s)
+
+
+class ModelMetrics:
+    """Recorders of one model version, made when they are first needed: a metric without a value isn't shown."""
+
+    def __init__(self, registry: MetricsRegistry, name: str, version: str) -> None:
+        self._registry, self._name, self._version = registry, name, version
+        self._unnamed: RequestMetrics | ObservedRequests | None = None
+        self._named: RequestMetrics | ObservedRequests | None = None
+        self._latencies: LatencyCounts | None = None
+        self._closed = False
+        self.batches = registry.batches(name, version)
+
+    def close(self) -> None:
+        """Ends the recording for a model that is gone, and removes its series."""
+        self._closed = True
+        self._unnamed = self._named = UNSEEN
+        self._registry.forget(self._name, self._version)
+
+    def observe(self, latencies: LatencyCounts | None) -> None:
+        """Counts the latencies of further requests there too; None ends that."""
+        if not self._closed:
+            self._latencies = latencies
+            self._unnamed = self._named = None
+
+    @property
+    def tokens(self) -> Mapping[str, tuple[float, int]]:
+        return self._registry.tokens(self._name, self._version)
+
+    def requests(self, version_named: bool) -> RequestMetrics | ObservedRequests:
+        """The recorder for calls that named the model's version, or for those that didn't."""
+        return (self._named if version_named else self._unnamed) or self._first(version_named)
+
+    def _first(self, version_named: bool) -> RequestMetrics | ObservedRequests:
+        label = self._version if version_named else DEFAULT_VERSION
+        counted = self._registry.requests(self._name, self._version, label)
+        recorder = counted if self._latencies is None else ObservedRequests(counted, self._latencies)
+        if version_named:
+            self._named = recorder
+        else:
+            self._unnamed = recorder
+        return recorder
+
+
+class BatchMetrics:
+    """The batches of one model version's workers, and the loads of its model (`workers.in_flight.BatchRecorder`)."""
+
+    def __init__(self, registry: MetricsRegistry, name: str, version: str) -> None:
+        self._registry, self._name, self._version = registry, name, version
+        self._everything = registry.everything
+        self._feed, self._add = registry.event_log.feed, registry.event_log.add
+        self._tally = registry.batch_tally(name, version)
+        self._source = name
+        self._samples: tuple[Sample, Sample] | None = None
+
+    def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
+        if jobs[0].state is not _ANSWERED:
+            return
+        if self._everything:
+            waited, worked = self._samples or self._first()
+            waited.add(int(waited_s * 1e3))
+            worked.add(int(worked_s * 1e5) / 100)  # round() takes a quarter of a microsecond
+        elif len(self._feed) >= EVENTS_MAX:
+            total = self._tally.now
+            total.count += 1
+            total.last_a, total.last_b = worked_s, waited_s
+        else:
+            ids = (jobs[0].request_id,) if len(jobs) == 1 else [job.request_id for job in jobs]
+            self._add((BATCH, self._source, worked_s, waited_s, now_s, ids))
+
+    def _first(self) -> tuple[Sample, Sample]:
+        self._samples = self._registry.batch_samples(self._name, self._version)
+        return self._samples
+
+    def loaded(self, worker_id: int, seconds: float) -> None:
+        self._registry.worker_loaded(self._name, self._version, worker_id, seconds)

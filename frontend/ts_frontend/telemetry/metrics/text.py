@@ -244,10 +244,7 @@ def _open_family(
 
 
 def _open_samples(
-    name: str,
-    family: Family,
-    names: Collection[str],
-    examples: Mapping[tuple[str, tuple[str, ...]], Sequence[str]],
+    name: str, family: Family, names: Collection[str], examples: Mapping[tuple[str, tuple[str, ...]], Sequence[str]]
 ) -> Iterator[str]:
     for values, sample in list(family.samples.items()):
         found = examples.get((name, values), ())

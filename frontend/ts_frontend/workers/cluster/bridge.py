@@ -454,12 +454,7 @@ def main() -> None:
     bridge.send("certificates", **made_certificates())
     ray.cloudpickle.register_pickle_by_value(packing)
     try:
-        ray.init(
-            address=arguments.address,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        ray.init(address=arguments.address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         bridge.send("refused", reason=f"{type(error).__name__}: {_first_lines(str(error))}")
         sys.exit(1)

@@ -39,7 +39,6 @@ class ClusterRequest:
         return {name: amount for name, amount in {**plain, **self.resources}.items() if amount}
 
     def described(self) -> dict[str, Any]:
-        """For people and their programs."""
         out: dict[str, Any] = {"resources": self.amounts}
         if self.labels:
             out["labels"] = dict(self.labels)
@@ -315,7 +314,6 @@ class ClusterState:
         return f"waits for Ray: {away}" if away else why_waiting(request, self.nodes)
 
     def described(self, now_s: float) -> dict[str, Any]:
-        """For people and their programs."""
         away = self.away(now_s)
         out: dict[str, Any] = {"address": self.address, "state": "away" if away else "connected"}
         if away:

@@ -1,4 +1,7 @@
-"""The search for a model's best configuration: a climb over a grid. Pure.
+"""Tuning: the search for a model's best configuration, a climb over a grid.
+
+Its measurements are made by a closed loop of requests from this process (a fixed number in flight, each answer followed
+by the next request). What people see of them are rows, bars, and the lines of a model-config.yaml.
 
 A new load (requests in flight) costs nothing, a new number of workers a scale call, a new batch size or delay a reload
 of the model. So each setting of the last three is measured at several loads, from a likely one up and down, as long as
@@ -11,11 +14,15 @@ turns, and the best of their medians is the result.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
+import re
 import statistics
-from collections.abc import Generator, Iterable, Sequence
-from dataclasses import astuple, dataclass, replace
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any
 
 #: Gains below this share don't count: measurements of one configuration differ by as much.
 GAIN_MIN = 0.02
@@ -76,7 +83,6 @@ class Space:
 
     @property
     def axes(self) -> tuple[Sequence[int], ...]:
-        """The values of each member of a trial."""
         return self.batch_sizes, self.delays_ms, self.workers, self.concurrencies
 
     @property
@@ -278,3 +284,156 @@ _STEPS += [(0, 0, 2), (0, 0, -2)]
 def _index(values: Sequence[int], wanted: int) -> int:
     """The index of the least value that isn't smaller, or of the last."""
     return next((index for index, value in enumerate(values) if value >= wanted), len(values) - 1)
+
+
+#: The part of a measurement after which it ends early if its result is far below the best.
+LOOK_PART, FAR_BELOW = 0.25, 0.7
+#: The part of its seconds that a measurement's warm-up takes at least.
+WARM_UP_PART = 0.1
+#: Sends one request and returns when it is answered. Raises for any failure.
+Send = Callable[[int], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """The length of a measurement: at least `seconds` and `answers`, at most `seconds_max`; a quarter of that if the
+    result is far below the best by then. A warm-up before it, of a tenth of the seconds and one round of the requests
+    in flight, isn't measured."""
+
+    seconds: float = 3.0
+    answers: int = 100
+    seconds_max: float = 30.0
+
+    def reached(self, spent_s: float, answers: int, best_per_s: float = 0.0) -> bool:
+        """Whether `answers` in `spent_s` are enough. `best_per_s`: the best answers a second so far."""
+        far = answers / max(spent_s, 1e-9) < FAR_BELOW * best_per_s
+        part = LOOK_PART if far else 1.0
+        ready = spent_s >= part * self.seconds and answers >= part * self.answers
+        return ready or spent_s >= part * self.seconds_max
+
+
+async def measure(send: Send, concurrency: int, length: Length, best_per_s: float = 0.0) -> Measurement:
+    """Measures with `concurrency` requests in flight; a failed request ends the measurement. Memory isn't measured.
+    `best_per_s`: the answers a second of the best measurement so far."""
+    latencies_ms: list[float] = []
+    numbers, errors = itertools.count(), list[str]()
+    begun_s, started_s, done = time.perf_counter(), 0.0, 0
+
+    def enough(now_s: float) -> bool:
+        if not started_s:
+            return now_s - begun_s > length.seconds_max
+        return length.reached(now_s - started_s, len(latencies_ms), best_per_s)
+
+    async def client() -> None:
+        nonlocal done, started_s
+        while not errors and not enough(time.perf_counter()):
+            sent_s = time.perf_counter()
+            try:
+                await send(next(numbers))
+            except Exception as error:  # every way in which a request can fail makes the configuration unusable
+                errors.append(str(error) or type(error).__name__)
+                return
+            now_s = time.perf_counter()
+            done += 1
+            if started_s:
+                latencies_ms.append((now_s - sent_s) * 1000)
+            elif done >= concurrency and now_s - begun_s >= length.seconds * WARM_UP_PART:
+                started_s = now_s
+
+    await asyncio.gather(*(client() for _ in range(concurrency)))
+    spent_s = time.perf_counter() - (started_s or begun_s)
+    return summary(latencies_ms, spent_s, next(iter(errors), ""))
+
+
+def summary(latencies_ms: Sequence[float], spent_s: float, error: str = "") -> Measurement:
+    if not latencies_ms:
+        return Measurement(0.0, error=error or "no request was answered in time")
+    ordered = sorted(latencies_ms)
+    return Measurement(len(ordered) / spent_s, _share(ordered, 0.5), _share(ordered, 0.99), error=error)
+
+
+def _share(ordered: Sequence[float], share: float) -> float:
+    """The quantile: the value that a `share` (0 to 1) of the ordered values doesn't exceed."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+HEAD = (
+    f"{'batch':>5} {'delay':>6} {'workers':>7} {'in flight':>9} {'answers/s':>10} {'p50':>8} {'p99':>8} {'memory':>8}"
+)
+BAR_CHARS = 20
+BARS = "▁▂▃▄▅▆▇█"
+Trials = Sequence[tuple[Trial, Measurement]]
+
+
+def row(trial: Trial, found: Measurement, bounds: Bounds, best_per_s: float) -> str:
+    """The line of one measurement; its bar is relative to the best so far."""
+    excess = bounds.excess(found)
+    if math.isinf(excess):
+        note = f"failed: {' '.join(found.error.split())[:80]}"
+    else:
+        filled = round(BAR_CHARS * found.answers_per_s / max(best_per_s, found.answers_per_s, 1e-9))
+        note = "█" * filled + ("  over the bound" if excess > 0 else "")
+    return (
+        f"{trial.batch_size:>5} {trial.delay_ms:>3} ms {trial.workers:>7} {trial.concurrency:>9}"
+        f" {found.answers_per_s:>10.1f} {_ms(found.p50_ms):>8} {_ms(found.p99_ms):>8}"
+        f" {found.memory_bytes / 2**20:>4.0f} MiB  {note}"
+    ).rstrip()
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One character for each value, from 0 to the greatest."""
+    most = max(values, default=0.0) or 1.0
+    return "".join(BARS[min(len(BARS) - 1, int(value / most * len(BARS)))] for value in values)
+
+
+def conclusion(found: Found, trials: Trials, bounds: Bounds) -> str:
+    """The last lines: the course of the search, and its result."""
+    lines = [f"{sparkline([it.answers_per_s for _, it in trials])}  answers a second, {found.evaluations} measurements"]
+    if found.best is None or found.measured is None:
+        return "\n".join([*lines, "No configuration answered."])
+    best, it = found.best, found.measured
+    if not found.within:
+        lines.append(f"No configuration keeps {_bounds_text(bounds)}. The nearest:")
+    lines.append(
+        f"batchSize {best.batch_size}, maxBatchDelay {best.delay_ms} ms, {best.workers} workers: {it.answers_per_s:.1f}"
+        f" answers a second with {best.concurrency} in flight, p99 {_ms(it.p99_ms)}, {it.memory_bytes / 2**20:.0f} MiB"
+    )
+    return "\n".join(lines)
+
+
+def _ms(value: float) -> str:
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
+
+
+def _bounds_text(bounds: Bounds) -> str:
+    texts = [f"p99 of {bounds.p99_ms:g} ms"] if bounds.p99_ms is not None else []
+    texts += [f"memory of {bounds.memory_bytes / 2**20:.0f} MiB"] if bounds.memory_bytes is not None else []
+    return " and ".join(texts)
+
+
+def as_json(found: Found, trials: Trials) -> dict[str, Any]:
+    def one(trial: Trial, it: Measurement) -> dict[str, Any]:
+        return {**settings_of(trial), "inFlight": trial.concurrency, **asdict(it)}
+
+    best = None if found.best is None or found.measured is None else one(found.best, found.measured)
+    return {"best": best, "within": found.within, "trials": [one(trial, it) for trial, it in trials]}
+
+
+def settings_of(trial: Trial) -> dict[str, int]:
+    """The trial's settings by their keys in model-config.yaml."""
+    return {
+        "minWorkers": trial.workers,
+        "maxWorkers": trial.workers,
+        "batchSize": trial.batch_size,
+        "maxBatchDelay": trial.delay_ms,
+    }
+
+
+def with_settings(text: str, settings: Mapping[str, int]) -> str:
+    """The text of a model-config.yaml with these keys, changed in their lines or appended; all else stays."""
+    left = dict(settings)
+    lines = []
+    for line in text.splitlines():
+        key = re.match(r"(\w+)\s*:", line)
+        lines.append(f"{key[1]}: {left.pop(key[1])}" if key and key[1] in left else line)
+    return "\n".join([*lines, *(f"{key}: {value}" for key, value in left.items())]) + "\n"

@@ -1,44 +1,312 @@
 """Keeps several servers on the same models: one server's register, scale, default and unregister calls apply to all.
 
-Each server reads the shared document every few seconds, and after each change of its own. It merges its changes since
-the last read into the document, and then applies the changes of the others. A change that fails is logged, listed by
-health and describe, and tried again with growing pauses.
+They share a document, a file in a directory or an object in S3: every version of their models, the defaults, and the
+unregistered versions. Each server reads it every few seconds, and after each change of its own. It merges its changes
+since the last read into the document (`Edits`, `merged`; for each version and each default the last writer wins), and
+then applies the changes of the others. Reads are atomic; a write succeeds only if the content is still the one that the
+writer has read. A change that fails is logged, listed by health and describe, and tried again with growing pauses.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
 import logging
+import os
 import platform
+import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from ts_frontend.errors import ArchiveNotFound, ServeError
+from ts_frontend.config.files import read_beginning, replace_file
+from ts_frontend.config.kinds import bucket_of
+from ts_frontend.config.snapshot import VersionState, version_state, version_tree
+from ts_frontend.errors import ArchiveNotFound, InvalidArgument, ServeError
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
-from ts_frontend.models.sharing.document import (
-    DOCUMENT_BYTES_MAX,
-    BadDocument,
-    Edits,
-    Key,
-    SharedModels,
-    SharedVersion,
-    decode_shared,
-    encode_models,
-    merged,
-)
-from ts_frontend.models.sharing.places import Content, SharedPlace, SharedSnapshotFailed
 from ts_frontend.models.startup import kept_in_store, requested_of, state_of
-from ts_frontend.models.store.http import Stop, Stopped, in_thread
+from ts_frontend.models.store.http import DownloadLimits, Stop, Stopped, in_thread
+from ts_frontend.models.store.objects import is_of_s3, parse, s3_client, s3_code, s3_reason
 from ts_frontend.models.store.store import SCHEME, Fetched
 from ts_frontend.tasks import side_by_side
 from ts_frontend.workers.pool import Clock
 
 log = logging.getLogger(__name__)
+
+
+#: A model's name and version.
+Key: TypeAlias = tuple[str, str]
+
+FORMAT = 1
+#: The most unregistered versions that the document lists; the oldest are dropped first.
+REMOVED_MAX = 1000
+DOCUMENT_BYTES_MAX = 16 << 20
+
+
+class BadDocument(ValueError):
+    """The bytes are not a shared document; the message gives the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedVersion:
+    """A version of a model. `stamp`: unique for each registration, also of the same files."""
+
+    state: VersionState
+    stamp: str
+
+    def same_source(self, state: VersionState) -> bool:
+        """Whether `state`, loaded by a server itself, equals this version in all but the number of workers."""
+        mine, other = self.state, state
+        return (mine.url or mine.archive) == (other.url or other.archive) and _wishes(mine) == _wishes(other)
+
+
+def _wishes(state: VersionState) -> dict[str, Any]:
+    return {name: value for name, value in state.requested.items() if name != "initial_workers" and value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class SharedModels:
+    """The document. `defaults`: default versions by name; `removed`: stamps of unregistered versions, oldest first."""
+
+    versions: Mapping[Key, SharedVersion] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    removed: Mapping[Key, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """The changes of one server. `scaled`: the new (minimum, maximum) of workers; `gone`: stamps of unregistered
+    versions; `defaults`: new default versions, `first_defaults`: those of names that are new in the document."""
+
+    registered: Mapping[Key, SharedVersion] = field(default_factory=dict)
+    scaled: Mapping[Key, tuple[int, int]] = field(default_factory=dict)
+    gone: Mapping[Key, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    first_defaults: Mapping[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.registered or self.scaled or self.gone or self.defaults or self.first_defaults)
+
+
+def merged(document: SharedModels, edits: Edits) -> SharedModels:
+    """The document with the edits. A version that another server unregistered is not scaled; one that another server
+    registered again is not unregistered."""
+    versions = {**document.versions, **edits.registered}
+    removed = {key: stamp for key, stamp in document.removed.items() if key not in edits.registered}
+    for key, (least, most) in edits.scaled.items():
+        if key in versions and key not in edits.registered:
+            state = replace(versions[key].state, min_workers=least, max_workers=most)
+            versions[key] = replace(versions[key], state=state)
+    for key, stamp in edits.gone.items():
+        if key in versions and versions[key].stamp == stamp:
+            del versions[key]
+            removed[key] = stamp
+    wanted = {**edits.first_defaults, **document.defaults, **edits.defaults}
+    defaults = {name: version for name, version in wanted.items() if (name, version) in versions}
+    for name, version in versions:
+        defaults.setdefault(name, version)
+    kept = list(removed.items())[-REMOVED_MAX:]
+    return SharedModels(versions, defaults, dict(kept))
+
+
+def encode_models(document: SharedModels, by: str, when: str) -> bytes:
+    """The document's bytes. `by`, `when`: the writer and the time, which also make every write's bytes unique."""
+    models: dict[str, Any] = {}
+    for (name, version), one in document.versions.items():
+        model = models.setdefault(name, {"default": document.defaults.get(name, version), "versions": {}})
+        model["versions"][version] = {"stamp": one.stamp, **version_tree(one.state)}
+    removed = [[name, version, stamp] for (name, version), stamp in document.removed.items()]
+    tree = {"torchrelay": FORMAT, "writtenBy": by, "written": when, "models": models, "removed": removed}
+    return json.dumps(tree, indent=1).encode()
+
+
+def decode_shared(data: bytes) -> SharedModels:
+    """Raises BadDocument."""
+    try:
+        tree = json.loads(data)
+        if tree["torchrelay"] != FORMAT:
+            raise BadDocument(f"it has format {tree['torchrelay']!r}, and this server knows {FORMAT}")
+        versions = {
+            (str(name), str(version)): SharedVersion(version_state(entry), str(entry["stamp"]))
+            for name, model in tree["models"].items()
+            for version, entry in model["versions"].items()
+        }
+        defaults = {str(name): str(model["default"]) for name, model in tree["models"].items()}
+        removed = {(str(name), str(version)): str(stamp) for name, version, stamp in tree["removed"]}
+    except BadDocument:
+        raise
+    except KeyError as error:
+        raise BadDocument(f"it has no {error}") from None
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise BadDocument(f"it can't be read: {error}") from None
+    return SharedModels(versions, defaults, removed)
+
+
+NAME = "torchrelay-models.json"
+#: The longest wait for a directory's lock, which is held for milliseconds.
+LOCK_S_MAX = 10.0
+#: The timeout of each read from S3.
+S3_S_MAX = 10.0
+_ABSENT, _UNCHANGED = ("NoSuchKey", "404"), ("304", "NotModified")
+_OVERTAKEN = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409")
+
+
+class SharedSnapshotFailed(ServeError):
+    """The shared snapshot can't be read or written."""
+
+    remedy = "Fix the directory or bucket that `shared_snapshot` names, or the rights on it; the server tries again."
+
+
+class Content(NamedTuple):
+    """The document's bytes and their tag; both are empty when there is no document."""
+
+    data: bytes
+    tag: str
+
+
+class SharedFile:
+    """A file in a directory that all servers mount. A file lock serializes the writers."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def __str__(self) -> str:
+        return str(self.directory / NAME)
+
+    def read(self, tag: str, stop: Stop) -> Content | None:
+        """The content; None if its tag is still `tag`. Raises SharedSnapshotFailed."""
+        with self._explained():
+            found = stop.waited(self._content)
+        return None if tag and found.tag == tag else found
+
+    def write(self, data: bytes, tag: str, stop: Stop) -> str | None:
+        """Replaces the content with that tag; returns the new tag, None for another's. Raises SharedSnapshotFailed."""
+        with self._explained():
+            return stop.waited(partial(self._write, data, tag))
+
+    def _content(self) -> Content:
+        try:
+            data = read_beginning(self.directory / NAME, DOCUMENT_BYTES_MAX + 1)
+        except FileNotFoundError:
+            self.directory.stat()  # a directory that isn't mounted must not look empty
+            return Content(b"", "")
+        return Content(data, _tag(data))
+
+    def _write(self, data: bytes, tag: str) -> str | None:
+        with self._locked():
+            if self._content().tag != tag:
+                return None
+            replace_file(self.directory / NAME, data, 0o660)
+            return _tag(data)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        handle = os.open(self.directory / f".{NAME}.lock", os.O_RDWR | os.O_CREAT, 0o660)
+        try:
+            latest_s = time.monotonic() + LOCK_S_MAX
+            while True:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > latest_s:
+                        raise OSError(None, f"another server has held its lock for {LOCK_S_MAX:g} s") from None
+                    time.sleep(0.02)
+            yield
+        finally:
+            os.close(handle)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise SharedSnapshotFailed(f"{self}: {error.strerror or error}") from error
+
+
+class SharedObject:
+    """An object in S3, or a compatible store with conditional writes. Methods as of `SharedFile`."""
+
+    def __init__(self, url: str) -> None:
+        place = parse(url)
+        self.url = f"s3://{place.bucket}/{place.prefix}{NAME}"
+        self._where = {"Bucket": place.bucket, "Key": f"{place.prefix}{NAME}"}
+        self._client: Any = None
+
+    def __str__(self) -> str:
+        return self.url
+
+    def read(self, tag: str, stop: Stop) -> Content | None:
+        with self._explained():
+            return stop.waited(partial(self._read, tag))
+
+    def _read(self, tag: str) -> Content | None:
+        client = self._connected()
+        try:
+            answer = client.get_object(**self._where, **({"IfNoneMatch": tag} if tag else {}))
+            return Content(answer["Body"].read(DOCUMENT_BYTES_MAX + 1), answer["ETag"])
+        except client.exceptions.ClientError as error:
+            if s3_code(error) in _UNCHANGED:
+                return None
+            if s3_code(error) in _ABSENT:
+                return Content(b"", "")
+            raise
+
+    def write(self, data: bytes, tag: str, stop: Stop) -> str | None:
+        with self._explained():
+            return stop.waited(partial(self._write, data, tag))
+
+    def _write(self, data: bytes, tag: str) -> str | None:
+        client = self._connected()
+        only_over = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
+        try:
+            answer = client.put_object(**self._where, Body=data, ContentType="application/json", **only_over)
+        except client.exceptions.ClientError as error:
+            if s3_code(error) in (*_OVERTAKEN, *_ABSENT):
+                return None
+            raise
+        return str(answer["ETag"])
+
+    def _connected(self) -> Any:
+        if self._client is None:
+            limits = DownloadLimits(timeout_s=S3_S_MAX, connect_timeout_s=S3_S_MAX)
+            self._client = s3_client(self.url, limits)
+        return self._client
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except ServeError as error:  # no boto3
+            raise SharedSnapshotFailed(error.message) from error
+        except Exception as error:
+            if not is_of_s3(error):
+                raise
+            raise SharedSnapshotFailed(f"{self}: {s3_reason(error)}") from error
+
+
+#: A storage of the document.
+SharedPlace: TypeAlias = SharedFile | SharedObject
+
+
+def _tag(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def shared_place(setting: Path) -> SharedPlace:
+    url = bucket_of(setting)
+    if url is not None and not url.startswith("s3:"):
+        raise InvalidArgument(f"shared_snapshot = {url}: a directory and s3://BUCKET/PREFIX are possible")
+    return SharedFile(setting) if url is None else SharedObject(url)
+
 
 #: The timeout of one read or write.
 PLACE_S_MAX = 30.0
@@ -73,12 +341,7 @@ class SharedSnapshot:
     """Keeps the models of `manager` in step with the document at `place`, which is read every `poll_s`."""
 
     def __init__(
-        self,
-        place: SharedPlace,
-        manager: ModelManager,
-        poll_s: float,
-        at_once_max: int = 4,
-        clock: Clock | None = None,
+        self, place: SharedPlace, manager: ModelManager, poll_s: float, at_once_max: int = 4, clock: Clock | None = None
     ) -> None:
         self.place = place
         #: Why the last read or write of the document failed, or "".

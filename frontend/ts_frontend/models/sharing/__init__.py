@@ -1,1 +1,0 @@
-"""Several servers with the same models: the shared document, its storage, and its synchronization."""
