@@ -1,7 +1,5 @@
 """Connections to the server: TLS, keys, channel options; the same for blocking and asyncio."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ TIMEOUT_S = 60.0
 RECONNECT_FIRST_MS, RECONNECT_MOST_MS = 100, 2000
 
 Options = Sequence[tuple[str, Any]]
-Metadata = tuple[tuple[str, str], ...]
 C = TypeVar("C")
 
 
@@ -56,12 +53,6 @@ def channel_options(tls: TLS | None, more: Options) -> list[tuple[str, Any]]:
     return [*own, *more]
 
 
-def pairs(token: str, more: Sequence[tuple[str, str]]) -> Metadata:
-    """The metadata of every call: the caller's pairs (names in lower case), and the key as a bearer token."""
-    given = tuple((name.lower(), value) for name, value in more)
-    return (*given, ("authorization", f"Bearer {token}")) if token else given
-
-
 class Channels(Generic[C]):
     """`count` channels made by `make`, used in turn. A channel connects with its first call."""
 
@@ -73,7 +64,6 @@ class Channels(Generic[C]):
         self._turns = itertools.count()
 
     def method(self, call: Call[Any]) -> Any:
-        """The callable for the call on the next channel in turn."""
         turn = next(self._turns) % len(self.all)
         known = self._methods[turn]
         if call.path not in known:

@@ -1,7 +1,5 @@
 """Retries: whether and after which pause a call is tried again, its attempts, and their metadata and time limits."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Sequence
@@ -11,7 +9,6 @@ from typing import Any
 from grpc import StatusCode
 
 from torchrelay_client.calls import Call
-from torchrelay_client.connecting import pairs
 from torchrelay_client.errors import CallFailed, failure
 
 
@@ -74,7 +71,8 @@ class CallPolicy:
         retry: Retry | None,
         idempotent: bool,
     ) -> None:
-        self._metadata = pairs(token, metadata)
+        given = tuple((name.lower(), value) for name, value in metadata)
+        self._metadata = (*given, ("authorization", f"Bearer {token}")) if token else given
         self._timeout_s, self._retry, self._idempotent = timeout_s, retry or NEVER, idempotent
 
     def sent_with(self, call: Call[Any]) -> tuple[tuple[str, str], ...]:
