@@ -1,7 +1,5 @@
 """Values of callers to the protocol's tensors, and answers' tensors to numpy arrays."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

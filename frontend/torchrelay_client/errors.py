@@ -1,7 +1,5 @@
 """The exceptions that calls raise."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from grpc import StatusCode
