@@ -4,7 +4,7 @@ under frontend/ts_frontend/protos. `--check` only compares.
 Usage: python ts_scripts/gen_protos.py [--check]        (needs grpcio-tools)
 
 protoc parses the files; the modules are written here. A module adds its file's descriptor to our own pool
-(ts/protocol/pool.py) and takes the classes from there, which works with every protobuf runtime >= 5.28,
+(ts/protocol/pool.py) and takes classes and stubs from there, which works with every protobuf runtime >= 5.28,
 whatever protoc it came with. protos/a/b.proto becomes a_b_pb2; imports of google/protobuf/ are the runtime's own.
 """
 
@@ -23,8 +23,6 @@ from google.protobuf.descriptor_pb2 import (
     FieldDescriptorProto,
     FileDescriptorProto,
     FileDescriptorSet,
-    MethodDescriptorProto,
-    ServiceDescriptorProto,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,10 +105,6 @@ class Types:
         for nested in message.nested_type:
             self._add(file_name, full, f"{local}.", nested)
 
-    def file(self, full: str) -> str:
-        """The proto file that has the type `full` (".package.Type")."""
-        return self._where[full][0]
-
     def name(self, full: str, home: str) -> str:
         """The name of the type `full` in a module made from file `home`."""
         file_name, local = self._where[full]
@@ -141,8 +135,7 @@ def _head(file: FileDescriptorProto) -> list[str]:
 
 def messages_module(file: FileDescriptorProto) -> str:
     """The `_pb2.py` of a file."""
-    wrapper = ["from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper"] if file.enum_type else []
-    lines = [*_head(file), *_runtime_imports(file.dependency), *wrapper, "", "from ts.protocol import pool"]
+    lines = [*_head(file), *_runtime_imports(file.dependency), "", "from ts.protocol import pool"]
     lines += [*_own_imports(file.dependency), ""]
     for name in file.dependency:
         if name.startswith(RUNTIME):
@@ -150,11 +143,7 @@ def messages_module(file: FileDescriptorProto) -> str:
     serialized = file.SerializeToString(deterministic=True)
     pieces = [serialized[at : at + BYTES_PER_LINE] for at in range(0, len(serialized), BYTES_PER_LINE)]
     lines += ["DESCRIPTOR = pool.register(", *(f"    {piece!r}" for piece in pieces), ")", ""]
-    for enum in file.enum_type:
-        lines.append(f'{enum.name} = EnumTypeWrapper(DESCRIPTOR.enum_types_by_name["{enum.name}"])')
-        lines += [f"{value.name} = {value.number}" for value in enum.value]
-    lines += [f'{message.name} = pool.message_class(DESCRIPTOR, "{message.name}")' for message in file.message_type]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "globals().update(pool.names(DESCRIPTOR))"]) + "\n"
 
 
 def _is_repeated(field: FieldDescriptorProto) -> bool:
@@ -247,35 +236,11 @@ class Stubs:
         return f"Iterable[{self._value(field)}]" if _is_repeated(field) else self._value(field)
 
 
-_ARITY = {(False, False): "unary_unary", (False, True): "unary_stream", (True, False): "stream_unary"}
-
-
-def _rpc(method: MethodDescriptorProto, types: Types) -> list[str]:
-    arity = _ARITY.get((method.client_streaming, method.server_streaming), "stream_stream")
-    answer = types.name(method.output_type, "")
-    return [
-        f"        self.{method.name} = channel.{arity}(",
-        f"            self.{method.name}_PATH,",
-        "            request_serializer=serialize,",
-        f"            response_deserializer={answer}.FromString,",
-        "        )",
-    ]
-
-
-def _stub(package: str, service: ServiceDescriptorProto, types: Types) -> list[str]:
-    lines = ["", "", f"class {service.name}Stub:"]
-    lines += [f'    {method.name}_PATH = "/{package}.{service.name}/{method.name}"' for method in service.method]
-    lines += ["", "    def __init__(self, channel):"]
-    return lines + [line for method in service.method for line in _rpc(method, types)]
-
-
-def services_module(file: FileDescriptorProto, types: Types) -> str:
+def services_module(file: FileDescriptorProto) -> str:
     """The `_pb2_grpc.py` of a file: client stubs, for `grpc` and `grpc.aio` channels."""
-    answers = [types.file(method.output_type) for service in file.service for method in service.method]
-    lines = [*_head(file), *_runtime_imports(set(answers)), "", *_own_imports(answers)]
-    lines += ["from ts.protocol.pool import serialize"]
-    for service in file.service:
-        lines += _stub(file.package, service, types)
+    imports = [f"from {package_of(file.name)}.{module_of(file.name)} import DESCRIPTOR"]
+    lines = [*_head(file), "", *imports, "from ts.protocol.pool import stub", ""]
+    lines += [f'{service.name}Stub = stub(DESCRIPTOR, "{service.name}")' for service in file.service]
     return "\n".join(lines) + "\n"
 
 
@@ -303,7 +268,7 @@ def generate(protos: Path) -> dict[str, dict[str, str]]:
         out[f"{module}.py"] = messages_module(file)
         out[f"{module}.pyi"] = Stubs(file, types).text()
         if file.service:
-            out[f"{module}_grpc.py"] = services_module(file, types)
+            out[f"{module}_grpc.py"] = services_module(file)
             out[f"{module}_grpc.pyi"] = services_stubs(file)
     return found
 

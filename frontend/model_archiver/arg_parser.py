@@ -1,14 +1,11 @@
 """The command line of `torch-model-archiver`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 
+from model_archiver.manifest_components.manifest import RuntimeType
 from model_archiver.model_archiver_config import ModelArchiverConfig
 from model_archiver.packing import FORMATS
-
-RUNTIMES = ("python", "python3", "LSP")
 
 
 class ArgParser:
@@ -25,13 +22,6 @@ def make_parser() -> argparse.ArgumentParser:
         prog="torch-model-archiver",
         description="Packs a model, its handler and their files into one archive for the server.",
     )
-    _add_required(parser)
-    _add_files(parser)
-    _add_output(parser)
-    return parser
-
-
-def _add_required(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model-name",
         required=True,
@@ -45,9 +35,6 @@ def _add_required(parser: argparse.ArgumentParser) -> None:
         help="built-in handler (image_classifier, text_classifier, object_detector, image_segmenter, base_handler, "
         "...), FILE.py, or FILE:FUNCTION for a function other than 'handle'",
     )
-
-
-def _add_files(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--serialized-file", metavar="FILE", help="weights or program: .pt, .pth, .pt2, .onnx, .so, ... (optional)"
     )
@@ -71,11 +58,11 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-c", "--config-file", metavar="FILE", help="model-config.yaml: workers, batching, timeouts, ..."
     )
-
-
-def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--runtime", choices=RUNTIMES, default="python", help="runtime of the handler (default: python)"
+        "--runtime",
+        choices=[one.value for one in RuntimeType],
+        default="python",
+        help="runtime of the handler (default: python)",
     )
     parser.add_argument(
         "--export-path",
@@ -92,3 +79,4 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "tgz: NAME.tar.gz; no-archive: directory NAME",
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing archive")
+    return parser

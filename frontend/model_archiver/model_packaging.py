@@ -1,7 +1,5 @@
 """`torch-model-archiver`. This module can be loaded on its own, under any name, as TorchServe's test suites do."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import sys

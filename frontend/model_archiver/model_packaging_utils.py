@@ -3,8 +3,6 @@
 `ModelArchiver` does all of them at once.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -15,10 +13,19 @@ from typing import Any
 
 from model_archiver.manifest_components.manifest import Manifest, RuntimeType
 from model_archiver.manifest_components.model import Model
-from model_archiver.model_archiver import NAME
 from model_archiver.model_archiver_config import ModelArchiverConfig
 from model_archiver.model_archiver_error import ModelArchiverError
-from model_archiver.packing import BUILT_IN_HANDLERS, FORMATS, Members, Stamp, gather, pack, write_directory
+from model_archiver.packing import (
+    BUILT_IN_HANDLERS,
+    FORMATS,
+    NAME,
+    NAME_RULE,
+    Members,
+    Stamp,
+    gather,
+    pack,
+    write_directory,
+)
 
 __all__ = ["Manifest", "Model", "ModelExportUtils", "RuntimeType", "archiving_options", "model_handlers"]
 
@@ -43,10 +50,7 @@ class ModelExportUtils:
     @staticmethod
     def check_model_name_regex_or_exit(model_name: str) -> None:
         if not NAME.fullmatch(model_name):
-            raise ModelArchiverError(
-                f"model name {model_name!r} is not allowed: letters, digits, '_', '-' and '.', and the first a letter "
-                "or a digit"
-            )
+            raise ModelArchiverError(f"model name {model_name!r} is not allowed: {NAME_RULE}")
 
     @staticmethod
     def get_archive_export_path(export_file_path: str, model_name: str, archive_format: str) -> str:
@@ -65,21 +69,11 @@ class ModelExportUtils:
             _log.warning("%s is replaced", target)
         return folder
 
-    @staticmethod
-    def generate_model(modelcfg: ModelArchiverConfig) -> Model:
-        return Model(
-            modelcfg.model_name,
-            modelcfg.serialized_file,
-            modelcfg.handler,
-            modelcfg.model_file,
-            modelcfg.version,
-            requirements_file=modelcfg.requirements_file,
-            config_file=modelcfg.config_file,
-        )
+    generate_model = staticmethod(Model.of)
 
     @staticmethod
     def generate_manifest_json(config: ModelArchiverConfig) -> str:
-        return str(Manifest(config.runtime, ModelExportUtils.generate_model(config)))
+        return str(Manifest(config.runtime, Model.of(config)))
 
     @staticmethod
     def copy_artifacts(model_name: str, runtime: str, **kwargs: Any) -> str:

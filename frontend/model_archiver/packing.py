@@ -1,8 +1,6 @@
 """An archive's contents: which file goes where in it, and its reproducible bytes (equal files give equal bytes, for any
 order, dates, owners and permissions on disk)."""
 
-from __future__ import annotations
-
 import difflib
 import filecmp
 import glob
@@ -11,6 +9,7 @@ import io
 import logging
 import os
 import platform
+import re
 import shutil
 import stat
 import tarfile
@@ -30,6 +29,9 @@ from model_archiver.model_archiver_error import MissingFile, ModelArchiverError
 from ts_frontend.models.archive import parse_config
 
 _log = logging.getLogger(__name__)
+#: The allowed names of models and workflows.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
+NAME_RULE = "letters, digits, '_', '-' and '.', and the first a letter or a digit"
 _CACHE = "__pycache__"
 _PATTERN_CHARS = frozenset("*?[")
 
@@ -238,7 +240,7 @@ class Stamp:
         self.moment = moment
 
     @classmethod
-    def now(cls) -> Stamp:
+    def now(cls) -> "Stamp":
         """Now, or SOURCE_DATE_EPOCH (reproducible-builds.org/specs/source-date-epoch): seconds since 1970.
 
         Raises ModelArchiverError.
@@ -254,31 +256,6 @@ class Stamp:
         """As `createdOn` of a manifest."""
         year, month, day, hour, minute, second = self.moment
         return f"{day:02d}/{month:02d}/{year:04d} {hour:02d}:{minute:02d}:{second:02d}"
-
-
-def write_zip(members: Members, file: IO[bytes], stamp: Stamp, compression: int) -> None:
-    date = min(max(stamp.moment, _ZIP_EARLIEST), _ZIP_LATEST)
-    with zipfile.ZipFile(file, "w", compression) as package:
-        for name in sorted(members):
-            with _opened(members[name]) as (source, size, mode):
-                info = zipfile.ZipInfo(name, date)
-                info.compress_type, info.file_size, info.create_system = compression, size, 3
-                info.external_attr = (stat.S_IFREG | mode) << 16
-                with package.open(info, "w") as target:
-                    shutil.copyfileobj(source, target, _COPY_BYTES)
-
-
-def write_tgz(members: Members, file: IO[bytes], stamp: Stamp, top: str) -> None:
-    """Everything lies below the directory `top`."""
-    with (
-        gzip.GzipFile("", "wb", fileobj=file, mtime=stamp.epoch_s) as packed,
-        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as package,
-    ):
-        for name in sorted(members):
-            with _opened(members[name]) as (source, size, mode):
-                entry = tarfile.TarInfo(f"{top}/{name}")
-                entry.size, entry.mode, entry.mtime = size, mode, stamp.epoch_s
-                package.addfile(entry, source)
 
 
 def write_directory(members: Members, directory: Path) -> None:
@@ -303,15 +280,31 @@ def _opened(member: Path | bytes) -> Iterator[tuple[IO[bytes], int, int]]:
 
 def _mar(compression: int) -> Callable[[Members, Path, Stamp, str], None]:
     def write(members: Members, path: Path, stamp: Stamp, _name: str) -> None:
-        with path.open("xb") as file:
-            write_zip(members, file, stamp, compression)
+        date = min(max(stamp.moment, _ZIP_EARLIEST), _ZIP_LATEST)
+        with zipfile.ZipFile(path, "x", compression) as package:
+            for name in sorted(members):
+                with _opened(members[name]) as (source, size, mode):
+                    info = zipfile.ZipInfo(name, date)
+                    info.compress_type, info.file_size, info.create_system = compression, size, 3
+                    info.external_attr = (stat.S_IFREG | mode) << 16
+                    with package.open(info, "w") as target:
+                        shutil.copyfileobj(source, target, _COPY_BYTES)
 
     return write
 
 
 def _tgz(members: Members, path: Path, stamp: Stamp, name: str) -> None:
-    with path.open("xb") as file:
-        write_tgz(members, file, stamp, name)
+    """Everything lies below the directory `name`."""
+    with (
+        path.open("xb") as file,
+        gzip.GzipFile("", "wb", fileobj=file, mtime=stamp.epoch_s) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as package,
+    ):
+        for inner in sorted(members):
+            with _opened(members[inner]) as (source, size, mode):
+                entry = tarfile.TarInfo(f"{name}/{inner}")
+                entry.size, entry.mode, entry.mtime = size, mode, stamp.epoch_s
+                package.addfile(entry, source)
 
 
 def _directory(members: Members, path: Path, _stamp: Stamp, _name: str) -> None:

@@ -1,7 +1,5 @@
 """The blocking client. Its calls are made from those in `aio.py` by `ts_scripts/make_blocking_calls.py`."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -70,7 +68,7 @@ class Client:
         for channel in self._channels.all:
             channel.close()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> "Client":
         return self
 
     def __exit__(
@@ -130,13 +128,13 @@ class Client:
         outputs: Sequence[str] = (),
         timeout_s: float | None = None,
         idempotent: bool | None = None,
-    ) -> Answers[Answer]:
+    ) -> "Answers[Answer]":
         """The model's answers to one request, each as the model sends it. Without `timeout_s` it may take for ever.
         It is tried again only while no answer has come."""
         request = Request(model, inputs, version, id, parameters or {}, outputs)
         return self._stream(calls.stream(request), timeout_s, idempotent)
 
-    def converse(self, requests: Requests, *, timeout_s: float | None = None) -> Answers[Answer]:
+    def converse(self, requests: Requests, *, timeout_s: float | None = None) -> "Answers[Answer]":
         """The answers to any number of requests over one stream; `requests` is read as the server takes them. An
         answer's `id` says to which request it belongs, its `error` why that has none. Never tried again."""
         return self._stream(calls.converse(_messages(requests)), timeout_s, False)
@@ -176,7 +174,7 @@ class Client:
         version: str = "",
         timeout_s: float | None = None,
         idempotent: bool | None = None,
-    ) -> Answers[bytes]:
+    ) -> "Answers[bytes]":
         """TorchServe's `StreamPredictions`: yields the pieces as the handler sends them."""
         return self._stream(calls.predict_stream(model, data, version), timeout_s, idempotent)
 
@@ -210,7 +208,7 @@ class Client:
                 if pause is None or self._closed.wait(pause):
                     raise attempts.failure(error) from None
 
-    def _stream(self, call: Call[T], timeout_s: float | None, idempotent: bool | None) -> Answers[T]:
+    def _stream(self, call: Call[T], timeout_s: float | None, idempotent: bool | None) -> "Answers[T]":
         def attempts(attempt: Attempt) -> Any:
             return self._attempts(call, timeout_s, idempotent, attempt)
 
@@ -254,7 +252,7 @@ class Answers(Iterator[T]):
         if self._call is not None:
             self._call.cancel()
 
-    def __enter__(self) -> Answers[T]:
+    def __enter__(self) -> "Answers[T]":
         return self
 
     def __exit__(

@@ -2,8 +2,6 @@
 raise, and retries: whether and after which pause a call is tried again, its attempts, and their metadata and time
 limits."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import time
@@ -96,7 +94,6 @@ TIMEOUT_S = 60.0
 RECONNECT_FIRST_MS, RECONNECT_MOST_MS = 100, 2000
 
 Options = Sequence[tuple[str, Any]]
-Metadata = tuple[tuple[str, str], ...]
 C = TypeVar("C")
 
 
@@ -134,12 +131,6 @@ def channel_options(tls: TLS | None, more: Options) -> list[tuple[str, Any]]:
     return [*own, *more]
 
 
-def pairs(token: str, more: Sequence[tuple[str, str]]) -> Metadata:
-    """The metadata of every call: the caller's pairs (names in lower case), and the key as a bearer token."""
-    given = tuple((name.lower(), value) for name, value in more)
-    return (*given, ("authorization", f"Bearer {token}")) if token else given
-
-
 class Channels(Generic[C]):
     """`count` channels made by `make`, used in turn. A channel connects with its first call."""
 
@@ -151,7 +142,6 @@ class Channels(Generic[C]):
         self._turns = itertools.count()
 
     def method(self, call: Call[Any]) -> Any:
-        """The callable for the call on the next channel in turn."""
         turn = next(self._turns) % len(self.all)
         known = self._methods[turn]
         if call.path not in known:
@@ -223,7 +213,8 @@ class CallPolicy:
         retry: Retry | None,
         idempotent: bool,
     ) -> None:
-        self._metadata = pairs(token, metadata)
+        given = tuple((name.lower(), value) for name, value in metadata)
+        self._metadata = (*given, ("authorization", f"Bearer {token}")) if token else given
         self._timeout_s, self._retry, self._idempotent = timeout_s, retry or NEVER, idempotent
 
     def sent_with(self, call: Call[Any]) -> tuple[tuple[str, str], ...]:

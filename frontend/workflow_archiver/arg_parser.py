@@ -1,7 +1,5 @@
 """The command line of `torch-workflow-archiver`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 
@@ -26,20 +24,16 @@ class ArgParser:
             "--spec-file", required=True, metavar="FILE", help="YAML file with the workflow's models and its graph"
         )
         parser.add_argument("--handler", metavar="FILE.py", help="Python file with the functions of the graph")
-        _add_optional(parser)
+        parser.add_argument(
+            "--extra-files",
+            metavar="PATHS",
+            help="comma-separated files, directories and patterns (* ? [ ]); a directory's content goes to the root",
+        )
+        parser.add_argument(
+            "--export-path",
+            metavar="DIR",
+            default=os.getcwd(),
+            help="directory for the archive; it must exist (default: the current directory)",
+        )
+        parser.add_argument("-f", "--force", action="store_true", help="replace an existing archive")
         return parser
-
-
-def _add_optional(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--extra-files",
-        metavar="PATHS",
-        help="comma-separated files, directories and patterns (* ? [ ]); the content of a directory goes to the root",
-    )
-    parser.add_argument(
-        "--export-path",
-        metavar="DIR",
-        default=os.getcwd(),
-        help="directory for the archive; it must exist (default: the current directory)",
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing archive")

@@ -1,17 +1,14 @@
 """`torch-workflow-archiver`. `generate_workflow_archive` and `package_workflow` are TorchServe's names."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from model_archiver.model_archiver_error import ModelArchiverError
-from model_archiver.packing import Contents, Stamp, check_compiles, existing, pack, yaml_of
+from model_archiver.packing import NAME, NAME_RULE, Contents, Stamp, check_compiles, existing, pack, yaml_of
 from ts.version import __version__
 from ts_frontend.errors import ServeError
 from ts_frontend.workflows.specification import parse_spec
@@ -19,9 +16,6 @@ from workflow_archiver.arg_parser import ArgParser
 from workflow_archiver.workflow_archiver_error import WorkflowArchiverError
 
 __all__ = ["ArgParser", "WorkflowArchiverError", "generate_workflow_archive", "make_archive", "package_workflow"]
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
-NAME_RULE = "letters, digits, '_', '-' and '.', and the first a letter or a digit"
 
 
 def generate_workflow_archive() -> None:

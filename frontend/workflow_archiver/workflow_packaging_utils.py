@@ -1,7 +1,5 @@
 """TorchServe's name for the steps of packing a workflow, for scripts and tests that call them one by one."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -12,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from model_archiver.model_packaging_utils import ModelExportUtils
-from model_archiver.packing import Stamp
+from model_archiver.packing import NAME, NAME_RULE, Stamp
 from workflow_archiver.workflow_archiver_error import WorkflowArchiverError
-from workflow_archiver.workflow_packaging import NAME, NAME_RULE, manifest_of
+from workflow_archiver.workflow_packaging import manifest_of
 
 __all__ = ["MANIFEST_FILE_NAME", "WAR_INF", "WorkflowArchiverError", "WorkflowExportUtils"]
 

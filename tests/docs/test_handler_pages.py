@@ -17,7 +17,7 @@ from ts.context import Context
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 from ts.protocol.completions import ASKING, PROMPTS_MAX, STOP_CHARS_MAX, STOPS_MAX
 from ts.runtime.handlers import openai_of
-from ts.torch_handler.compilation import compile_options
+from ts.torch_handler.base_handler import compile_options
 from ts_frontend.telemetry.metrics.text import parse_record
 
 

@@ -100,7 +100,9 @@ def answered(handler: Any, *inputs: Tensor) -> dict[str, Any]:
 
 def v1(handler: Any, body: dict[str, Any]) -> Any:
     named = handler.tensors
-    form = V1Form(json.dumps(body).encode(), False, {}, ModelSpec("net", "1.0", named["inputs"], named["outputs"]))
+    form = V1Form(
+        json.dumps(body).encode(), {}, frozenset(), ModelSpec("net", "1.0", named["inputs"], named["outputs"])
+    )
     (answer,) = handler.entry([form.request], None)
     assert isinstance(answer, InferenceResponse), answer
     return json.loads(form.answer(answer, True))["predictions"]

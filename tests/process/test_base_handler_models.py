@@ -18,8 +18,7 @@ import torch
 from ts.context import Context
 from ts.handler_utils.micro_batching import MicroBatching
 from ts.metrics.metric_cache import MetricCache
-from ts.torch_handler import compilation
-from ts.torch_handler.base_handler import BaseHandler
+from ts.torch_handler.base_handler import BaseHandler, compile_options
 from ts.torch_handler.model_files import ModelFileError, is_compiled_package, load_onnx, model_class
 
 MODEL = """
@@ -304,7 +303,7 @@ def test_onnx_runs_in_onnx_runtime(tmp_path: Path) -> None:
     ],
 )
 def test_compile_options(pt2: Any, options: dict[str, Any] | None) -> None:
-    assert compilation.compile_options({"pt2": pt2}) == options
+    assert compile_options({"pt2": pt2}) == options
 
 
 def test_a_compiled_model_answers_the_same(files: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ts.compat import SHIMS
-from ts.compat.mlserver_routes import Routes
+from ts.compat.mlserver_runtime import Routes
 from ts.compat.shims import mlserver
 from ts.compat.shims.mlserver import types as own_types
 from ts.compat.shims.mlserver.codecs import (

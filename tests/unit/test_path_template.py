@@ -27,9 +27,7 @@ def template_of(found: list[Part]) -> str:
 
 
 def expression_of(found: list[Part]) -> re.Pattern[str]:
-    texts = [
-        re.escape(one) if isinstance(one, str) else f"(?P<p{at}>{_EXPRESSIONS[one[1]]})" for at, one in enumerate(found)
-    ]
+    texts = [re.escape(one) if isinstance(one, str) else f"(?:{_EXPRESSIONS[one[1]]})" for one in found]
     return re.compile("/" + "".join(texts))
 
 
@@ -40,27 +38,25 @@ def expression_of(found: list[Part]) -> re.Pattern[str]:
 @example([("p", "str"), ("p", "str"), "a"], "aaaa")
 @example([("p", "uuid"), ("p", "path")], UUID)
 def test_matches_are_those_of_starlettes_expressions(found: list[Part], rest: str) -> None:
-    template, path = PathTemplate(template_of(found)), "/" + rest
-    match = expression_of(found).fullmatch(path)
-    assert template.fits(path) is (match is not None)
-    assert template.match(path) == (match.groupdict() if match else None)
+    path = "/" + rest
+    assert PathTemplate(template_of(found)).fits(path) is (expression_of(found).fullmatch(path) is not None)
 
 
 @pytest.mark.parametrize(
-    ("text", "path", "found"),
+    ("text", "path", "fits"),
     [
-        ("/greet/{name}", "/greet/Ann", {"name": "Ann"}),
-        ("/greet/{name}", "/greet/Ann/Lee", None),
-        ("/files/{rest:path}", "/files/a/b", {"rest": "a/b"}),
-        ("/files/{rest:path}", "/files/", {"rest": ""}),
-        ("/m/{name}:predict", "/m/echo:predict", {"name": "echo"}),
-        ("/v/{major:int}.{minor:int}", "/v/12.3", {"major": "12", "minor": "3"}),
-        ("/{not a name}", "/{not a name}", {}),
-        ("/a", "/a\n", None),
+        ("/greet/{name}", "/greet/Ann", True),
+        ("/greet/{name}", "/greet/Ann/Lee", False),
+        ("/files/{rest:path}", "/files/a/b", True),
+        ("/files/{rest:path}", "/files/", True),
+        ("/m/{name}:predict", "/m/echo:predict", True),
+        ("/v/{major:int}.{minor:int}", "/v/12.3", True),
+        ("/{not a name}", "/{not a name}", True),
+        ("/a", "/a\n", False),
     ],
 )
-def test_templates(text: str, path: str, found: dict[str, str] | None) -> None:
-    assert PathTemplate(text).match(path) == found
+def test_templates(text: str, path: str, fits: bool) -> None:
+    assert PathTemplate(text).fits(path) is fits
 
 
 @pytest.mark.parametrize(
@@ -84,5 +80,5 @@ def test_time_does_not_explode(converter: str) -> None:
     template = PathTemplate("/" + letter.join(f"{{p{at}:{converter}}}" for at in range(5)) + "!")
     begun_s = time.thread_time()
     assert not template.fits("/" + letter * 65_536)
-    assert template.match("/" + letter * 4_000 + "!") is not None
+    assert template.fits("/" + letter * 65_536 + "!")
     assert time.thread_time() - begun_s < 10

@@ -499,23 +499,6 @@ def responses(draw: st.DrawFn) -> InferenceResponse:
 asked_for = (requests() | typed_requests()).map(lambda message: message.SerializeToString())
 
 
-@given(responses(), st.booleans(), st.booleans())
-def test_a_usual_answer_in_json_is_written_as_any_other(
-    response: InferenceResponse, named: bool, with_id: bool
-) -> None:
-    form = json_form.JsonForm(b'{"inputs":[],"id":"%b"}' % (b"7" * with_id), {}, frozenset(), MODEL)
-    if named:
-        form.request.outputs = [RequestedOutput(tensor.name) for tensor in response.outputs]
-
-    def written(short: bool) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            if not short:
-                patch.setattr(form, "_usual_answer", lambda _: None)
-            return form.answer(response, True), form.headers
-
-    assert written(True) == written(False)
-
-
 dialects = st.sampled_from([frozenset[str](), frozenset({"stream", "triton"})])
 
 

@@ -1,28 +1,7 @@
 """The options of the server and of a worker, as objects of argparse: for scripts that read the same command lines."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
-from types import MappingProxyType
-
-_FLAGS = MappingProxyType(
-    {
-        "--start": "start the server",
-        "--stop": "stop the server that runs",
-        "--foreground": "don't go to the background",
-        "--enable-model-api": "allow registering and unregistering while it runs",
-    }
-)
-_TEXTS = MappingProxyType(
-    {
-        "--ts-config": "configuration file",
-        "--model-store": "directory of model archives",
-        "--workflow-store": "directory of workflow archives",
-        "--log-config": "logging configuration",
-        "--cpp-log-config": "has no effect",
-    }
-)
 
 
 class ArgParser:
@@ -34,12 +13,14 @@ class ArgParser:
         parser = argparse.ArgumentParser(prog="torchserve", description="Torchserve")
         what = parser.add_mutually_exclusive_group()
         what.add_argument("-v", "--version", action="store_true", help="show the version")
-        for name in ("--start", "--stop"):
-            what.add_argument(name, action="store_true", help=_FLAGS[name])
-        for name in ("--foreground",):
-            parser.add_argument(name, action="store_true", help=_FLAGS[name])
-        for name, text in _TEXTS.items():
-            parser.add_argument(name, help=text)
+        what.add_argument("--start", action="store_true", help="start the server")
+        what.add_argument("--stop", action="store_true", help="stop the server that runs")
+        parser.add_argument("--foreground", action="store_true", help="don't go to the background")
+        parser.add_argument("--ts-config", help="configuration file")
+        parser.add_argument("--model-store", help="directory of model archives")
+        parser.add_argument("--workflow-store", help="directory of workflow archives")
+        parser.add_argument("--log-config", help="logging configuration")
+        parser.add_argument("--cpp-log-config", help="has no effect")
         parser.add_argument("--models", nargs="+", metavar="[NAME=]LOCATION", help="models to load")
         parser.add_argument(
             "--no-config-snapshots", "--ncs", action="store_true", help="neither read nor write snapshots"
@@ -49,13 +30,15 @@ class ArgParser:
             "--disable-token-auth", "--dt", action="store_true", dest="token_auth", help="ask no tokens"
         )
         parser.add_argument(
-            "--enable-model-api", action="store_true", dest="model_mode", help=_FLAGS["--enable-model-api"]
+            "--enable-model-api",
+            action="store_true",
+            dest="model_mode",
+            help="allow registering and unregistering while it runs",
         )
         return parser
 
     @staticmethod
     def model_service_worker_args() -> argparse.ArgumentParser:
-        """The options of `python -m ts.model_service_worker`."""
         parser = argparse.ArgumentParser(prog="model-server-worker", description="Model Server Worker")
         parser.add_argument("--sock-type", required=True, choices=["unix", "tcp"], help="what to listen on")
         parser.add_argument("--sock-name", help="path of the socket; unix")

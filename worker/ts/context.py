@@ -4,16 +4,17 @@ One `Context` belongs to a worker for its life; handlers may hang attributes on 
 position in the batch that is being handled.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ts.version import __version__
+
+if TYPE_CHECKING:
+    from ts.runtime.running import Running
 
 SEQUENCE_KEYS = (
     ("TS_REQUEST_SEQUENCE_ID", "ts_request_sequence_id"),
@@ -28,22 +29,6 @@ _MAKING = threading.Lock()
 
 class RequestCancelled(BaseException):
     """All callers of this batch have given up. Not an `Exception`: a handler's `except Exception` lets it pass."""
-
-
-class RunningBatch(Protocol):
-    """The runtime's batch behind a context, with its data and operations for a handler."""
-
-    def headers(self) -> Sequence[Mapping[str, Any]]: ...
-
-    def is_cancelled(self, idx: int | None) -> bool: ...
-
-    def deadline_s(self, idx: int | None) -> float: ...
-
-    def send(self, ret: Sequence[Any] | Mapping[int, Any], indices: Sequence[int], message: str, code: int) -> None: ...
-
-    def send_frames(self, data: bytes) -> None: ...
-
-    async def drain(self) -> None: ...
 
 
 class RequestProcessor:
@@ -78,7 +63,6 @@ class RequestProcessor:
         return self._response_header
 
     def is_plain(self) -> bool:
-        """True when the handler has set nothing."""
         return self._status_code == 200 and not self._reason_phrase and not self._response_header
 
     def get_response_header(self, key: str) -> str | None:
@@ -88,7 +72,7 @@ class RequestProcessor:
 class _AnswerSocket:
     """`context.cl_socket`, for handlers that write `create_predict_response(...)` to it."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: "Context") -> None:
         self._context = context
 
     def sendall(self, data: bytes) -> None:
@@ -135,11 +119,11 @@ class Context:
         self.header_key_sequence_id, self.header_key_sequence_start, self.header_key_sequence_end = (
             os.environ.get(name, default) for name, default in SEQUENCE_KEYS
         )
-        self._batch: RunningBatch | None = None
+        self._batch: Running | None = None
         #: Tells the server how many of its requests wait in the handler's engine.
         self._tell_waiting: Callable[[int], object] = lambda count: None
 
-    def begin(self, batch: RunningBatch, request_ids: dict[int, str]) -> None:
+    def begin(self, batch: "Running", request_ids: dict[int, str]) -> None:
         """Sets the context to another batch: called by the runtime before each handler call. The batch's headers are
         read at the handler's first access."""
         self._batch = batch
@@ -147,7 +131,7 @@ class Context:
         self._processors = None
         self.is_plain = True
 
-    def fork(self) -> Context:
+    def fork(self) -> "Context":
         """A separate context for a batch that runs concurrently with others; attributes set so far are shared."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
@@ -161,7 +145,7 @@ class Context:
         metrics = self.metrics
         return metrics.bind(self.request_ids or {}) if hasattr(metrics, "bind") else metrics
 
-    def _running(self) -> RunningBatch:
+    def _running(self) -> "Running":
         if self._batch is None:
             raise RuntimeError("no request is being handled: this can be called only while the handler runs a batch")
         return self._batch

@@ -3,8 +3,6 @@
 The server is the `torchserve` command's: it outlives this process until `stop`.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

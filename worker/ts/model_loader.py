@@ -1,7 +1,5 @@
 """Loads a handler as a worker does, for programs that run it in their own process: tests of handlers, notebooks."""
 
-from __future__ import annotations
-
 import json
 import sys
 from abc import ABC, abstractmethod
@@ -16,17 +14,8 @@ class ModelLoader(ABC):
     """Makes a Service of a model's folder."""
 
     @abstractmethod
-    def load(
-        self,
-        model_name: str,
-        model_dir: str,
-        handler: str | None = None,
-        gpu_id: int | None = None,
-        batch_size: int | None = None,
-        envelope: str | None = None,
-        limit_max_image_pixels: bool | None = True,
-    ) -> Service:
-        """`model_dir`: the unpacked archive."""
+    def load(self, *given: Any, **named: Any) -> Service:
+        """Arguments as of `TsModelLoader.load`."""
 
 
 class TsModelLoader(ModelLoader):
@@ -43,8 +32,8 @@ class TsModelLoader(ModelLoader):
         limit_max_image_pixels: bool | None = True,
         metrics_cache: Any = None,
     ) -> Service:
-        """Loads the model. `handler`: None for the manifest's. Raises ts.runtime.handlers.HandlerNotUsable (a
-        ValueError); exceptions of the handler pass through."""
+        """Loads the model in `model_dir`, its unpacked archive. `handler`: None for the manifest's. Raises
+        ts.runtime.handlers.HandlerNotUsable (a ValueError); exceptions of the handler pass through."""
         manifest = read_manifest(Path(model_dir))
         if model_dir not in sys.path:
             sys.path.insert(0, model_dir)

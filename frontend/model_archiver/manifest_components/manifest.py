@@ -1,7 +1,5 @@
 """The whole of MAR-INF/MANIFEST.json."""
 
-from __future__ import annotations
-
 import json
 from enum import Enum
 from typing import Any
@@ -20,10 +18,10 @@ class RuntimeType(Enum):
 
 
 class Manifest:
-    """`str()` of it is the file. ValueError for a runtime that isn't one."""
+    """`str()` of it is the file. ValueError for a runtime that isn't one. `stamp`: None for now."""
 
-    def __init__(self, runtime: str | RuntimeType, model: Model) -> None:
-        self.creation_time = str(Stamp.now())
+    def __init__(self, runtime: str | RuntimeType, model: Model, stamp: Stamp | None = None) -> None:
+        self.creation_time = str(stamp or Stamp.now())
         self.runtime = RuntimeType(runtime)
         self.model = model
         self.archiver_version = __version__

@@ -1,10 +1,10 @@
 """The manifest's part about the model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
+
+from model_archiver.model_archiver_config import ModelArchiverConfig
 
 
 class Model:
@@ -30,6 +30,19 @@ class Model:
         self.requirements_file = requirements_file
         self.config_file = _name(config_file)
         self.model_dict = self.__to_dict__()
+
+    @classmethod
+    def of(cls, config: ModelArchiverConfig) -> "Model":
+        """The part about the archive that `config` describes."""
+        return cls(
+            config.model_name,
+            config.serialized_file,
+            config.handler,
+            config.model_file,
+            str(config.version),
+            requirements_file=config.requirements_file,
+            config_file=config.config_file,
+        )
 
     def __to_dict__(self) -> dict[str, Any]:
         found = {

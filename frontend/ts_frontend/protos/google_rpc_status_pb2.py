@@ -11,4 +11,4 @@ DESCRIPTOR = pool.register(
     b'/rpc/status;status\xa2\x02\x03RPCb\x06proto3'
 )
 
-Status = pool.message_class(DESCRIPTOR, "Status")
+globals().update(pool.names(DESCRIPTOR))

@@ -12,5 +12,4 @@ DESCRIPTOR = pool.register(
     b'\x01b\x06proto3'
 )
 
-HealthCheckRequest = pool.message_class(DESCRIPTOR, "HealthCheckRequest")
-HealthCheckResponse = pool.message_class(DESCRIPTOR, "HealthCheckResponse")
+globals().update(pool.names(DESCRIPTOR))

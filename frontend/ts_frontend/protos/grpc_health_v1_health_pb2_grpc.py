@@ -1,21 +1,6 @@
 # Generated from protos/grpc/health/v1/health.proto by ts_scripts/gen_protos.py: change that file, not this one.
 
-from ts_frontend.protos import grpc_health_v1_health_pb2
-from ts.protocol.pool import serialize
+from ts_frontend.protos.grpc_health_v1_health_pb2 import DESCRIPTOR
+from ts.protocol.pool import stub
 
-
-class HealthStub:
-    Check_PATH = "/grpc.health.v1.Health/Check"
-    Watch_PATH = "/grpc.health.v1.Health/Watch"
-
-    def __init__(self, channel):
-        self.Check = channel.unary_unary(
-            self.Check_PATH,
-            request_serializer=serialize,
-            response_deserializer=grpc_health_v1_health_pb2.HealthCheckResponse.FromString,
-        )
-        self.Watch = channel.unary_stream(
-            self.Watch_PATH,
-            request_serializer=serialize,
-            response_deserializer=grpc_health_v1_health_pb2.HealthCheckResponse.FromString,
-        )
+HealthStub = stub(DESCRIPTOR, "Health")

@@ -23,11 +23,4 @@ DESCRIPTOR = pool.register(
     b'quest\x1a,.grpc.reflection.v1.ServerReflectionResponse(\x010\x01b\x06proto3'
 )
 
-ServerReflectionRequest = pool.message_class(DESCRIPTOR, "ServerReflectionRequest")
-ExtensionRequest = pool.message_class(DESCRIPTOR, "ExtensionRequest")
-ServerReflectionResponse = pool.message_class(DESCRIPTOR, "ServerReflectionResponse")
-FileDescriptorResponse = pool.message_class(DESCRIPTOR, "FileDescriptorResponse")
-ExtensionNumberResponse = pool.message_class(DESCRIPTOR, "ExtensionNumberResponse")
-ListServiceResponse = pool.message_class(DESCRIPTOR, "ListServiceResponse")
-ServiceResponse = pool.message_class(DESCRIPTOR, "ServiceResponse")
-ErrorResponse = pool.message_class(DESCRIPTOR, "ErrorResponse")
+globals().update(pool.names(DESCRIPTOR))

@@ -23,6 +23,4 @@ DESCRIPTOR = pool.register(
     b'ce.PredictionResponse"\x00(\x010\x01B\x02P\x01b\x06proto3'
 )
 
-PredictionsRequest = pool.message_class(DESCRIPTOR, "PredictionsRequest")
-PredictionResponse = pool.message_class(DESCRIPTOR, "PredictionResponse")
-TorchServeHealthResponse = pool.message_class(DESCRIPTOR, "TorchServeHealthResponse")
+globals().update(pool.names(DESCRIPTOR))

@@ -28,10 +28,4 @@ DESCRIPTOR = pool.register(
     b'.serve.grpc.management.ManagementResponse"\x00B\x02P\x01b\x06proto3'
 )
 
-ManagementResponse = pool.message_class(DESCRIPTOR, "ManagementResponse")
-DescribeModelRequest = pool.message_class(DESCRIPTOR, "DescribeModelRequest")
-ListModelsRequest = pool.message_class(DESCRIPTOR, "ListModelsRequest")
-RegisterModelRequest = pool.message_class(DESCRIPTOR, "RegisterModelRequest")
-ScaleWorkerRequest = pool.message_class(DESCRIPTOR, "ScaleWorkerRequest")
-SetDefaultRequest = pool.message_class(DESCRIPTOR, "SetDefaultRequest")
-UnregisterModelRequest = pool.message_class(DESCRIPTOR, "UnregisterModelRequest")
+globals().update(pool.names(DESCRIPTOR))

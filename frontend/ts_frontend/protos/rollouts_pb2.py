@@ -9,5 +9,4 @@ DESCRIPTOR = pool.register(
     b'ollouts.RolloutResponse"\x00b\x06proto3'
 )
 
-RolloutRequest = pool.message_class(DESCRIPTOR, "RolloutRequest")
-RolloutResponse = pool.message_class(DESCRIPTOR, "RolloutResponse")
+globals().update(pool.names(DESCRIPTOR))

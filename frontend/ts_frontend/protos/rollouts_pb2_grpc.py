@@ -1,15 +1,6 @@
 # Generated from protos/rollouts.proto by ts_scripts/gen_protos.py: change that file, not this one.
 
-from ts_frontend.protos import rollouts_pb2
-from ts.protocol.pool import serialize
+from ts_frontend.protos.rollouts_pb2 import DESCRIPTOR
+from ts.protocol.pool import stub
 
-
-class RolloutsStub:
-    Rollout_PATH = "/torchrelay.rollouts.Rollouts/Rollout"
-
-    def __init__(self, channel):
-        self.Rollout = channel.unary_unary(
-            self.Rollout_PATH,
-            request_serializer=serialize,
-            response_deserializer=rollouts_pb2.RolloutResponse.FromString,
-        )
+RolloutsStub = stub(DESCRIPTOR, "Rollouts")

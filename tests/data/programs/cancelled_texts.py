@@ -13,8 +13,7 @@ import threading
 
 import transformers
 
-from ts.language.generation import Generator, Step, Text
-from ts.language.sampling import Sampling
+from ts.language.generation import Generator, Sampling, Step, Text
 
 COUNT, AT = 60, 3
 ended = threading.Semaphore(0)

@@ -6,8 +6,6 @@ arguments. Each worker runs the program again up to the same call, and serves th
 object is sent between processes, so any handler works (docs/aissemble.md).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -68,7 +66,6 @@ def serve(kind: str, models: Mapping[str, Any], options: Mapping[str, Any]) -> N
 
 
 def torchserve(*words: str) -> NoReturn:
-    """Turns this process into the command `torchserve` with these words."""
     _become("cli.main", *words)
 
 

@@ -1,7 +1,5 @@
 """Runs the `TritonPythonModel` of an unchanged Triton model repository (docs/triton.md)."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import inspect
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ts.compat import add_shims
-from ts.compat.triton_backend import graphs, warmup
+from ts.compat.triton_backend import graphs
 from ts.compat.triton_backend.bls import InferenceRequest
 from ts.compat.triton_backend.edges import Edges, tensors_of
 from ts.compat.triton_backend.messages import (
@@ -24,7 +22,15 @@ from ts.compat.triton_backend.messages import (
     TritonModelException,
     as_failure,
 )
-from ts.compat.triton_backend.model_config import ModelConfig, checked, is_decoupled, signature_of
+from ts.compat.triton_backend.model_config import (
+    ModelConfig,
+    NobodyWaits,
+    check_warmup,
+    checked,
+    is_decoupled,
+    signature_of,
+    warmup_samples,
+)
 from ts.context import Context, RequestCancelled
 from ts.runtime import calls
 from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared, openai_of
@@ -68,12 +74,12 @@ def load(settings: Settings) -> Loaded:
 
 def _warm_up(entry: Any, loop: asyncio.AbstractEventLoop | None, config: dict[str, Any], model_dir: Path) -> None:
     """Makes the model answer its samples. Raises HandlerNotUsable if it fails."""
-    for sample in warmup.samples(config, model_dir):
-        context = warmup.NobodyWaits()
+    for sample in warmup_samples(config, model_dir):
+        context = NobodyWaits()
         if loop is None:
-            warmup.check(sample, entry([sample.request], context))
+            check_warmup(sample, entry([sample.request], context))
         else:
-            warmup.check(sample, loop.run_until_complete(_all(entry([sample.request], context))))
+            check_warmup(sample, loop.run_until_complete(_all(entry([sample.request], context))))
 
 
 async def _all(answering: Any) -> list[Any]:

@@ -1,15 +1,14 @@
 """Runs weights without an archive (docs/weights.md): TorchScript, torch.export, ONNX, and states with a class in a
 model.py or in the package transformers."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ts.compat.triton_backend import exported, onnx_model
+from ts.compat.triton_backend import onnx_model
 from ts.compat.triton_backend.graphs import TensorGraph, served
-from ts.compat.triton_backend.modules import TorchModule
+from ts.compat.triton_backend.torch_graphs import TorchModule, device_of, exported
 from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings
 
 
@@ -20,18 +19,10 @@ def load(settings: Settings) -> Loaded:
     return served(_OPENED[adapted["kind"]](files, adapted, settings.get("gpu_id")), settings)._replace(completed=None)
 
 
-def _onnx(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> TensorGraph:
-    return onnx_model.opened(files[0], {}, gpu_id)
-
-
-def _exported(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> TensorGraph:
-    return exported.opened(files[0], {}, gpu_id)
-
-
 def _torchscript(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> TensorGraph:
     from ts.torch_handler.model_files import ModelFileError, load_torchscript
 
-    device = _device(gpu_id)
+    device = device_of(gpu_id)
     try:
         module = load_torchscript(files[0], device)
     except ModelFileError:
@@ -44,7 +35,7 @@ def _torchscript(files: list[Path], adapted: dict[str, Any], gpu_id: int | None)
 def _class(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> TensorGraph:
     from ts.torch_handler.model_files import fit, load_eager, model_class
 
-    device, class_file = _device(gpu_id), Path(adapted["class_file"])
+    device, class_file = device_of(gpu_id), Path(adapted["class_file"])
     if files[0].suffix != ".safetensors":
         module: Any = load_eager(class_file, files[0], device)
     else:
@@ -88,7 +79,7 @@ def _transformers(files: list[Path], adapted: dict[str, Any], gpu_id: int | None
             f"transformers {transformers.__version__} has no class {name!r}, which config.json names{own}"
         )
     transformers.utils.logging.disable_progress_bar()
-    device = _device(gpu_id)
+    device = device_of(gpu_id)
     try:
         module, loading = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -107,15 +98,9 @@ def _transformers(files: list[Path], adapted: dict[str, Any], gpu_id: int | None
     return TorchModule.of(module, device, tokenizer)
 
 
-def _device(gpu_id: int | None) -> Any:
-    import torch
-
-    return torch.device("cpu" if gpu_id is None else f"cuda:{gpu_id}")
-
-
-_OPENED = {
-    "onnx": _onnx,
-    "exported": _exported,
+_OPENED: Mapping[str, Callable[[list[Path], dict[str, Any], int | None], TensorGraph]] = {
+    "onnx": lambda files, adapted, gpu_id: onnx_model.opened(files[0], {}, gpu_id),
+    "exported": lambda files, adapted, gpu_id: exported(files[0], {}, gpu_id),
     "torchscript": _torchscript,
     "class": _class,
     "transformers": _transformers,

@@ -1,36 +1,18 @@
 """Micro-batching: the steps of a batch's parts overlap."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from itertools import chain
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 from ts.handler_utils.utils import is_asked
 
 STEPS = ("preprocess", "inference", "postprocess")
 #: The pause between two checks whether a thread of a step has ended.
 JOIN_S = 0.01
-
-
-class Steps(Protocol):
-    """The steps of a BaseHandler."""
-
-    context: Any
-
-    def preprocess(self, data: Any) -> Any: ...
-
-    def inference(self, data: Any) -> Any: ...
-
-    def postprocess(self, data: Any) -> Any: ...
-
-    def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any: ...
-
-    def describe_handle(self) -> Any: ...
 
 
 class _Part(NamedTuple):
@@ -42,7 +24,7 @@ class _Part(NamedTuple):
 
 
 def _work(
-    name: str, handler: Steps, taken: SimpleQueue[_Part | None], after: SimpleQueue[_Part | None] | None, own: Any
+    name: str, handler: Any, taken: SimpleQueue[_Part | None], after: SimpleQueue[_Part | None] | None, own: Any
 ) -> None:
     """Runs a step in its thread, until it takes None. `after`: the next step's queue, `own` is local to threads."""
     while (part := taken.get()) is not None:
@@ -67,7 +49,7 @@ class MicroBatching:
     """
 
     def __init__(
-        self, parent_handler: Steps, micro_batch_size: int = 1, parallelism: Mapping[str, int] | None = None
+        self, parent_handler: Any, micro_batch_size: int = 1, parallelism: Mapping[str, int] | None = None
     ) -> None:
         if micro_batch_size < 1:
             raise ValueError(f"micro_batch_size must be at least 1, not {micro_batch_size}")
@@ -153,7 +135,6 @@ class MicroBatching:
         return self._in_parts(data) if context is None else self(data, context)
 
     def shutdown(self) -> None:
-        """Ends the threads."""
         for step, group in self.thread_groups.items():
             for _ in group:
                 self._queues[step].put(None)

@@ -1,7 +1,5 @@
 """Two of torchtext's functions, for handlers that relied on them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

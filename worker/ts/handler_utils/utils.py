@@ -1,7 +1,5 @@
 """Functions of handlers, under TorchServe's names: streams, classes, values of rows, packages that only some need."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Iterable, Sequence
@@ -55,6 +53,33 @@ def needed(module: str, package: str, what: str) -> Any:
             f"{what} needs the package {package}, which can't be imported ({error}): add it to the archive's "
             "requirements file, or pip install it where the server runs"
         ) from error
+
+
+def section_of(ctx: Context, name: str, *keys: str) -> dict[str, Any]:
+    """A section of model-config.yaml with these keys. Raises ValueError if one is missing."""
+    section = ctx.model_yaml_config.get(name)
+    missing = list(keys) if not isinstance(section, dict) else [key for key in keys if key not in section]
+    if missing or not isinstance(section, dict):
+        raise ValueError(f"model {ctx.model_name}: {name} of model-config.yaml has no {', '.join(missing) or 'keys'}")
+    return section
+
+
+def http_scope(method: str, path: str, query: bytes, headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
+    """The scope of an HTTP request to an ASGI application in this process."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},  # in which a client's end is an event, not an error of send
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query,
+        "root_path": "",
+        "headers": headers,
+        "client": None,
+        "server": None,
+    }
 
 
 def send_intermediate_predict_response(

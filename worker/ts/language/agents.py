@@ -1,7 +1,5 @@
 """What agents call, in front of chats: OpenAI's responses, without state, and Anthropic's messages."""
 
-from __future__ import annotations
-
 import json
 import time
 import uuid
@@ -127,11 +125,7 @@ def _messages_of(one: Fields) -> list[Fields]:
 
 
 def _called(ident: str, function: Fields) -> Fields:
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": ident, "type": "function", "function": function}],
-    }
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": ident, "type": "function", "function": function}]}
 
 
 def _tool_of_messages(tool: Any) -> Fields:

@@ -1,7 +1,5 @@
 """Vectors of texts, as sentence-transformers computes them, and scores of pairs of texts."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import inspect
@@ -57,7 +55,6 @@ class Batches:
         self._again = asyncio.Event()
 
     async def results(self, texts: Sequence[Encoded]) -> list[Any]:
-        """The result of each text."""
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in texts]
         self._waiting.extend(zip(texts, futures, strict=True))

@@ -5,8 +5,6 @@ KServe's huggingfaceserver answers. Requests with numbers in place of texts get 
 (docs/language-models.md).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -20,7 +18,7 @@ import numpy as np
 import torch
 
 from ts.compat.triton_backend.graphs import GraphAdapter
-from ts.compat.triton_backend.modules import TorchModule
+from ts.compat.triton_backend.torch_graphs import TorchModule
 from ts.context import Context
 from ts.handler_utils.utils import as_sent, row_value
 from ts.language.embedding import BATCH_TOKENS, INPUTS_MAX, Batches, Encoded, padded, usage
@@ -222,7 +220,7 @@ class TaskModel:
                 raise Refusal(f"the answer has {count} words for {masks} masks, at most {most}: send fewer at once")
         return await self._batches.results(texts)
 
-    async def _answered(self, questions: _Questions, inputs: list[Any], given: Fields) -> list[Any]:
+    async def _answered(self, questions: "_Questions", inputs: list[Any], given: Fields) -> list[Any]:
         parts = [questions.parts(one["question"], one["context"], given) for one in inputs]
         found = iter(await self._batches.results([part for several in parts for part in several]))
         return [questions.best([next(found) for _ in several], given) for several in parts]

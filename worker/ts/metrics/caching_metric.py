@@ -1,7 +1,5 @@
 """A metric that is declared once and recorded many times."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 
@@ -24,11 +22,6 @@ def _check(metric_name: str, unit: str | None, dimension_names: Sequence[str], m
         raise MetricsCacheTypeError(f"dimension names of {metric_name} must be a list of str, not {dimension_names!r}")
     if not isinstance(metric_type, MetricTypes):
         raise MetricsCacheTypeError(f"type of {metric_name} must be a MetricTypes, not {metric_type!r}")
-
-
-def _number(value: float) -> float:
-    """`value` as a plain number; tensors and numpy scalars of one element too. Raises TypeError, ValueError."""
-    return value if type(value) in (int, float) else float(value)
 
 
 class CachingMetric(MetricAbstract):
@@ -55,7 +48,7 @@ class CachingMetric(MetricAbstract):
         try:
             if len(dimension_values) != len(self.dimension_names):
                 raise ValueError(f"dimension values {list(dimension_values)} for the dimensions {self.dimension_names}")
-            number = _number(value)
+            number = value if type(value) in (int, float) else float(value)  # also of tensors and numpy scalars
             if self.metric_type is MetricTypes.COUNTER and number < 0:
                 raise ValueError(f"a counter can't go down by {number}")
         except (TypeError, ValueError) as error:

@@ -1,7 +1,5 @@
 """The labels of a metric."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,7 +14,6 @@ class Dimension(NamedTuple):
         return f"{self.name}:{self.value}"
 
     def to_dict(self) -> dict[str, str]:
-        """The label as plain values."""
         return {"Name": self.name, "Value": self.value}
 
 
@@ -25,7 +22,6 @@ ERROR_LABELS = (Dimension("Level", "Error"),)
 
 
 def model_labels(model_name: str | None) -> tuple[Dimension, ...]:
-    """The dimensions of a model's metric."""
     return Dimension("ModelName", model_name or ""), Dimension("Level", "Model")
 
 

@@ -1,7 +1,5 @@
 """One value of a metric, as the system metrics and `MetricsStore` keep it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ts.metrics import records
@@ -38,14 +36,12 @@ class Metric:
         self.value = self.value + value if self.metric_method == "counter" else value
 
     def reset(self) -> None:
-        """Set the value to 0."""
         self.value = 0
 
     def __str__(self) -> str:
         return records.body(self.name, self.unit, self.value, self.dimensions, self.request_id or "")
 
     def to_dict(self) -> dict[str, object]:
-        """The metric as plain values."""
         return {
             "MetricName": self.name,
             "Value": self.value,

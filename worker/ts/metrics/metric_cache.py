@@ -1,10 +1,8 @@
 """`context.metrics`: the metrics a handler has declared or used, and the calls that record them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Self
 
 from ts.metrics.caching_metric import CachingMetric
 from ts.metrics.dimension import ERROR_LABELS, Dimension, completed, model_labels
@@ -12,11 +10,18 @@ from ts.metrics.metric_cache_errors import MetricsCacheKeyError, MetricUnitError
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.metrics.unit import SIZE_UNITS, TIME_UNITS
 
-_Cache = TypeVar("_Cache", bound="MetricCache")
-
 
 class Adding:
-    """The calls that record a value of a known unit. `idx` is the request it counts for; None: all of the batch."""
+    """The calls that record a value of a known unit. `idx` is the request it counts for; None: all of the batch.
+    `request_ids`: index in the batch to request id, of the batch being handled; or a single request id."""
+
+    request_ids: Mapping[int, str] | str | None = None
+
+    def _request_ids_of(self, idx: int | None) -> str:
+        ids = self.request_ids or {}
+        if not isinstance(ids, Mapping):
+            return str(ids)
+        return ",".join(ids.values()) if idx is None else ids.get(idx, "")
 
     def add_metric(
         self,
@@ -32,7 +37,6 @@ class Adding:
     def add_counter(
         self, name: str, value: float, idx: int | None = None, dimensions: Sequence[Dimension] = ()
     ) -> None:
-        """Count `value` more."""
         self.add_metric(name, value, "count", idx, dimensions, MetricTypes.COUNTER)
 
     def add_time(
@@ -71,23 +75,21 @@ class Adding:
         dimensions: Sequence[Dimension] = (),
         metric_type: MetricTypes = MetricTypes.GAUGE,
     ) -> None:
-        """Record a share in percent."""
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
 
 class MetricCache(Adding):
-    """Metrics by type and name. `request_ids`: index in the batch to request id, of the batch being handled."""
+    """Metrics by type and name."""
 
     def __init__(self, model_name: str | None = None) -> None:
         self.cache: dict[MetricTypes, dict[str, CachingMetric]] = {kind: {} for kind in MetricTypes}
         self.model_name = model_name
-        self.request_ids: Mapping[int, str] | str | None = None
 
     def set_request_ids(self, request_ids: Mapping[int, str] | str | None) -> None:
         """Sets the metrics to another batch, or to a single request id."""
         self.request_ids = request_ids
 
-    def bind(self: _Cache, request_ids: Mapping[int, str]) -> _Cache:
+    def bind(self, request_ids: Mapping[int, str]) -> Self:
         """The same metrics for another batch, for batches that run concurrently."""
         bound = copy.copy(self)
         bound.request_ids = request_ids
@@ -158,12 +160,3 @@ class MetricCache(Adding):
         if metric is None:
             metric = self.add_metric_to_cache(name, unit, [label.name for label in labels], metric_type)
         metric.update(value, self._request_ids_of(idx), labels)
-
-    def _request_ids_of(self, idx: int | None) -> str:
-        if not self.request_ids:
-            return ""
-        if isinstance(self.request_ids, str):
-            return self.request_ids
-        if idx is None:
-            return ",".join(self.request_ids.values())
-        return self.request_ids.get(idx, "")

@@ -1,7 +1,5 @@
 """JSON of the older metrics."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

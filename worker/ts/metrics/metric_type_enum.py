@@ -1,7 +1,5 @@
 """Types of metrics."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 

@@ -1,7 +1,5 @@
 """Metrics that are kept until they are emitted: TorchServe's older interface."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from ts.metrics import records
@@ -33,7 +31,6 @@ class MetricsStore(Adding):
         dimensions: Sequence[Dimension] = (),
         metric_type: MetricTypes = MetricTypes.GAUGE,
     ) -> None:
-        """Record a value of any unit."""
         method = "counter" if metric_type is MetricTypes.COUNTER else None
         self._keep(name, value, unit, idx, completed(dimensions, model_labels(self.model_name)), method)
 
@@ -53,16 +50,10 @@ class MetricsStore(Adding):
         labels: list[Dimension],
         method: str | None = None,
     ) -> None:
-        request_id = self._request_id(idx)
+        request_id = self._request_ids_of(idx)
         key = "-".join((name, str(unit), request_id, *map(str, labels)))
         if key in self.cache:
             self.cache[key].update(value)
             return
         self.cache[key] = Metric(name, value, unit, labels, request_id, method)
         self.store.append(self.cache[key])
-
-    def _request_id(self, idx: int | None) -> str:
-        ids = self.request_ids or {}
-        if not isinstance(ids, Mapping):  # contexts made for tests have one id here
-            return str(ids)
-        return ",".join(ids.values()) if idx is None else ids.get(idx, "")

@@ -1,7 +1,5 @@
 """The memory of processes, as TorchServe's scripts measure it."""
 
-from __future__ import annotations
-
 import logging
 from typing import TextIO
 

@@ -1,15 +1,12 @@
 """ModelService: a handler in the form of MXNet's model server, with one request at a time and a signature file."""
 
-from __future__ import annotations
-
 import ast
 import json
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ts.context import Context
+from ts.context import Context
 
 
 class ModelService(ABC):

@@ -4,8 +4,6 @@ The server reads and writes them for handlers that take and give texts; handlers
 (`openai_api`, docs/openai.md) use the same reading and writing.
 """
 
-from __future__ import annotations
-
 import json
 import reprlib
 import time
@@ -251,7 +249,6 @@ class Completion:
         self._more: Fields = {"usage": None} if with_usage else {}
 
     def whole(self, texts: Sequence[str], choices: Sequence[Choice]) -> Fields:
-        """The whole answer of a request without streaming."""
         found = [
             {"index": index, **self._text(text), "logprobs": None, "finish_reason": choice.finish_reason}
             for index, (text, choice) in enumerate(zip(texts, choices, strict=True))
@@ -309,7 +306,7 @@ def form_of(chat: bool) -> Callable[..., Completion]:
     return ChatCompletion if chat else Completion
 
 
-def usage(choices: Sequence[Choice]) -> Fields | None:
+def usage(choices: Sequence[Choice]) -> "Fields | None":
     """The numbers of tokens of all choices together, None unless each has them."""
     found = [choice.tokens for choice in choices if choice.tokens is not None]
     if len(found) < len(choices):

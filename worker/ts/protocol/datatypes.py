@@ -3,8 +3,6 @@
 A new datatype is a row here. Importing this module imports no numpy: the frontend reads it, too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -34,7 +32,7 @@ class Datatype:
     extension: bool = False
 
     @cached_property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> "np.dtype[Any]":
         """The dtype of its arrays in numpy: on little-endian machines the object that all such arrays have."""
         import numpy as np
 
@@ -69,5 +67,10 @@ OF_CONFIG_TYPE = {row.config_type: row for row in DATATYPES.values()}
 OF_ARRAY_TYPE = {row.array_type: row for row in DATATYPES.values()}
 #: The datatype of elements that name none, by their field: the widest that the field holds.
 OF_FIELD = {row.field: row for row in sorted(DATATYPES.values(), key=lambda row: row.size_bytes) if row.field}
+_OF_ONNX = {"float32": "float", "float64": "double", "object": "string"}
+#: By ONNX's names of the types, but for those that numpy lacks.
+OF_ONNX_TYPE = {
+    f"tensor({_OF_ONNX.get(row.array_type, row.array_type)})": row for row in DATATYPES.values() if not row.as_bits
+}
 #: The datatypes of the protocol itself.
 STANDARD = tuple(row for row in DATATYPES.values() if not row.extension)

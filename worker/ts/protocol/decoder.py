@@ -1,27 +1,17 @@
 """Decodes bytes into messages. No I/O: received bytes go in, messages come out (the format: `ts.protocol.frames`)."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
+from ts.protocol import frames
 from ts.protocol.arena import Taker
 from ts.protocol.frames import (
-    BY_HANDLER,
-    CALL,
-    CANCEL,
     CHUNK,
     CHUNK_HEAD,
     CHUNK_HEAD_SIZE,
-    CONTINUED,
     COUNT,
-    CREDIT,
-    FAILED,
-    FAILED_HEAD,
-    FEED,
-    FEED_HEAD,
     FRAME_BYTES_MAX,
     HEADER,
     HEADER_SIZE,
@@ -30,49 +20,20 @@ from ts.protocol.frames import (
     ITEM_HEAD,
     ITEM_HEAD_SIZE,
     JOINED_BYTES_MAX,
-    LOAD,
-    LOAD_FAILED,
-    MEASURE,
-    MORE,
-    NOT_BEGUN,
-    PAIR_HEAD,
-    PIECE_SIZES,
-    PIECES,
-    PIECES_HEAD,
-    PIECES_MAX,
-    PLACE,
-    PREDICT,
-    READY,
     SHARED,
     SINGLE,
     SINGLE_SIZE,
-    STOP,
-    TIMED,
-    TIMES,
     U64,
-    WHOLE,
     WHOLE_HEAD,
     WHOLE_HEAD_SIZE,
-    Call,
-    Cancel,
     Chunk,
-    Credit,
-    Failed,
-    Feed,
     FrameError,
     Input,
     Item,
-    Load,
-    LoadFailed,
-    Measure,
     Message,
     PackedPairs,
     Pairs,
-    Pieces,
     Predict,
-    Ready,
-    Stop,
-    Times,
 )
 from ts.protocol.memory import unfilled
 
@@ -115,7 +76,7 @@ class _Reader:
             raise FrameError(f"text at {self.at - size} isn't UTF-8") from error
 
     def pair(self) -> tuple[str, str]:
-        name_size, value_size = self.unpack(PAIR_HEAD)
+        name_size, value_size = self.unpack(frames.PAIR_HEAD)
         return self.text(name_size), self.text(value_size)
 
 
@@ -145,7 +106,7 @@ def _decode_item(body: Body, at: int, end: int | None = None) -> tuple[Item, int
     return new(Item, (job_id, request_id, deadline_s, headers, inputs)), at
 
 
-def _decode_single(key: int, body: bytes) -> Message | None:
+def _decode_single(key: int, body: bytes) -> "Message | None":
     """Decodes the usual batch, one small request with one input, by its two heads. None for any other batch, and for
     invalid bytes, which `_decode_any` reports."""
     count, job_id, deadline_s, id_size, headers_size, input_count = SINGLE.unpack_from(body)
@@ -160,8 +121,7 @@ def _decode_single(key: int, body: bytes) -> Message | None:
     if data + size != len(body):
         return None
     part = new(
-        Input,
-        (body[name:content_type].decode(), body[content_type:data].decode() if type_size else "", body[data:]),
+        Input, (body[name:content_type].decode(), body[content_type:data].decode() if type_size else "", body[data:])
     )
     headers = PackedPairs(body[id_end:headers_end]) if headers_size else ()
     return new(Predict, (key, (new(Item, (job_id, body[SINGLE_SIZE:id_end].decode(), deadline_s, headers, (part,))),)))
@@ -200,14 +160,14 @@ def _decode_chunk(key: int, body: Body) -> Message:
 
 def _decode_pieces(key: int, body: Body) -> Message:
     try:
-        last, count = PIECES_HEAD.unpack_from(body)
-        if not 0 < count <= PIECES_MAX:
+        last, count = frames.PIECES_HEAD.unpack_from(body)
+        if not 0 < count <= frames.PIECES_MAX:
             raise FrameError(f"a frame of {count} pieces")
-        layout = PIECE_SIZES[count]
-        sizes = layout.unpack_from(body, PIECES_HEAD.size)
+        layout = frames.PIECE_SIZES[count]
+        sizes = layout.unpack_from(body, frames.PIECES_HEAD.size)
     except struct.error as error:
         raise FrameError(f"pieces in {len(body)} bytes") from error
-    at = PIECES_HEAD.size + layout.size
+    at = frames.PIECES_HEAD.size + layout.size
     found = []
     for size in sizes:
         end = at + size
@@ -215,35 +175,35 @@ def _decode_pieces(key: int, body: Body) -> Message:
         at = end
     if at != len(body):
         raise FrameError(f"pieces that end at {at} of {len(body)} bytes")
-    return Pieces(key, found, bool(last))
+    return frames.Pieces(key, found, bool(last))
 
 
 def _decode_failed(key: int, body: Body) -> Message:
     reader = _Reader(body)
-    code, flags, size = reader.unpack(FAILED_HEAD)
+    code, flags, size = reader.unpack(frames.FAILED_HEAD)
     message, traceback = reader.text(size), reader.text(len(body) - reader.at)
-    by_handler, whole, begun = bool(flags & BY_HANDLER), bool(flags & WHOLE), not flags & NOT_BEGUN
-    return Failed(key, code, message, by_handler, traceback, whole, begun)
+    by_handler, whole, begun = bool(flags & frames.BY_HANDLER), bool(flags & frames.WHOLE), not flags & frames.NOT_BEGUN
+    return frames.Failed(key, code, message, by_handler, traceback, whole, begun)
 
 
 def _decode_feed(key: int, body: Body) -> Message:
     reader = _Reader(body)
-    last, count = reader.unpack(FEED_HEAD)
+    last, count = reader.unpack(frames.FEED_HEAD)
     inputs = []
     for _ in range(count):
         name_size, type_size, size = reader.unpack(INPUT_HEAD)
         inputs.append(Input(reader.text(name_size), reader.text(type_size), reader.take(size)))
-    return Feed(key, inputs, bool(last))
+    return frames.Feed(key, inputs, bool(last))
 
 
 def _decode_credit(key: int, body: Body) -> Message:
-    return Credit(key, _Reader(body).unpack(U64)[0])
+    return frames.Credit(key, _Reader(body).unpack(U64)[0])
 
 
 def _decode_call(key: int, body: Body) -> Message:
     reader = _Reader(body)
     (size,) = reader.unpack(COUNT)
-    return Call(key, _parse_json(reader.take(size)), body[reader.at :])
+    return frames.Call(key, _parse_json(reader.take(size)), body[reader.at :])
 
 
 def _parse_json(body: Body) -> dict[str, Any]:
@@ -257,56 +217,55 @@ def _parse_json(body: Body) -> dict[str, Any]:
 
 
 def _decode_load(key: int, body: Body) -> Message:
-    return Load(_parse_json(body))
+    return frames.Load(_parse_json(body))
 
 
 def _decode_cancel(key: int, body: Body) -> Message:
-    return Cancel(key)
+    return frames.Cancel(key)
 
 
 def _decode_stop(key: int, body: Body) -> Message:
-    return Stop()
+    return frames.Stop()
 
 
 def _decode_ready(key: int, body: Body) -> Message:
-    return Ready(_parse_json(body))
+    return frames.Ready(_parse_json(body))
 
 
 def _decode_load_failed(key: int, body: Body) -> Message:
-    return LoadFailed(_parse_json(body))
+    return frames.LoadFailed(_parse_json(body))
 
 
 def _decode_measure(key: int, body: Body) -> Message:
-    return Measure(key)
+    return frames.Measure(key)
 
 
 def _decode_times(key: int, body: Body) -> Message:
-    begun_s, ended_s, given_s = _Reader(body).unpack(TIMES)
-    return Times(key, begun_s, ended_s, given_s)
+    return frames.Times(key, *_Reader(body).unpack(frames.TIMES))
 
 
 _DECODERS: Final[dict[int, Callable[[int, Body], Message]]] = {
-    LOAD: _decode_load,
-    PREDICT: _decode_predict,
-    CANCEL: _decode_cancel,
-    CREDIT: _decode_credit,
-    STOP: _decode_stop,
-    READY: _decode_ready,
-    LOAD_FAILED: _decode_load_failed,
+    frames.LOAD: _decode_load,
+    frames.PREDICT: _decode_predict,
+    frames.CANCEL: _decode_cancel,
+    frames.CREDIT: _decode_credit,
+    frames.STOP: _decode_stop,
+    frames.READY: _decode_ready,
+    frames.LOAD_FAILED: _decode_load_failed,
     CHUNK: _decode_chunk,
-    FAILED: _decode_failed,
-    FEED: _decode_feed,
-    CALL: _decode_call,
-    PIECES: _decode_pieces,
-    MEASURE: _decode_measure,
-    TIMED: _decode_times,
+    frames.FAILED: _decode_failed,
+    frames.FEED: _decode_feed,
+    frames.CALL: _decode_call,
+    frames.PIECES: _decode_pieces,
+    frames.MEASURE: _decode_measure,
+    frames.TIMED: _decode_times,
 }
 
 
 def _decode_owned(kind: int, key: int, whole: bytearray) -> Message:
     """The message of a body in its own buffer. A payload at its end becomes that buffer without the bytes before it,
     which are cut off without a copy."""
-    if kind == PREDICT:
+    if kind == frames.PREDICT:
         return _decode_owned_single(key, whole) or _decode_predict(key, memoryview(whole))
     if kind == CHUNK and len(whole) >= CHUNK_HEAD_SIZE:
         last, status, phrase_size, header_count = CHUNK_HEAD.unpack_from(whole)
@@ -316,7 +275,7 @@ def _decode_owned(kind: int, key: int, whole: bytearray) -> Message:
     return _DECODERS[kind](key, memoryview(whole))
 
 
-def _decode_owned_single(key: int, whole: bytearray) -> Message | None:
+def _decode_owned_single(key: int, whole: bytearray) -> "Message | None":
     """Decodes a batch of one request with one input; None for any other batch, and for invalid bytes."""
     if len(whole) < SINGLE_SIZE:
         return None
@@ -468,9 +427,9 @@ class Decoder:
 
     def _shared(self, body: memoryview) -> bytearray:
         """The body of a message in the arena."""
-        if self.taker is None or len(body) != PLACE.size:
+        if self.taker is None or len(body) != frames.PLACE.size:
             raise FrameError("a body in an arena that isn't there")
-        place, size = PLACE.unpack(body)
+        place, size = frames.PLACE.unpack(body)
         if size > self.message_bytes_max:
             raise FrameError(f"message of {size} bytes is over the limit of {self.message_bytes_max}")
         try:
@@ -493,7 +452,7 @@ class Decoder:
             whole = unfilled(length)
             room = memoryview(whole)
         else:
-            if not flags & CONTINUED:
+            if not flags & frames.CONTINUED:
                 self._begin(kind, key, part)
                 part, length = part[U64.size :], length - U64.size
             whole, filled = self._known(kind, key, length)
@@ -504,7 +463,7 @@ class Decoder:
 
     def _join(self, kind: int, key: int, flags: int, body: memoryview) -> bytearray | None:
         """Adds a frame to its message; the whole body with the last one."""
-        if not flags & CONTINUED:
+        if not flags & frames.CONTINUED:
             self._begin(kind, key, body)
             body = body[U64.size :]
         whole, filled = self._known(kind, key, len(body))
@@ -522,7 +481,7 @@ class Decoder:
         return whole, filled
 
     def _added(self, kind: int, key: int, flags: int) -> bytearray | None:
-        if flags & MORE:
+        if flags & frames.MORE:
             return None
         whole, filled = self._partial.pop((kind, key))
         if filled != len(whole):

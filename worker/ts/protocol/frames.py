@@ -10,8 +10,6 @@ has the place and the size of its body, which lies in an arena (`ts.protocol.are
 Strings are UTF-8. Times are seconds of `time.monotonic()`, which is one clock for all processes of a machine.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -84,7 +82,6 @@ class Input(NamedTuple):
 
 
 def size_of(inputs: Sequence[Input]) -> int:
-    """The bytes of a request's inputs."""
     return len(inputs[0].data) if len(inputs) == 1 else sum([len(part.data) for part in inputs])
 
 
@@ -284,7 +281,7 @@ class PackedPairs(Sequence["tuple[str, str]"]):
     def __getitem__(self, index: int | slice) -> tuple[str, str] | list[tuple[str, str]]:
         return self._pairs()[index]
 
-    def __reduce__(self) -> tuple[type[PackedPairs], tuple[bytes]]:
+    def __reduce__(self) -> "tuple[type[PackedPairs], tuple[bytes]]":
         return PackedPairs, (self.block,)
 
     def __repr__(self) -> str:
@@ -434,58 +431,40 @@ def _encode_call(message: Call) -> tuple[int, int, list[Buffer]]:
     return CALL, message.call_id, [COUNT.pack(len(what)), what, message.data]
 
 
-def _encode_told(kind: int, value: dict[str, Any]) -> tuple[int, int, list[Buffer]]:
-    """Names and texts of a handler, without halves of surrogate pairs, which answers couldn't have."""
-    return kind, 0, [json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")]
-
-
-def _encode_cancel(message: Cancel) -> tuple[int, int, list[Buffer]]:
-    return CANCEL, message.job_id, []
-
-
-def _encode_credit(message: Credit) -> tuple[int, int, list[Buffer]]:
-    return CREDIT, message.job_id, [U64.pack(message.size_bytes)]
-
-
-def _encode_load(message: Load) -> tuple[int, int, list[Buffer]]:
-    return LOAD, 0, [json.dumps(message.settings).encode()]
-
-
-def _encode_ready(message: Ready) -> tuple[int, int, list[Buffer]]:
-    return _encode_told(READY, message.info)
-
-
-def _encode_load_failed(message: LoadFailed) -> tuple[int, int, list[Buffer]]:
-    return _encode_told(LOAD_FAILED, message.info)
-
-
-def _encode_stop(message: Stop) -> tuple[int, int, list[Buffer]]:
-    return STOP, 0, []
-
-
-def _encode_measure(message: Measure) -> tuple[int, int, list[Buffer]]:
-    return MEASURE, message.job_id, []
-
-
-def _encode_times(message: Times) -> tuple[int, int, list[Buffer]]:
-    return TIMED, message.job_id, [TIMES.pack(*message[1:])]
+def _encode_control(message: Any) -> tuple[int, int, list[Buffer]]:
+    """The messages whose body is one part at most."""
+    if isinstance(message, Cancel):
+        return CANCEL, message.job_id, []
+    if isinstance(message, Credit):
+        return CREDIT, message.job_id, [U64.pack(message.size_bytes)]
+    if isinstance(message, Measure):
+        return MEASURE, message.job_id, []
+    if isinstance(message, Times):
+        return TIMED, message.job_id, [TIMES.pack(*message[1:])]
+    if isinstance(message, Stop):
+        return STOP, 0, []
+    if isinstance(message, Load):
+        return LOAD, 0, [json.dumps(message.settings).encode()]
+    # Names and texts of a handler, without halves of surrogate pairs, which answers couldn't have.
+    told = json.dumps(message.info, ensure_ascii=False).encode("utf-8", "replace")
+    return READY if isinstance(message, Ready) else LOAD_FAILED, 0, [told]
 
 
 _ENCODERS: Final[dict[type, Callable[[Any], tuple[int, int, list[Buffer]]]]] = {
     Chunk: _encode_chunk,
     Pieces: _encode_pieces,
     Predict: _encode_predict,
-    Cancel: _encode_cancel,
-    Credit: _encode_credit,
+    Cancel: _encode_control,
+    Credit: _encode_control,
     Failed: _encode_failed,
-    Load: _encode_load,
-    Ready: _encode_ready,
-    LoadFailed: _encode_load_failed,
-    Stop: _encode_stop,
+    Load: _encode_control,
+    Ready: _encode_control,
+    LoadFailed: _encode_control,
+    Stop: _encode_control,
     Feed: _encode_feed,
     Call: _encode_call,
-    Measure: _encode_measure,
-    Times: _encode_times,
+    Measure: _encode_control,
+    Times: _encode_control,
 }
 
 

@@ -1,5 +1,4 @@
 # Generated from protos/model_config.proto by ts_scripts/gen_protos.py: change that file, not this one.
-from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
 from ts.protocol import pool
 
@@ -132,40 +131,4 @@ DESCRIPTOR = pool.register(
     b'YPE_FP32\x10\x0b\x12\r\n\tTYPE_FP64\x10\x0c\x12\x0f\n\x0bTYPE_STRING\x10\r\x12\r\n\tTYPE_BF16\x10\x0eb\x06proto3'
 )
 
-DataType = EnumTypeWrapper(DESCRIPTOR.enum_types_by_name["DataType"])
-TYPE_INVALID = 0
-TYPE_BOOL = 1
-TYPE_UINT8 = 2
-TYPE_UINT16 = 3
-TYPE_UINT32 = 4
-TYPE_UINT64 = 5
-TYPE_INT8 = 6
-TYPE_INT16 = 7
-TYPE_INT32 = 8
-TYPE_INT64 = 9
-TYPE_FP16 = 10
-TYPE_FP32 = 11
-TYPE_FP64 = 12
-TYPE_STRING = 13
-TYPE_BF16 = 14
-ModelConfig = pool.message_class(DESCRIPTOR, "ModelConfig")
-ModelVersionPolicy = pool.message_class(DESCRIPTOR, "ModelVersionPolicy")
-ModelTransactionPolicy = pool.message_class(DESCRIPTOR, "ModelTransactionPolicy")
-ModelParameter = pool.message_class(DESCRIPTOR, "ModelParameter")
-ModelTensorReshape = pool.message_class(DESCRIPTOR, "ModelTensorReshape")
-ModelInput = pool.message_class(DESCRIPTOR, "ModelInput")
-ModelOutput = pool.message_class(DESCRIPTOR, "ModelOutput")
-BatchInput = pool.message_class(DESCRIPTOR, "BatchInput")
-BatchOutput = pool.message_class(DESCRIPTOR, "BatchOutput")
-ModelInstanceGroup = pool.message_class(DESCRIPTOR, "ModelInstanceGroup")
-ModelRateLimiter = pool.message_class(DESCRIPTOR, "ModelRateLimiter")
-ModelQueuePolicy = pool.message_class(DESCRIPTOR, "ModelQueuePolicy")
-ModelDynamicBatching = pool.message_class(DESCRIPTOR, "ModelDynamicBatching")
-ModelSequenceBatching = pool.message_class(DESCRIPTOR, "ModelSequenceBatching")
-ModelEnsembling = pool.message_class(DESCRIPTOR, "ModelEnsembling")
-ModelWarmup = pool.message_class(DESCRIPTOR, "ModelWarmup")
-ModelOptimizationPolicy = pool.message_class(DESCRIPTOR, "ModelOptimizationPolicy")
-ModelOperations = pool.message_class(DESCRIPTOR, "ModelOperations")
-ModelRepositoryAgents = pool.message_class(DESCRIPTOR, "ModelRepositoryAgents")
-ModelResponseCache = pool.message_class(DESCRIPTOR, "ModelResponseCache")
-ModelMetrics = pool.message_class(DESCRIPTOR, "ModelMetrics")
+globals().update(pool.names(DESCRIPTOR))

@@ -1,7 +1,5 @@
 """TorchServe's old place of the streaming call, and the call that made its wire format."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +15,6 @@ def send_intermediate_predict_response(
 ) -> None:
     """The same as `ts.handler_utils.utils.send_intermediate_predict_response`."""
     warnings.warn(
-        "import send_intermediate_predict_response from ts.handler_utils.utils",
-        PendingDeprecationWarning,
-        stacklevel=2,
+        "import send_intermediate_predict_response from ts.handler_utils.utils", PendingDeprecationWarning, stacklevel=2
     )
     send(ret, req_id_map, message, code, context)

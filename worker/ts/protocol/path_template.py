@@ -4,12 +4,9 @@ A match always takes time in proportion to the path's length times the template'
 event loop. Starlette's regular expressions take exponential time for some templates.
 """
 
-from __future__ import annotations
-
 import re
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 _PARAMETER = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_]*)(:[a-zA-Z_][a-zA-Z0-9_]*)?\}")
 CONVERTERS = ("str", "path", "int", "float", "uuid")
@@ -24,10 +21,6 @@ class BadTemplate(ValueError):
 class _Parameter(NamedTuple):
     name: str
     converter: str
-
-
-#: Where a parameter that begins somewhere may end: from the first position to the second, both included.
-_Ends: TypeAlias = "Sequence[tuple[int, int]]"
 
 
 class PathTemplate:
@@ -45,39 +38,12 @@ class PathTemplate:
             raise BadTemplate(f"The path {text!r} names the parameter {twice[0]!r} twice")
 
     def fits(self, path: str) -> bool:
-        return bool(self._reached(path))
-
-    def match(self, path: str) -> dict[str, str] | None:
-        """The texts of the parameters, None for another path. Of several splits, earlier parameters are longest."""
-        stages = self._reached(path)
-        if not stages:
-            return None
-        good = [len(path)]  # from these positions the rest of the template reaches the end of the path
-        longest: list[dict[int, int]] = []
-        for part, starts in zip(reversed(self._parts), reversed(stages[:-1]), strict=True):
-            ends = {start: end for start, allowed in _ends(part, path, starts) for end in _last(good, allowed)}
-            longest.append(ends)
-            good = list(ends)
-        found = {}
-        at = 0
-        for part, ends in zip(self._parts, reversed(longest), strict=True):
-            if isinstance(part, _Parameter):
-                found[part.name] = path[at : ends[at]]
-            at = ends[at]
-        return found
-
-    def _reached(self, path: str) -> list[Sequence[int]]:
-        """The reachable positions before each part and after the last, ascending; [] if the end can't be reached."""
-        stages: list[Sequence[int]] = [(0,)]
+        reached: Sequence[int] = (0,)  # the positions before the next part, ascending
         for part in self._parts:
-            if isinstance(part, str):
-                reached: Sequence[int] = [at + len(part) for at in _found(part, path, stages[-1])]
-            else:
-                reached = _union(_ends(part, path, stages[-1], every=False))
+            reached = sorted(_ends(part, path, reached))
             if not reached:
-                return []
-            stages.append(reached)
-        return stages if stages[-1][-1] == len(path) else []
+                return False
+        return reached[-1] == len(path)
 
 
 def _parts(text: str) -> Iterator[str | _Parameter]:
@@ -95,46 +61,23 @@ def _parts(text: str) -> Iterator[str | _Parameter]:
         yield text[at:]
 
 
-def _ends(
-    part: str | _Parameter, path: str, starts: Sequence[int], *, every: bool = True
-) -> Iterator[tuple[int, _Ends]]:
-    """Each of the `starts`, ascending, at which the part fits, with its ends. Without `every`, starts with the same
-    ends as an earlier one may be left out."""
+def _ends(part: str | _Parameter, path: str, starts: Sequence[int]) -> set[int]:
+    """The positions at which the part may end that begins at one of the `starts`, ascending."""
     if isinstance(part, str):
-        yield from ((start, [(start + len(part),) * 2]) for start in _found(part, path, starts))
-    elif part.converter == "uuid":
-        yield from ((start, [(end, end)]) for start in starts for end in _uuid_ends(path, start))
-    else:
-        yield from _ends_of_runs(part.converter, path, starts, every=every)
-
-
-def _found(text: str, path: str, starts: Sequence[int]) -> Iterator[int]:
-    """Yields those of the `starts` at which the text occurs."""
-    among = starts if isinstance(starts, range) else frozenset(starts)
-    at, last = path.find(text, starts[0]), starts[-1]
-    while 0 <= at <= last:
-        if at in among:
-            yield at
-        at = path.find(text, at + 1)
-
-
-def _ends_of_runs(converter: str, path: str, starts: Sequence[int], *, every: bool) -> Iterator[tuple[int, _Ends]]:
-    run_end = fraction_end = -1  # of the run that the last start was in: every run is walked once
-    index = 0
-    while index < len(starts):
-        start = starts[index]
-        if start > run_end:
-            run_end = _run_end(converter, path, start)
-            fraction_end = -1
-            if converter == "float" and path.startswith(".", run_end):
-                fraction_end = _run_end("int", path, run_end + 1)
-        first = start if converter == "path" else start + 1
-        ends = [(first, run_end)] if first <= run_end else []
-        if ends and fraction_end > run_end + 1:
-            ends.append((run_end + 2, fraction_end))
-        if ends:
-            yield start, ends
-        index = index + 1 if every else bisect_right(starts, run_end, index + 1)
+        return {start + len(part) for start in starts if path.startswith(part, start)}
+    if part.converter == "uuid":
+        return {end for start in starts for end in _uuid_ends(path, start)}
+    found: set[int] = set()
+    run_end = -1  # of the run that the last start was in: every run is walked once, since later starts have fewer ends
+    for start in starts:
+        if start <= run_end:
+            continue
+        run_end = _run_end(part.converter, path, start)
+        ends = range(start if part.converter == "path" else start + 1, run_end + 1)
+        found.update(ends)
+        if part.converter == "float" and ends and path.startswith(".", run_end):
+            found.update(range(run_end + 2, _run_end("int", path, run_end + 1) + 1))
+    return found
 
 
 def _run_end(converter: str, path: str, start: int) -> int:
@@ -157,27 +100,3 @@ def _uuid_ends(path: str, start: int) -> Iterator[int]:
             return
         at += size
     yield at
-
-
-def _union(found: Iterator[tuple[int, _Ends]]) -> Sequence[int]:
-    """All positions in the ranges, ascending and once each."""
-    ranges = sorted(one for _, ends in found for one in ends)
-    if len(ranges) == 1:
-        return range(ranges[0][0], ranges[0][1] + 1)
-    positions: list[int] = []
-    after = 0
-    for first, last in ranges:
-        positions.extend(range(max(first, after), last + 1))
-        after = max(after, last + 1)
-    return positions
-
-
-def _last(good: Sequence[int], ends: _Ends) -> Iterator[int]:
-    """The last of the `good` positions (ascending) that is among the ends; None without one."""
-    best = -1
-    for first, last in ends:
-        index = bisect_right(good, last)
-        if index and good[index - 1] >= first:
-            best = max(best, good[index - 1])
-    if best >= 0:
-        yield best

@@ -1,7 +1,5 @@
 """A worker under `torchserve dev`: breakpoints in the server's terminal, and debuggers that connect."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import pdb
@@ -37,7 +35,6 @@ def stop_in(terminal: str) -> None:
 
 
 def take(terminal: str) -> None:
-    """Makes the terminal this process's standard input, output and error."""
     try:
         fd = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
     except OSError as error:

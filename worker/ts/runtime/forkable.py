@@ -7,8 +7,6 @@ process's own. Answers: `ready` once, `forked` or `failed` per request, `exit` p
 process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
@@ -95,10 +93,8 @@ class Forking:
             self._control.sendall(LENGTH.pack(len(body)) + body)
 
     def _reap(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
-        except BlockingIOError:
-            pass
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -220,14 +216,16 @@ class Footprint(NamedTuple):
     children: frozenset[int]
 
     @staticmethod
-    def now() -> Footprint:
+    def now() -> "Footprint":
         threads = frozenset(one.native_id or 0 for one in threading.enumerate() if one is not threading.main_thread())
         tasks = _tasks()
         return Footprint(threads, tasks, _files(), _children(tasks))
 
-    def refusal(self, before: Footprint) -> str:
+    def refusal(self, before: "Footprint") -> str:
         """The reason why this process can't be forked since the footprint `before`; "" if it can."""
-        if device := _device() or self._opened_device(before):
+        opened = {fd: where for fd, where in self.files.items() if before.files.get(fd) != where}
+        new = (where for fd, where in opened.items() if fd not in before.files)
+        if device := _device() or next((where for where in new if where.startswith(DEVICES)), ""):
             return f"it uses {device}, which a forked process can't"
         if threads := self.threads - before.threads:
             names = [one.name for one in threading.enumerate() if one.native_id in threads]
@@ -240,13 +238,9 @@ class Footprint(NamedTuple):
             )
         if started := self.children - before.children:
             return f"it has started {_some([str(one) for one in sorted(started)], 'process', 'es')}"
-        opened = [where for fd, where in self.files.items() if before.files.get(fd) != where]
-        if bad := [where for where in opened if where.startswith(SHARED_BADLY)]:
+        if bad := [where for where in opened.values() if where.startswith(SHARED_BADLY)]:
             return f"it has opened {_some(bad, 'connection')}, which forked processes would share"
         return ""
-
-    def _opened_device(self, before: Footprint) -> str:
-        return next((at for fd, at in self.files.items() if fd not in before.files and at.startswith(DEVICES)), "")
 
 
 def refusal_since(before: Footprint) -> str:
@@ -268,32 +262,24 @@ def _some(names: list[str], what: str, plural: str = "s") -> str:
 def _tasks() -> dict[int, str]:
     found = {}
     for name in _listed(f"{PROC}/task"):
-        try:
-            with open(f"{PROC}/task/{name}/comm") as file:
-                found[int(name)] = file.read().strip()
-        except OSError:  # it has ended meanwhile
-            continue
+        with contextlib.suppress(OSError), open(f"{PROC}/task/{name}/comm") as file:  # or it has ended meanwhile
+            found[int(name)] = file.read().strip()
     return found
 
 
 def _files() -> dict[int, str]:
     found = {}
     for name in _listed(f"{PROC}/fd"):
-        try:
+        with contextlib.suppress(OSError):  # of the listing's own
             found[int(name)] = os.readlink(f"{PROC}/fd/{name}")
-        except OSError:  # the listing's own
-            continue
     return found
 
 
 def _children(tasks: Collection[int]) -> frozenset[int]:
     found: set[int] = set()
     for task in tasks:
-        try:
-            with open(f"{PROC}/task/{task}/children") as file:
-                found.update(map(int, file.read().split()))
-        except OSError:  # a kernel that doesn't list them
-            continue
+        with contextlib.suppress(OSError), open(f"{PROC}/task/{task}/children") as file:  # which some kernels lack
+            found.update(map(int, file.read().split()))
     return frozenset(found)
 
 

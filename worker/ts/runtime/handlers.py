@@ -1,7 +1,5 @@
 """Finding and loading the user's handler (as TorchServe 0.12 finds it, with errors that name their cause)."""
 
-from __future__ import annotations
-
 import asyncio
 import difflib
 import importlib
@@ -153,7 +151,6 @@ def _prepare_paths(settings: Settings) -> None:
 
 
 def context_of(settings: Settings) -> Context:
-    """The handler's context for a model with these settings."""
     context = Context(
         settings.get("model_name", ""),
         settings["model_dir"],
@@ -340,7 +337,8 @@ def _only_class(module: ModuleType, function_name: str) -> type:
         raise HandlerNotUsable(NETWORK_HINT.format(name=networks[-1].__name__, file=_file_of(module)))
     lacks = f"{module.__name__} has no function {function_name}(data, context)"
     if not own:
-        functions = [name for name, one in vars(module).items() if _is_own_function(one, module)]
+        known = {name: one for name, one in vars(module).items() if inspect.isfunction(one)}
+        functions = [name for name, one in known.items() if one.__module__ == module.__name__]
         there = f". Its functions are {', '.join(functions)}" if functions else ""
         raise HandlerNotUsable(f"{lacks}, and no class with a method handle(data, context){there}")
     raise HandlerNotUsable(
@@ -351,10 +349,6 @@ def _only_class(module: ModuleType, function_name: str) -> type:
 
 def _handle_of(found: type) -> Any:
     return getattr(found, "handle", None)
-
-
-def _is_own_function(value: object, module: ModuleType) -> bool:
-    return inspect.isfunction(value) and value.__module__ == module.__name__
 
 
 def _without_handle(module: ModuleType, found: type, handler: object) -> str:

@@ -4,8 +4,6 @@ Two threads use it: the one that runs handlers, and the one that stands in for i
 is guarded by `Ledger.lock`.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time
@@ -68,7 +66,7 @@ class Job:
         *("on_feed", "request_id"),
     )
 
-    def __init__(self, item: Item, batch: Batch, credit_bytes: int) -> None:
+    def __init__(self, item: Item, batch: "Batch", credit_bytes: int) -> None:
         self.job_id, self.request_id, self.deadline_s, _, _ = item
         self.item: Item | None = item  # until its inputs have been handed over
         self.batch = batch
@@ -245,18 +243,7 @@ class Ledger:
         with self.lock:
             if job.over:
                 return
-            if (  # a whole answer that can go as it is: most requests have one
-                last
-                and status == 200
-                and type(value) is bytes
-                and not (job.answered or job.cancelled or phrase or headers)
-                and job.credit_bytes > 0
-                and len(value) <= self._small_bytes_max
-            ):
-                self.outbox.push_frame(answer_frame(job.job_id, value))
-                job.answered = job.over = job.done = True
-                self.jobs.pop(job.job_id, None)
-                self.unsent += 1
+            if last and status == 200 and not phrase and not headers and self._give_small(job, value):
                 return
             if job.cancelled:
                 if not last:
@@ -280,25 +267,25 @@ class Ledger:
         are. Returns the places of the others, which are left to `give`."""
         if self.on_given is not None:
             return range(len(jobs))
-        left: list[int] = []
         with self.lock:
-            for place, job in enumerate(jobs):
-                value = values[place]
-                if (
-                    type(value) is not bytes
-                    or job.over
-                    or job.answered
-                    or job.cancelled
-                    or job.credit_bytes <= 0
-                    or len(value) > self._small_bytes_max
-                ):
-                    left.append(place)
-                    continue
-                self.outbox.push_frame(answer_frame(job.job_id, value))
-                job.answered = job.over = job.done = True
-                self.jobs.pop(job.job_id, None)
-                self.unsent += 1
-        return left
+            return [place for place, job in enumerate(jobs) if not self._give_small(job, values[place])]
+
+    def _give_small(self, job: Job, value: Outcome) -> bool:
+        """Sends a whole answer that can go as it is, as most can; False for any other."""
+        if (
+            type(value) is not bytes
+            or job.over
+            or job.answered
+            or job.cancelled
+            or job.credit_bytes <= 0
+            or len(value) > self._small_bytes_max
+        ):
+            return False
+        self.outbox.push_frame(answer_frame(job.job_id, value))
+        job.answered = job.over = job.done = True
+        self.jobs.pop(job.job_id, None)
+        self.unsent += 1
+        return True
 
     def add_piece(self, job: Job, data: bytes) -> bool:
         """The usual case of `give`: a piece between the first and the last, whose reader has credit. False for any

@@ -4,8 +4,6 @@
 `ts.protocol.arena.SHARED_BYTES`.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import atexit
@@ -85,9 +83,8 @@ def answer(
         from ts.runtime.debugging import prepare
 
         prepare(settings)
-    ledger = ledger_type(
-        settings.get("credit_bytes") or CREDIT_BYTES, _response_bytes_max(settings), bool(settings.get("debug_errors"))
-    )
+    most_bytes = int(settings.get("response_bytes_max") or RESPONSE_BYTES_MAX)
+    ledger = ledger_type(settings.get("credit_bytes") or CREDIT_BYTES, most_bytes, bool(settings.get("debug_errors")))
     link.open(ledger, settings.get("message_bytes_max"), progress.memory if settings.get("arenas") else None)
     Calls(link, settings.get("request_bytes_max") or REQUEST_BYTES_MAX)
     if settings.get("mark_lines"):
@@ -132,10 +129,6 @@ def _with_tensors(link: Link, loaded: Loaded, progress: Progress) -> Opened:
         return TensorRunning(batch, context, link, model, takes_rows, progress.spend)
 
     return opened
-
-
-def _response_bytes_max(settings: dict[str, Any]) -> int:
-    return int(settings.get("response_bytes_max") or RESPONSE_BYTES_MAX)
 
 
 def prepare_process() -> None:

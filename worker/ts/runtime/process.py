@@ -1,7 +1,5 @@
 """The process of a worker: its descriptors, signals, seeds, threads, and the marks on the lines that it prints."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging
@@ -51,11 +49,7 @@ def keep_open(fds: set[int]) -> None:
         if low < fd:  # an empty range before 0 closes everything (seen in 3.11)
             os.closerange(low, fd)
         low = fd + 1
-    os.closerange(low, max(_open_fds(), default=low) + 1)
-
-
-def _open_fds() -> list[int]:
-    return [int(name) for name in os.listdir("/dev/fd")]
+    os.closerange(low, max(map(int, os.listdir("/dev/fd")), default=low) + 1)
 
 
 def replace_streams(stdout_fd: int, stderr_fd: int) -> None:

@@ -9,8 +9,6 @@ the new code in place, so that existing objects have it too, and values with an 
 Modules of a folder that is being written are compiled at each import (`SourceImports`).
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import linecache
@@ -51,7 +49,7 @@ class SourceFile(NamedTuple):
     free: list[ast.stmt]
 
     @staticmethod
-    def of(path: str, text: str) -> SourceFile:
+    def of(path: str, text: str) -> "SourceFile":
         """Raises SyntaxError."""
         tree: Any = compile(text, path, "exec", ast.PyCF_ONLY_AST)  # without a frame of ast.py in its traceback
         body: list[ast.stmt] = tree.body
@@ -106,9 +104,13 @@ def _said(node: ast.AST) -> str:
 
 def _shell(node: ast.ClassDef) -> str:
     """A class's content, without its functions."""
+    return _said(_without_functions(node))
+
+
+def _without_functions(node: ast.ClassDef) -> ast.ClassDef:
     body = [one for one in node.body if not isinstance(one, FUNCTIONS) and not _idle(one)]
     shell = ast.ClassDef(**{**dict(ast.iter_fields(node)), "body": body or [ast.Pass()]})
-    return _said(ast.fix_missing_locations(shell))
+    return ast.fix_missing_locations(shell)
 
 
 def _used(node: ast.AST) -> set[str]:
@@ -251,7 +253,7 @@ class Loading:
                 new[path] = SourceFile.of(path, changed[path]) if path in changed else old
             except SyntaxError:
                 new[path] = old
-        return _Comparison(self, new).refusal()
+        return next(_Comparison(self, new).reasons(), "")
 
 
 def read(path: str) -> str:
@@ -272,94 +274,64 @@ def _by_line(source: SourceFile) -> dict[tuple[int, str], str]:
 
 
 class _Comparison:
-    """The loaded files compared with the present ones."""
+    """The loaded files compared with the present ones: the reasons why the loaded state isn't valid any more."""
 
     def __init__(self, loading: Loading, new: Mapping[str, SourceFile]) -> None:
         self._loading, self._old, self._new = loading, loading.sources, new
         self._seen: set[tuple[str, str]] = set()
 
-    def refusal(self) -> str:
+    def reasons(self) -> Iterator[str]:
         for path, old in self._old.items():
-            found = self._refusal(path, old)
-            if found:
-                return found
-        return ""
+            file, new = os.path.basename(path), self._new[path]
+            if [_said(one) for one in old.free] != [_said(one) for one in new.free]:
+                yield f"a statement at the top of {file} has changed"
+            for name in sorted(self._loading.ran.get(path, ())):
+                node = new.defined.get(name)
+                if node is None or _said(node) != _said(old.defined[name]):
+                    yield f"{name} in {file}, which loads the model, has changed"
+                yield from self._of_class(path, name.rpartition(".")[0])
+                yield from self._of_names(path, _used(old.defined[name]))
 
-    def _refusal(self, path: str, old: SourceFile) -> str:
-        file, new = os.path.basename(path), self._new[path]
-        if [_said(one) for one in old.free] != [_said(one) for one in new.free]:
-            return f"a statement at the top of {file} has changed"
-        for name in sorted(self._loading.ran.get(path, ())):
-            node = new.defined.get(name)
-            if node is None or _said(node) != _said(old.defined[name]):
-                return f"{name} in {file}, which loads the model, has changed"
-            outer = name.rpartition(".")[0]
-            found = self._of_class(path, outer) if outer else ""
-            found = found or self._of_names(path, _used(old.defined[name]))
-            if found:
-                return found
-        return ""
-
-    def _of_names(self, path: str, names: set[str]) -> str:
+    def _of_names(self, path: str, names: set[str]) -> Iterator[str]:
         for name in sorted(names):
-            if (path, name) in self._seen:
-                continue
-            self._seen.add((path, name))
-            found = self._of_class(path, name) or self._of_binding(path, name)
-            if found:
-                return found
-        return ""
+            if (path, name) not in self._seen:
+                self._seen.add((path, name))
+                yield from self._of_class(path, name)
+                yield from self._of_binding(path, name)
 
-    def _of_class(self, path: str, name: str) -> str:
+    def _of_class(self, path: str, name: str) -> Iterator[str]:
         old, new = self._old[path].defined.get(name), self._new[path].defined.get(name)
         if not isinstance(old, ast.ClassDef):
-            return ""
+            return
         where = f"class {name} in {os.path.basename(path)}"
         if not isinstance(new, ast.ClassDef) or _shell(old) != _shell(new):
-            return f"{where}, which is used while the model is loaded, has changed"
+            yield f"{where}, which is used while the model is loaded, has changed"
+            return
         methods = [{one.name for one in node.body if isinstance(one, FUNCTIONS)} for node in (old, new)]
-        for one in sorted((methods[0] ^ methods[1]) & self._loading.names | {*_special(methods[0] ^ methods[1])}):
-            return f"{where} has {'lost' if one in methods[0] else 'got'} {one}, which may load the model"
-        return self._of_names(path, _used(ast.parse(_unparsed_shell(old))))
+        differ = methods[0] ^ methods[1]
+        special = {one for one in differ if one.startswith("__") and one != "__call__"}
+        for one in sorted(differ & self._loading.names | special):
+            yield f"{where} has {'lost' if one in methods[0] else 'got'} {one}, which may load the model"
+        yield from self._of_names(path, _used(_without_functions(old)))
 
-    def _of_binding(self, path: str, name: str) -> str:
+    def _of_binding(self, path: str, name: str) -> Iterator[str]:
         old, new = (source[path].bound.get(name, []) for source in (self._old, self._new))
-        if not old and name not in self._new[path].bound:
-            return ""
         if [_said(one) for one in old] != [_said(one) for one in new]:
-            return f"{name} in {os.path.basename(path)}, which is used while the model is loaded, has changed"
+            yield f"{name} in {os.path.basename(path)}, which is used while the model is loaded, has changed"
         for statement in old:
-            found = self._of_import(path, statement) if isinstance(statement, IMPORTS) else ""
-            found = found or self._of_names(path, _used(statement) - {name})
-            if found:
-                return found
-        return ""
+            if isinstance(statement, IMPORTS):
+                yield from self._of_import(statement)
+            yield from self._of_names(path, _used(statement) - {name})
 
-    def _of_import(self, path: str, statement: ast.Import | ast.ImportFrom) -> str:
+    def _of_import(self, statement: ast.Import | ast.ImportFrom) -> Iterator[str]:
         module = (statement.module or "") if isinstance(statement, ast.ImportFrom) else ""
         for one in statement.names:
             for other in self._old:
                 name = os.path.splitext(os.path.basename(other))[0]
                 if isinstance(statement, ast.ImportFrom) and name == module.rpartition(".")[2]:
-                    names = {one.name} if one.name != "*" else set(self._old[other].bound)
+                    yield from self._of_names(other, {one.name} if one.name != "*" else set(self._old[other].bound))
                 elif name == one.name.rpartition(".")[2]:
-                    names = set(self._old[other].bound)
-                else:
-                    continue
-                found = self._of_names(other, names)
-                if found:
-                    return found
-        return ""
-
-
-def _special(names: set[str]) -> Iterator[str]:
-    return (name for name in names if name.startswith("__") and name != "__call__")
-
-
-def _unparsed_shell(node: ast.ClassDef) -> str:
-    body = [one for one in node.body if not isinstance(one, FUNCTIONS)]
-    shell = ast.ClassDef(**{**dict(ast.iter_fields(node)), "body": body or [ast.Pass()]})
-    return ast.unparse(ast.fix_missing_locations(shell))
+                    yield from self._of_names(other, set(self._old[other].bound))
 
 
 # --- the new code

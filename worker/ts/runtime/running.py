@@ -1,7 +1,5 @@
 """A running batch: its requests as rows, its context, and its results as answers (as in TorchServe 0.12)."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -354,7 +352,7 @@ class Together(NamedTuple):
 
 
 class Running:
-    """Implements `ts.context.RunningBatch`."""
+    """A batch with its data and operations for a handler, behind its context."""
 
     __slots__ = ("_asked", "_not_json", "batch", "context", "jobs", "ledger", "link", "waiter")
 

@@ -4,24 +4,16 @@ None of this is in the path of a request until the first measurement: only then 
 before the function that takes answers.
 """
 
-from __future__ import annotations
-
 import inspect
 import time
 from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ts.protocol.frames import Times
 from ts.runtime.jobs import Failure, Job, Ledger, Outcome
 
 #: The most measured requests that have not ended; of more, the oldest are forgotten.
 MEASURED_MAX = 1024
-
-
-class Runner(Protocol):
-    """The caller of the handler. `entry` gets the rows and the context of a batch."""
-
-    entry: Any
 
 
 class _Lap:
@@ -34,9 +26,10 @@ class _Lap:
 
 
 class Stopwatch:
-    """Measures requests of one worker. `awaits`: the handler's result is awaited."""
+    """Measures requests of one worker. `runner`: what calls the handler by its `entry`, with the rows and the context
+    of a batch; `awaits`: the result is awaited."""
 
-    def __init__(self, ledger: Ledger, runner: Runner, *, awaits: bool) -> None:
+    def __init__(self, ledger: Ledger, runner: Any, *, awaits: bool) -> None:
         self._ledger, self._runner, self._awaits = ledger, runner, awaits
         self._laps: dict[int, _Lap] = {}
         self._entry: Any = None

@@ -1,7 +1,5 @@
 """A batch with tensor requests: decoded before the handler is called, and answered in each request's form."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -59,7 +57,7 @@ class Feeding:
         self._ledger.ask_for(self._job, size_bytes)
         self._flush()
 
-    def __aiter__(self) -> Feeding:
+    def __aiter__(self) -> "Feeding":
         return self
 
     async def __anext__(self) -> Any:
@@ -169,9 +167,6 @@ class TensorRunning(Running):
 
     # --- answers
 
-    def finish(self, result: Any) -> None:
-        self._finish(result)
-
     def _outcomes(self, result: Any, last: bool) -> Sequence[Outcome] | Failure:
         if type(result) is not list or len(result) != len(self.jobs):
             failure = wrong_shape(result, len(self.jobs))
@@ -216,7 +211,8 @@ class TensorRunning(Running):
             return (form.failed(failure.message) if form is not None else b"") or failure
         if form is None:
             return self._plain(value)
-        if self.jobs[index].answered and _is_empty(value):
+        # The empty result of a handler that has sent all its pieces before.
+        if self.jobs[index].answered and (value is None or isinstance(value, (str, bytes, bytearray)) and not value):
             return form.end() if last else b""
         return form.answer(self._response(value), last)
 
@@ -279,8 +275,3 @@ def _internal(error: Exception, job: Job) -> Failure:
     if not failure.by_handler:
         return failure
     return failure._replace(code=INTERNAL, message=said(error), cause="")
-
-
-def _is_empty(value: Any) -> bool:
-    """Whether it is the empty result of a handler that has sent all its pieces before."""
-    return value is None or (isinstance(value, (str, bytes, bytearray)) and not value)

@@ -1,8 +1,6 @@
 """Tracebacks of handlers' exceptions, whatever they are made of: bounded, and never an exception themselves; and
 remedies for common mistakes, a sentence after the exception's own text."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import os
@@ -158,7 +156,8 @@ def of_result(value: Any) -> str:
     advice = _as_json(odd)
     if not advice:
         return ""
-    return f"{where or 'It'} is {_article(type(odd).__name__)}: {advice}"
+    name = type(odd).__name__
+    return f"{where or 'It'} is {'an' if name[0].lower() in 'aeiou' else 'a'} {name}: {advice}"
 
 
 def _odd(value: Any, where: str, seen: list[int]) -> tuple[Any, str] | None:
@@ -200,10 +199,6 @@ def _as_json(value: Any) -> str:
     if hasattr(value, "__dataclass_fields__"):
         return "dataclasses.asdict(x) makes a dict of it"
     return ""
-
-
-def _article(name: str) -> str:
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 #: The characters that are kept of a traceback, from its end, and of each of its lines.
@@ -324,17 +319,18 @@ def _captured(error: BaseException) -> traceback.TracebackException | None:
 
 def _frames(error: BaseException, runtime: bool) -> Iterator[str]:
     captured = _captured(error)
-    stack = captured.stack if captured is not None else _bare_stack(error)
+    walked = traceback.walk_tb(_TRACEBACK(error))
+    stack = (
+        traceback.StackSummary.extract(walked, limit=-FRAMES_MAX, lookup_lines=False)
+        if captured is None
+        else captured.stack
+    )
     kept = [frame for frame in stack if not _is_ours(frame.filename)] or (list(stack) if runtime else [])
     if _TRACEBACK(error) is not None:
         yield "Traceback (most recent call last):\n"
     for line in _formatted(kept):
         yield line if len(line) <= LINE_CHARS_MAX else f"{line[:LINE_CHARS_MAX]}…\n"
     yield _own_lines(error, captured)
-
-
-def _bare_stack(error: BaseException) -> traceback.StackSummary:
-    return traceback.StackSummary.extract(traceback.walk_tb(_TRACEBACK(error)), limit=-FRAMES_MAX, lookup_lines=False)
 
 
 def _formatted(frames: list[traceback.FrameSummary]) -> list[str]:
@@ -373,7 +369,8 @@ def _own_lines(error: BaseException, captured: traceback.TracebackException | No
     line of a syntax error, are used for a short text without notes."""
     text = text_of(error)
     notes: Any = getattr(captured, "__notes__", None)
-    if captured is not None and notes is None and len(text) < TEXT_CHARS_MAX and not _has_long_line(error):
+    long_line = issubclass(type(error), SyntaxError) and len(text_of(_SYNTAX(error))) > LINE_CHARS_MAX
+    if captured is not None and notes is None and len(text) < TEXT_CHARS_MAX and not long_line:
         try:
             return text_of("".join(captured.format_exception_only()), 2 * TEXT_CHARS_MAX)
         except BaseException:
@@ -381,10 +378,6 @@ def _own_lines(error: BaseException, captured: traceback.TracebackException | No
     name = _full_name(type(error))
     shown: list[Any] = list.__getitem__(notes, slice(NOTES_MAX)) if issubclass(type(notes), list) else []
     return "".join((f"{name}: {text}\n" if text else f"{name}\n", *(f"{text_of(note)}\n" for note in shown)))
-
-
-def _has_long_line(error: BaseException) -> bool:
-    return issubclass(type(error), SyntaxError) and len(text_of(_SYNTAX(error))) > LINE_CHARS_MAX
 
 
 def _full_name(kind: type) -> str:

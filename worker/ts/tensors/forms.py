@@ -4,13 +4,11 @@ The frontend hands a tensor request on as one input whose content type begins wi
 rest of it names the form and its options: `\\0grpc`, `\\0json;stream`.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -89,23 +87,26 @@ class ModelSpec:
     latest: list[Any] = field(default_factory=list)
 
 
-class Form(Protocol):
+class Form:
     """One request in its protocol's form. Making one raises BadTensor for a request that can't be read. `headers`: of
     the answer; answers over HTTP are JSON unless these name another type. `checked`: the inputs are known to be those
     that the model declares."""
 
     request: InferenceRequest
-    headers: Sequence[tuple[str, str]]
-    checked: bool
+    headers: Sequence[tuple[str, str]] = ()
+    checked = False
 
     def answer(self, response: InferenceResponse, last: bool) -> bytes:
         """A message that carries the response; `last`: the request ends with it. May set `headers` for the first."""
+        raise NotImplementedError
 
     def failed(self, text: str) -> bytes:
         """A message about a failure after which answers go on; b"" where the protocol has none."""
+        return b""
 
     def end(self) -> bytes:
         """The bytes that end an answer after its last message; b"" for none."""
+        return b""
 
 
 #: The option, in every form, of a client that takes any number of answers.
@@ -154,7 +155,7 @@ class _Mark(NamedTuple):
 
 @lru_cache(maxsize=MARKS_MAX)
 def _marked(content_type: str) -> _Mark:
-    """Parses a mark. The module of its form is imported with the first request."""
+    """Parses a mark. The module of its form, in which `opened` reads requests, is imported with the first one."""
     name, *options = content_type[1:].split(";")
     opening: Callable[..., Form] = importlib.import_module(_FORMS[name]).opened
     return _Mark(opening, frozenset(options), STREAM in options, name != "grpc")
@@ -255,15 +256,10 @@ def _wanted(response: InferenceResponse, request: InferenceRequest, model: Model
         if CLASSIFICATION in output.parameters
     }
     return [
-        _as_classes(found[name], classes[name], model) if name in classes else found[name]
+        classified(found[name], classes[name], model.outputs.get(name, {})) if name in classes else found[name]
         for name in wanted
         if name in found
     ]
-
-
-def _as_classes(tensor: Tensor, count: Any, model: ModelSpec) -> Tensor:
-
-    return classified(tensor, count, model.outputs.get(tensor.name, {}))
 
 
 def payload(data: Buffer) -> bytes:

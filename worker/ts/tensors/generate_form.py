@@ -1,7 +1,5 @@
 """The body of `generate`: a flat JSON object, text in and text out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,16 +32,13 @@ def opened(data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSp
     return GenerateForm(message, pairs, model)
 
 
-class GenerateForm:
+class GenerateForm(Form):
     """Keys that name an input of the model are tensors (without a declaration: `text_input` and lists), others are
     parameters. The answer has each output under its name, as a plain value when it has one element."""
-
-    checked = False
 
     def __init__(self, message: dict[str, Any], pairs: Headers, model: ModelSpec) -> None:
         self._model = model
         self._held: dict[str, bytes] = {}
-        self.headers: Sequence[tuple[str, str]] = ()
         nested = message.pop(PARAMETERS, None) or {}
         if not isinstance(nested, dict):
             raise BadTensor(f"{PARAMETERS} is an object, not {nested!r}")

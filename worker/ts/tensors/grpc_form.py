@@ -1,7 +1,5 @@
 """The protocol's gRPC form: ModelInferRequest in, ModelInferResponse out (protos/open_inference.proto)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +17,7 @@ from ts.protocol.open_inference_pb2 import (
     ModelStreamInferResponse,
 )
 from ts.protocol.wire import prefix
-from ts.tensors.forms import EMPTY_FINAL, ModelSpec, check_reserved, completed, payload
+from ts.tensors.forms import EMPTY_FINAL, Form, ModelSpec, check_reserved, completed, payload
 from ts.tensors.grpc_usual import usual_answer, usual_request, usual_request_bytes, usual_response
 from ts.tensors.shared_memory import NO_REGIONS, PARAMETERS, REGION, Regions
 from ts.tensors.types import (
@@ -50,14 +48,10 @@ FINAL = "triton_final_response"
 _RAW_ONLY = frozenset(name for name, kind in DATATYPES.items() if not kind.field)
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
-_SCALARS = {
-    bool: "bool_param",
-    str: "string_param",
-    float: "double_param",
-}
+_SCALARS = {bool: "bool_param", str: "string_param", float: "double_param"}
 
 
-class GrpcForm:
+class GrpcForm(Form):
     """One ModelInferRequest, and how its answers are written.
 
     Typed contents are answered typed, raw ones raw. Text as code points (`int_contents` without datatype and shape) is
@@ -65,8 +59,6 @@ class GrpcForm:
     """
 
     # The attributes of most requests.
-    checked = False
-    headers: Sequence[tuple[str, str]] = ()
     _triton = _ends_failed = _typed = _bare = _code_points = False
     _regions = NO_REGIONS
 
@@ -259,7 +251,6 @@ class GrpcForm:
         return self._written(message)
 
 
-#: The function of this module that `forms.opened` calls.
 opened = GrpcForm
 
 
@@ -379,7 +370,6 @@ def _response_from(data: Buffer) -> InferenceResponse:
 
 
 def _output(tensor: ModelInferResponse.InferOutputTensor, raw: bytes | None, label: str) -> Tensor:
-    """An output whose elements are `raw`, or in its contents."""
     kind, shape = datatype(tensor.datatype, label), list(tensor.shape)
     if raw is not None:
         array = decode_raw(kind, shape, raw, label)

@@ -1,7 +1,5 @@
 """The protocol's HTTP form: JSON, with tensors in binary after it where the client says so."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math
@@ -11,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ts.protocol.datatypes import DATATYPES, Datatype
+from ts.protocol.datatypes import Datatype
 from ts.protocol.frames import Buffer, PackedPairs
-from ts.tensors.forms import ModelSpec, check_reserved, completed, payload
+from ts.tensors.forms import Form, ModelSpec, check_reserved, completed, payload
 from ts.tensors.json_text import dumped, list_text, loaded
 from ts.tensors.json_usual import usual_request
 from ts.tensors.shared_memory import NO_REGIONS, PARAMETERS, REGION, Regions
@@ -38,8 +36,6 @@ from ts.tensors.types import (
 #: Advice for elements that are no text.
 NO_TEXT = "Send bytes that aren't text as binary data, or in base64 with the input's parameter content_type base64"
 _SCALARS = (str, int, float, bool)
-#: The datatypes whose elements JSON represents directly.
-_NUMBERS = frozenset(name for name, kind in DATATYPES.items() if kind.element is not bytes and not kind.as_bits)
 #: The most cached heads of answers, and of outputs with their shapes.
 HEADS_MAX = 256
 
@@ -75,11 +71,7 @@ def _flat_list(data: Any, label: str) -> list[Any]:
 
 
 #: The types of a number's elements in JSON.
-_WANTED: dict[type, frozenset[type]] = {
-    float: frozenset({int, float}),
-    int: frozenset({int}),
-    bool: frozenset({bool}),
-}
+_WANTED: dict[type, frozenset[type]] = {float: frozenset({int, float}), int: frozenset({int}), bool: frozenset({bool})}
 
 
 def _numbers(kind: Datatype, flat: list[Any], label: str) -> Array:
@@ -154,12 +146,10 @@ LENGTH_DIGITS_MAX = 19
 BINARY_SIZE, BINARY, BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
 
 
-class JsonForm:
+class JsonForm(Form):
     """A V2 request over HTTP, and how its answers are written: in a stream as JSON, since events have no more room."""
 
     # The attributes of most requests.
-    checked = False
-    headers: Sequence[tuple[str, str]] = ()
     _regions = NO_REGIONS
     _binary: Buffer = b""
     _binary_at = 0
@@ -242,9 +232,6 @@ class JsonForm:
 
     def answer(self, response: InferenceResponse, last: bool) -> bytes:
         """JSON, with the requested binary outputs after it. Raises BadTensor for an output that doesn't exist."""
-        usual = self._usual_answer(response)
-        if usual is not None:
-            return usual
         response = completed(response, self.request, self._model)
         binary: list[Buffer] = []
         head = _head(response.model_name, response.model_version)
@@ -259,36 +246,6 @@ class JsonForm:
         if binary:
             self.headers = (("content-type", "application/octet-stream"), (LENGTH_HEADER, str(len(head))))
         return b"".join((head, *binary))
-
-    def _usual_answer(self, response: InferenceResponse) -> bytes | None:
-        """The answer with all outputs in JSON, and without parameters; None for any other."""
-        request, model = self.request, self._model
-        if response.parameters or request.outputs or request.parameters:
-            return None
-        outputs, answer_id = response.outputs, response.id or request.id
-        name, version = response.model_name or model.name, response.model_version or model.version
-        if len(outputs) == 1 and not answer_id:
-            tensor = outputs[0]
-            array = tensor.array
-            if tensor.parameters or tensor.datatype not in _NUMBERS or array.dtype.kind not in "biuf":
-                return None  # BYTES that are no text have a parameter
-            head = _only_output(name, version, tensor.name, tensor.datatype, array.shape)
-            return head + list_text((array if array.ndim == 1 else array.ravel()).tolist()) + b"}]}"
-        parts = [_head(name, version)]
-        if answer_id:
-            parts += (b',"id":', dumped(answer_id))
-        between = b',"outputs":['
-        for tensor in outputs:
-            array = tensor.array
-            if tensor.parameters or tensor.datatype not in _NUMBERS or array.dtype.kind not in "biuf":
-                return None  # BYTES that are no text have a parameter
-            parts += (between, _output_head(tensor.name, tensor.datatype, array.shape), b',"data":')
-            parts.append(list_text((array if array.ndim == 1 else array.ravel()).tolist()))
-            between = b"},"
-        if not outputs:
-            return None
-        parts.append(b"}]}")
-        return b"".join(parts)
 
     def _output(self, tensor: Tensor, asked: dict[str, Any], binary: list[Buffer]) -> bytes:
         """An output in JSON, its elements as text of their own, or in `binary`."""
@@ -308,22 +265,13 @@ class JsonForm:
     def failed(self, text: str) -> bytes:
         return dumped({"error": text}) if self.request.stream else b""
 
-    def end(self) -> bytes:
-        return b""
 
-
-#: The function of this module that `forms.opened` calls.
 opened = JsonForm
 
 
 @lru_cache(maxsize=HEADS_MAX)
 def _head(model: str, version: str) -> bytes:
     return dumped({"model_name": model, "model_version": version})[:-1]
-
-
-@lru_cache(maxsize=HEADS_MAX)
-def _only_output(model: str, version: str, name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    return b"".join((_head(model, version), b',"outputs":[', _output_head(name, datatype, shape), b',"data":'))
 
 
 @lru_cache(maxsize=HEADS_MAX)

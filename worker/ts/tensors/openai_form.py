@@ -4,8 +4,6 @@ Answers are small JSON objects (`text`, and the model's metadata for it: `finish
 `completion_tokens`), which the frontend puts into OpenAI's form.
 """
 
-from __future__ import annotations
-
 import json
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
@@ -14,7 +12,7 @@ from typing import Any
 from ts.protocol import completions
 from ts.protocol.completions import SAID, BadCompletion
 from ts.protocol.frames import Buffer
-from ts.tensors.forms import ModelSpec, completed, payload
+from ts.tensors.forms import Form, ModelSpec, completed, payload
 from ts.tensors.generate_form import TEXT_INPUT
 from ts.tensors.json_form import json_object, text_bytes
 from ts.tensors.json_text import dumped
@@ -27,22 +25,15 @@ _NOT_PARAMETERS = frozenset(
 )
 
 
-def opened(data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> OpenAIForm:
-    return OpenAIForm(json_object(payload(data)), CHAT in options, pairs, model)
-
-
-class OpenAIForm:
+class OpenAIForm(Form):
     """The model's one text input (`text_input` without a declaration) is the prompt, or the conversation: a line for
     each message, `role: content`, and `assistant:`. A handler with a template of its own finds the messages, as JSON,
     in the parameter `messages`. The body's other keys (`max_tokens`, `temperature`, `stop`, …) are parameters; a chat's
     `max_completion_tokens` is `max_tokens`."""
 
-    checked = False
-
-    def __init__(self, message: dict[str, Any], chat: bool, pairs: Headers, model: ModelSpec) -> None:
-        self._model = model
+    def __init__(self, data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> None:
+        self._model, message, chat = model, json_object(payload(data)), CHAT in options
         self._decoder = getincrementaldecoder("utf-8")("replace")
-        self.headers: Sequence[tuple[str, str]] = ()
         parameters = {
             name: value for name, value in message.items() if name not in _NOT_PARAMETERS and value is not None
         }
@@ -78,13 +69,13 @@ class OpenAIForm:
                 said[tensor.name] = as_bytes(value).decode() if tensor.datatype == "BYTES" else int(value)
         return dumped({"text": text} | said)
 
-    def failed(self, text: str) -> bytes:
-        return b""
-
     def end(self) -> bytes:
         """The rest of a text that ended in the middle of a character."""
         rest = self._decoder.decode(b"", True)
         return dumped({"text": rest}) if rest else b""
+
+
+opened = OpenAIForm
 
 
 def _only(prompts: Sequence[str]) -> str:

@@ -1,7 +1,5 @@
 """An HTTP request for a path of the model's own, as it came, and its answer, as the model made it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -31,17 +29,13 @@ class RouteResponse(InferenceResponse):
     body: bytes = b""
 
 
-def opened(data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> Form:
-    return RouteForm(payload(data), dict(pairs), model)
-
-
-class RouteForm:
+class RouteForm(Form):
     checked = True  # it has no inputs
 
-    def __init__(self, data: bytes, headers: dict[str, str], model: ModelSpec) -> None:
+    def __init__(self, data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> None:
+        headers = dict(pairs)
         method, path, query = (headers.pop(name, "") for name in (METHOD, PATH, QUERY))
-        self.headers: Sequence[tuple[str, str]] = ()
-        self.request: InferenceRequest = RouteRequest(
+        self.request = RouteRequest(
             [],
             model_name=model.name,
             model_version=model.version,
@@ -49,7 +43,7 @@ class RouteForm:
             method=method,
             path=path,
             query=query,
-            body=data,
+            body=payload(data),
         )
 
     def answer(self, response: InferenceResponse, last: bool) -> bytes:
@@ -57,8 +51,5 @@ class RouteForm:
         self.headers = response.pairs
         return response.body
 
-    def failed(self, text: str) -> bytes:
-        return b""
 
-    def end(self) -> bytes:
-        return b""
+opened = RouteForm

@@ -1,7 +1,5 @@
 """Conversion between tensors and TorchServe handlers' rows and results (the table: docs/open-inference.md)."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
@@ -12,7 +10,7 @@ import numpy as np
 from ts.protocol.datatypes import DATATYPES
 from ts.protocol.frames import Input
 from ts.tensors.forms import ModelSpec
-from ts.tensors.types import BadTensor, Headers, InferenceRequest, InferenceResponse, Tensor, bytes_array
+from ts.tensors.types import BadTensor, Headers, InferenceRequest, InferenceResponse, Tensor, as_bytes, bytes_array
 
 #: The name of the output if the model declares none.
 OUTPUT = "output"
@@ -100,12 +98,8 @@ def _tensor(name: str, value: Any, model: ModelSpec) -> Tensor:
         if found is not None:
             return Tensor.of(name, found)
     if isinstance(value, list) and value and all(isinstance(one, (str, bytes)) for one in value):
-        return Tensor(name, "BYTES", bytes_array([_encoded(one) for one in value], [len(value)]))
+        return Tensor(name, "BYTES", bytes_array([as_bytes(one) for one in value], [len(value)]))
     return Tensor.of(name, _json(value))
-
-
-def _encoded(value: str | bytes) -> bytes:
-    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
 
 
 def _numbers(value: list[Any], declared: str | None) -> Any:

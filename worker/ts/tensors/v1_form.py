@@ -1,7 +1,5 @@
 """KServe's V1 protocol: `{"instances": […]}` and `{"predictions": […]}`, also as CloudEvents."""
 
-from __future__ import annotations
-
 import base64
 import json
 import uuid
@@ -40,28 +38,22 @@ class V1Response(InferenceResponse):
     payload: dict[str, Any] = field(default_factory=dict)
 
 
-def opened(data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> Form:
-    return V1Form(payload(data), EXPLAIN in options, dict(pairs), model)
-
-
-class V1Form:
+class V1Form(Form):
     """Instances that are objects are rows of tensors with their keys' names; all others are one tensor, of the model's
     only input that isn't optional, or `instances`. Values that make no array of numbers or texts are a BYTES tensor of
     JSON."""
 
-    checked = False
-
-    def __init__(self, data: bytes, explain: bool, headers: dict[str, str], model: ModelSpec) -> None:
-        self._model = model
+    def __init__(self, data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> None:
+        self._model, headers, explain = model, dict(pairs), EXPLAIN in options
         self._event = any(name.lower() == "ce-id" for name in headers)
-        body = _object(data)
+        body = _object(payload(data))
         if headers.get("content-type", "").startswith(_STRUCTURED):
             self._event, body = True, _event_data(body)
-        self.headers: Sequence[tuple[str, str]] = self._event_headers()
+        self.headers = self._event_headers()
         rows = next((body[name] for name in INSTANCES if isinstance(body.get(name), list)), None)
         if rows is None:
             raise BadTensor('Expected "instances" or "inputs" to be a list')
-        self.request: InferenceRequest = V1Request(
+        self.request = V1Request(
             tensors_of(rows, model), "", model.name, model.version, pairs=headers, payload=body, explain=explain
         )
 
@@ -82,11 +74,8 @@ class V1Form:
             return dumped(response.payload)
         return dumped({"predictions": _predictions(response.outputs)})
 
-    def failed(self, text: str) -> bytes:
-        return b""
 
-    def end(self) -> bytes:
-        return b""
+opened = V1Form
 
 
 def _object(data: bytes) -> dict[str, Any]:

@@ -1,46 +1,32 @@
 """A model in a test: a worker of the server that runs in a thread of the test's process, and the test as its
 frontend. Requests, batches, streams, cancels and failures use the same code as in a server."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
+import json
 import math
 import os
+import queue
 import socket
 import sys
 import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ts.model_loader import read_manifest
+from ts.protocol import frames
+from ts.protocol.codes import Code, code_of_http
 from ts.protocol.decoder import Decoder
-from ts.protocol.frames import (
-    Call,
-    Cancel,
-    Chunk,
-    Failed,
-    Item,
-    Load,
-    LoadFailed,
-    Message,
-    Pieces,
-    Predict,
-    Ready,
-    Stop,
-    chunks_of,
-    encode_bytes,
-)
 from ts.protocol.progress import PROGRESS_BYTES
 from ts.runtime.main import live_in_process
 from ts.runtime.process import modules_in
 from ts.runtime.renewal import SourceImports
-from ts.testing.requests import Answer, Request, RequestFailed, Streamed
 
 #: The longest wait of a test.
 LIMIT_S = 60.0
@@ -48,6 +34,149 @@ READ_BYTES = 1 << 20
 MESSAGE_BYTES_MAX = 1 << 32
 #: The statuses for an ended worker, and for calls to other models, which a test doesn't have.
 DIED_STATUS, NO_SERVER_STATUS = 500, 501
+CANCELLED_STATUS = 499
+_NOT_GIVEN: Any = object()
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request. `body`: the body of an HTTP request: bytes, text, or a value that is sent as JSON; `content_type`:
+    its content type, by default the fitting one. `inputs`: inputs by name, as in gRPC. `timeout_s`: seconds that its
+    caller waits."""
+
+    body: Any = _NOT_GIVEN
+    inputs: Mapping[str, bytes] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content_type: str | None = None
+    timeout_s: float | None = None
+    request_id: str | None = None
+
+    def parts(self) -> list[frames.Input]:
+        found = [frames.Input(name, "", bytes(value)) for name, value in self.inputs.items()]
+        if self.body is _NOT_GIVEN:
+            return found
+        given = self.content_type
+        if isinstance(self.body, (bytes, bytearray, memoryview)):
+            return [*found, frames.Input("body", given or "", bytes(self.body))]
+        if isinstance(self.body, str):
+            return [*found, frames.Input("body", "text/plain" if given is None else given, self.body.encode())]
+        data = json.dumps(self.body).encode()
+        return [*found, frames.Input("body", "application/json" if given is None else given, data)]
+
+    @staticmethod
+    def of(value: Any) -> "Request":
+        return value if isinstance(value, Request) else Request(value)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer: `data` is its joined pieces. Status, phrase and headers: 200, "" and {}, or the handler's."""
+
+    pieces: tuple[bytes, ...]
+    status: int = 200
+    phrase: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self.pieces)
+
+    @property
+    def text(self) -> str:
+        return self.data.decode()
+
+    def json(self) -> Any:
+        return json.loads(self.data)
+
+    @property
+    def grpc_code(self) -> str:
+        """The status of a gRPC call, by its name."""
+        return code_of_http(self.status).name
+
+
+class RequestFailed(Exception):
+    """A request has no answer. `status`: HTTP's; `grpc_code`: gRPC's, by its name; `traceback`: of the handler's
+    exception, "" where it isn't known. The message is the one that clients see while the server explains errors
+    (docs/handlers.md)."""
+
+    def __init__(self, status: int, message: str, grpc_code: str, traceback: str = "") -> None:
+        super().__init__(f"HTTP {status}, gRPC {grpc_code}: {message}" + (f"\n{traceback}" if traceback else ""))
+        self.status, self.message, self.grpc_code, self.traceback = status, message, grpc_code, traceback
+
+    @staticmethod
+    def of(failed: frames.Failed) -> "RequestFailed":
+        code = Code.INTERNAL if failed.by_handler else code_of_http(failed.code)
+        return RequestFailed(failed.code, failed.message, code.name, failed.traceback)
+
+
+class Streamed:
+    """A running request: an iterator over the pieces of its answer. `send` sends messages to the worker; `limit_s`:
+    seconds for a piece, after which TimeoutError is raised. Leaving it as a context manager cancels it."""
+
+    def __init__(self, job_id: int, send: Callable[[frames.Message], None], limit_s: float) -> None:
+        self.job_id = job_id
+        self._send, self.limit_s = send, limit_s
+        self._came: queue.SimpleQueue[frames.Chunk | frames.Failed] = queue.SimpleQueue()
+        self._first: frames.Chunk | None = None
+        self._failed: frames.Failed | None = None
+        self._over = False
+
+    def put(self, message: frames.Chunk | frames.Failed) -> None:
+        """Takes a message of the worker; from its thread."""
+        self._came.put(message)
+
+    def __enter__(self) -> "Streamed":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._over:
+            self.cancel()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        """The next piece; empty ones, which clients don't see, are left out. Raises RequestFailed."""
+        while not self._over:
+            data = self._next()
+            if data:
+                return data
+        if self._failed is not None:
+            raise RequestFailed.of(self._failed)
+        raise StopIteration
+
+    def _next(self) -> bytes:
+        try:
+            message = self._came.get(timeout=self.limit_s)
+        except queue.Empty:
+            raise TimeoutError(f"the handler gave nothing for {self.limit_s:g} s") from None
+        if isinstance(message, frames.Failed):
+            self._failed, self._over = message, True
+            return b""
+        self._first = self._first or message
+        self._over = message.last
+        if not message.last:
+            self._send(frames.Credit(self.job_id, len(message.data) + frames.CHUNK_COST_BYTES))
+        return bytes(message.data)
+
+    def cancel(self) -> None:
+        """Cancels the request, like a client that closes its connection, and returns when the handler has ended it."""
+        if self._over:
+            return
+        self._send(frames.Cancel(self.job_id))
+        while not self._over:
+            self._next()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it ended by the caller's cancel."""
+        return self._failed is not None and self._failed.code == CANCELLED_STATUS
+
+    def answer(self) -> Answer:
+        """The rest of the answer, whole. Raises RequestFailed."""
+        pieces = tuple(self)
+        head = self._first or frames.Chunk(self.job_id, b"")
+        return Answer(pieces, head.status, head.phrase, dict(head.headers))
 
 
 class NotLoaded(Exception):
@@ -90,7 +219,7 @@ class ServedModel:
         self._ids = itertools.count(1)
         self._open: dict[int, Streamed] = {}
         self._loaded = threading.Event()
-        self._outcome: Ready | LoadFailed | None = None
+        self._outcome: frames.Ready | frames.LoadFailed | None = None
         self._sending = threading.Lock()
         self._unpacked: tempfile.TemporaryDirectory[str] | None = None
         told = self._settings(Path(source).absolute(), handler, config, files, name)
@@ -108,7 +237,7 @@ class ServedModel:
         self._reader = threading.Thread(target=self._read, name=f"answers-{self.name}", daemon=True)
         self._worker.start()
         self._reader.start()
-        self._send(Load(told))
+        self._send(frames.Load(told))
         self._wait_loaded()
 
     # --- loading
@@ -121,7 +250,6 @@ class ServedModel:
         files: Mapping[str, str] | None,
         name: str | None,
     ) -> dict[str, Any]:
-        """The worker's settings of the model."""
         if source.suffix == ".py":
             folder, manifest = source.parent, {"model": {"handler": source.name, **(files or {})}}
         else:
@@ -161,7 +289,7 @@ class ServedModel:
     def _wait_loaded(self) -> None:
         there = self._loaded.wait(self.limit_s)
         outcome = self._outcome
-        if isinstance(outcome, Ready):
+        if isinstance(outcome, frames.Ready):
             return
         self.close()
         if not there:
@@ -172,7 +300,7 @@ class ServedModel:
     @property
     def kind(self) -> str:
         """The kind of its handler: blocking, generator, async or continuous."""
-        assert isinstance(self._outcome, Ready)
+        assert isinstance(self._outcome, frames.Ready)
         return str(self._outcome.info["handler_kind"])
 
     @property
@@ -195,7 +323,7 @@ class ServedModel:
         (streamed,) = self._begin([made])
         return streamed
 
-    def batch(self, bodies: Sequence[Any]) -> list[Answer | RequestFailed]:
+    def batch(self, bodies: Sequence[Any]) -> "list[Answer | RequestFailed]":
         """Requests that the handler gets together, as bodies or `Request`s; returns the result of each caller."""
         return [_ended(streamed) for streamed in self._begin([Request.of(body) for body in bodies])]
 
@@ -217,18 +345,20 @@ class ServedModel:
             made.append(streamed)
             deadline_s = math.inf if request.timeout_s is None else now_s + request.timeout_s
             request_id = request.request_id or f"test-{streamed.job_id}"
-            items.append(Item(streamed.job_id, request_id, deadline_s, list(request.headers.items()), request.parts()))
-        self._send(Predict(items[0].job_id, items))
+            items.append(
+                frames.Item(streamed.job_id, request_id, deadline_s, list(request.headers.items()), request.parts())
+            )
+        self._send(frames.Predict(items[0].job_id, items))
         if not self._reader.is_alive():
             self._end_all()
         return made
 
     # --- the worker's socket
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: frames.Message) -> None:
         with self._sending:
             try:
-                self._sock.sendall(encode_bytes(message))
+                self._sock.sendall(frames.encode_bytes(message))
             except OSError:  # the worker has ended: what is open is failed by the reader
                 pass
 
@@ -247,17 +377,17 @@ class ServedModel:
         except OSError:
             return b""
 
-    def _take(self, message: Message) -> None:
-        if isinstance(message, (Ready, LoadFailed)):
+    def _take(self, message: frames.Message) -> None:
+        if isinstance(message, (frames.Ready, frames.LoadFailed)):
             self._outcome = message
             self._loaded.set()
-        elif isinstance(message, Call):
-            self._send(Failed(message.call_id, NO_SERVER_STATUS, "a model in a test has no server to call"))
-        elif isinstance(message, Pieces):
-            for chunk in chunks_of(message):
+        elif isinstance(message, frames.Call):
+            self._send(frames.Failed(message.call_id, NO_SERVER_STATUS, "a model in a test has no server to call"))
+        elif isinstance(message, frames.Pieces):
+            for chunk in frames.chunks_of(message):
                 self._take(chunk)
-        elif isinstance(message, (Chunk, Failed)):
-            ended = isinstance(message, Failed) or message.last
+        elif isinstance(message, (frames.Chunk, frames.Failed)):
+            ended = isinstance(message, frames.Failed) or message.last
             streamed = self._open.pop(message.job_id, None) if ended else self._open.get(message.job_id)
             if streamed is not None:
                 streamed.put(message)
@@ -265,11 +395,11 @@ class ServedModel:
     def _end_all(self) -> None:
         while self._open:
             _, streamed = self._open.popitem()
-            streamed.put(Failed(streamed.job_id, DIED_STATUS, "The worker ended before it had answered"))
+            streamed.put(frames.Failed(streamed.job_id, DIED_STATUS, "The worker ended before it had answered"))
 
     # --- the end
 
-    def __enter__(self) -> ServedModel:
+    def __enter__(self) -> "ServedModel":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -280,8 +410,8 @@ class ServedModel:
         if self._sock.fileno() == -1:
             return
         for job_id in list(self._open):
-            self._send(Cancel(job_id))  # nobody reads it any more
-        self._send(Stop())
+            self._send(frames.Cancel(job_id))  # nobody reads it any more
+        self._send(frames.Stop())
         self._worker.join(self.limit_s)
         with contextlib.suppress(OSError):  # the worker has closed its end
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -308,7 +438,7 @@ def _request(body: Any, given: Mapping[str, Any]) -> Request:
     return Request(**given) if body is None and "inputs" in given else Request(body, **given)
 
 
-def _ended(streamed: Streamed) -> Answer | RequestFailed:
+def _ended(streamed: Streamed) -> "Answer | RequestFailed":
     try:
         return streamed.answer()
     except RequestFailed as failure:

@@ -1,24 +1,21 @@
 """BaseHandler: loads an archive's model and answers requests in three steps that subclasses replace."""
 
-from __future__ import annotations
-
+import importlib
 import logging
 import os
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ts.context import Context
 from ts.handler_utils.timer import timed
 from ts.handler_utils.utils import is_asked, row_value
-from ts.torch_handler import compilation, model_files
-from ts.torch_handler.devices import choose_device
-from ts.utils.util import load_label_mapping
-
-if TYPE_CHECKING:
-    from ts.context import Context
+from ts.torch_handler import model_files
+from ts.utils.util import PredictionException, check_valid_pt2_backend, load_label_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +30,32 @@ XLA_AVAILABLE, IPEX_AVAILABLE, ONNX_AVAILABLE = (
 def setup_ort_session(model_pt_path: str, map_location: str) -> Any:
     """The ONNX Runtime session of a model's file, on `map_location`: "cpu" or "cuda"."""
     return model_files.load_onnx(model_pt_path, torch.device(map_location)).session
+
+
+def choose_device(gpu_id: int | str | None) -> torch.device:
+    """The device of a worker that was given `gpu_id` (None: no accelerator): CUDA, XPU, MPS, XLA, else the CPU."""
+    if gpu_id is not None:
+        if torch.cuda.is_available():
+            return torch.device(f"cuda:{gpu_id}")
+        if os.environ.get("TS_IPEX_GPU_ENABLE", "false").lower() == "true" and torch.xpu.is_available():
+            return torch.device(f"xpu:{gpu_id}")
+        if torch.backends.mps.is_available():
+            return torch.device("mps")
+    if find_spec("torch_xla") is not None:
+        from torch_xla.core import xla_model  # type: ignore[import-not-found, unused-ignore]
+
+        return xla_model.xla_device()
+    return torch.device("cpu")
+
+
+def attribution(name: str) -> Any:
+    """The class `name` of captum.attr. Raises PredictionException 501 without that package."""
+    try:
+        module = importlib.import_module("captum.attr")
+    except ImportError as error:
+        message = "explanations need the package captum: add it to the archive's requirements or pip install it"
+        raise PredictionException(message, 501) from error
+    return getattr(module, name)
 
 
 class BaseHandler:
@@ -92,7 +115,7 @@ class BaseHandler:
             return model_files.load_exported(path, self.device)
         if ending == ".onnx":
             return model_files.load_onnx(path, self.device)
-        if ending == ".so" and compilation.wants_ahead_of_time(self.model_yaml_config):
+        if ending == ".so" and wants_ahead_of_time(self.model_yaml_config):
             return model_files.load_shared_library(path, self.device)
         hint = " without `pt2: {export: {aot_compile: true}}` in model-config.yaml" if ending == ".so" else ""
         raise model_files.ModelFileError(
@@ -108,11 +131,11 @@ class BaseHandler:
         )
 
     def _compile(self) -> None:
-        options = compilation.compile_options(self.model_yaml_config)
+        options = compile_options(self.model_yaml_config)
         if options is None and self.device.type == "xla":
             options = {"backend": "torchxla_trace_once"}
         if options is not None:
-            self.model = compilation.compiled(self.model, options)
+            self.model = compiled(self.model, options)
 
     def _load_mapping(self, model_dir: str) -> dict[str, str] | None:
         return load_label_mapping(os.path.join(model_dir, "index_to_name.json"))
@@ -202,7 +225,6 @@ class BaseHandler:
         return None
 
     def get_device(self) -> Any:
-        """The device of the model."""
         return self.device
 
 
@@ -211,3 +233,47 @@ def _target(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         value = value.decode("utf-8", "replace")
     return int(value) if isinstance(value, str) and value.strip().isdecimal() else value or 0
+
+
+# --- `pt2` of model-config.yaml: the compilation of a model
+
+
+def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = config.get(name)
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def compile_options(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Arguments for torch.compile from a model-config.yaml; None: don't compile.
+
+    `pt2: {compile: {enable: true, backend: B, …}}`, or the older `pt2: B` and `pt2: {backend: B, …}`.
+    """
+    pt2 = config.get("pt2")
+    if isinstance(pt2, str):
+        return {"backend": pt2}
+    if not isinstance(pt2, Mapping):
+        return None
+    if "compile" not in pt2:
+        return {key: value for key, value in pt2.items() if key != "export"} or None
+    options = _section(pt2, "compile")
+    return options if options.pop("enable", True) and pt2["compile"] is not False else None
+
+
+def wants_ahead_of_time(config: Mapping[str, Any]) -> bool:
+    """`pt2: {export: {aot_compile: true}}`: the serialized file is a library of machine code."""
+    return bool(_section(_section(config, "pt2"), "export").get("aot_compile", False))
+
+
+def compiled(model: Any, options: dict[str, Any]) -> Any:
+    """`model` through torch.compile, or unchanged (and a warning) when that can't be done."""
+    if not check_valid_pt2_backend(options.get("backend", "inductor")):
+        logger.warning("The model runs uncompiled")
+        return model
+    if isinstance(model, torch.jit.ScriptModule) or not isinstance(model, torch.nn.Module):
+        logger.warning("A %s can't be compiled: the model runs as it is", type(model).__name__)
+        return model
+    try:
+        return torch.compile(model, **options)
+    except Exception as error:
+        logger.warning("torch.compile(%s) failed, the model runs uncompiled: %s", options, error)
+        return model

@@ -1,15 +1,10 @@
 """The place of TorchServe's handler with DALI preprocessing, which is not supported."""
 
-from __future__ import annotations
-
 from abc import ABC
-from typing import TYPE_CHECKING
 
+from ts.context import Context
 from ts.handler_utils.preprocess.dali import get_dali_pipeline
 from ts.torch_handler.base_handler import BaseHandler
-
-if TYPE_CHECKING:
-    from ts.context import Context
 
 
 class DALIHandler(BaseHandler, ABC):

@@ -1,7 +1,5 @@
 """Tensors in, tensors out."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from typing import Any

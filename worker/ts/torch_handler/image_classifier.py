@@ -1,7 +1,5 @@
 """Image in, the most probable classes out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -19,11 +17,9 @@ class ImageClassifier(VisionHandler):
     image_processing = imagenet()
 
     def set_max_result_classes(self, topk: int) -> None:
-        """Answer the `topk` most probable classes."""
         self.topk = topk
 
     def get_max_result_classes(self) -> int:
-        """The number of classes in an answer."""
         return self.topk
 
     @timed

@@ -1,7 +1,5 @@
 """Image in, a class for each pixel out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

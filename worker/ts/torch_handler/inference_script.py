@@ -5,8 +5,6 @@ request of a batch is answered by itself. A generator from output_fn or transfor
 imported when a default needs it: scripts of other frameworks do without.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import io
@@ -83,7 +81,6 @@ class InferenceScript:
             return f"{told}\n"
 
     def _transformed(self, idx: int, body: Any, context: Context) -> tuple[Any, str]:
-        """The answer and its content type."""
         content_type = str(context.get_request_header(idx, "content-type") or "").partition(";")[0].strip().lower()
         accept = str(context.get_request_header(idx, "accept") or "").replace(" ", "")
         accept = self._accept if accept in ("", ANY) else accept
@@ -103,8 +100,8 @@ class InferenceScript:
     # --- the functions
 
     @cached_property
-    def _device(self) -> torch.device:
-        from ts.torch_handler.devices import choose_device
+    def _device(self) -> "torch.device":
+        from ts.torch_handler.base_handler import choose_device
 
         return choose_device(self._gpu_id)
 
@@ -146,7 +143,7 @@ class InferenceScript:
 
         return load_torchscript(preferred[0], self._device)
 
-    def _read(self, data: Any, content_type: str) -> torch.Tensor:
+    def _read(self, data: Any, content_type: str) -> "torch.Tensor":
         import torch
 
         if content_type in _TEXTS:

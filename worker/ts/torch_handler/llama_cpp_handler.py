@@ -4,8 +4,6 @@ The engine's own server answers: it listens on a Unix socket in a folder that no
 and Anthropic's requests as they come, so that whatever it can do is there (docs/language-models.md).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -117,7 +115,6 @@ class LlamaCppHandler(LanguageModelHandler):
         return _asked(self._socket, path, self._adapted(body) if self.openai_adapters else body)
 
     def _adapted(self, body: bytes) -> bytes:
-        """The body with the adapter that its `model` names."""
         try:
             fields = json.loads(body)
             name = str(fields["model"]).rpartition(":")[2]

@@ -1,7 +1,5 @@
 """A model from each kind of file that an archive may hold."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import logging
@@ -11,11 +9,12 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
 
+from ts.protocol.datatypes import OF_ONNX_TYPE
 from ts.utils.util import list_classes_from_module
 
 logger = logging.getLogger(__name__)
@@ -193,19 +192,7 @@ def load_shared_library(path: str | Path, device: torch.device) -> Any:
     return torch._export.aot_load(str(_existing(path, "serialized file")), device.type)
 
 
-#: The element types of ONNX by their names in ONNX Runtime.
-_ONNX_TYPES: Mapping[str, torch.dtype] = MappingProxyType(
-    {
-        "tensor(float)": torch.float32,
-        "tensor(double)": torch.float64,
-        "tensor(float16)": torch.float16,
-        "tensor(int64)": torch.int64,
-        "tensor(int32)": torch.int32,
-        "tensor(int8)": torch.int8,
-        "tensor(uint8)": torch.uint8,
-        "tensor(bool)": torch.bool,
-    }
-)
+_ONNX_TYPES = {name: getattr(torch, row.array_type) for name, row in OF_ONNX_TYPE.items() if row.element is not bytes}
 
 
 class OnnxModel:

@@ -1,7 +1,5 @@
 """Image in, boxes around known objects out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Text in, the probability of each class out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,24 +1,19 @@
 """The base of text models' handlers: a vocabulary, and text made plain."""
 
-from __future__ import annotations
-
 import os
 import re
 import string
 import unicodedata
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ts.context import Context
 from ts.handler_utils.text_utils import get_tokenizer
-from ts.torch_handler.base_handler import BaseHandler
+from ts.torch_handler.base_handler import BaseHandler, attribution
 from ts.torch_handler.contractions import CONTRACTION_MAP
-from ts.torch_handler.insights import attribution
 from ts.torch_handler.model_files import load_weights
 from ts.utils.util import CLEANUP_REGEX
-
-if TYPE_CHECKING:
-    from ts.context import Context
 
 VOCABULARY_FILE = "source_vocab.pt"
 _SHORT_FORMS = "|".join(sorted(map(re.escape, CONTRACTION_MAP), key=len, reverse=True))

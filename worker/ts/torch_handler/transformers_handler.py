@@ -4,8 +4,6 @@ the tasks of its pipelines.
 The class that config.json names decides what a model does (docs/language-models.md).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Awaitable, Callable
@@ -158,7 +156,6 @@ class TransformersHandler(LanguageModelHandler):
 
 
 def _task(folder: Path) -> str:
-    """What the files of a folder are for."""
     if (folder / "modules.json").is_file():
         return EMBED
     config = json.loads((folder / "config.json").read_text())

@@ -1,25 +1,20 @@
 """The base of image models' handlers: requests to a batch of images."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from PIL import Image
 
+from ts.context import Context
 from ts.handler_utils.timer import timed
 from ts.handler_utils.utils import row_value
-from ts.torch_handler.base_handler import BaseHandler
+from ts.torch_handler.base_handler import BaseHandler, attribution
 from ts.torch_handler.image_transforms import Compose, ToTensor
-from ts.torch_handler.insights import attribution
 from ts.utils.util import PredictionException
-
-if TYPE_CHECKING:
-    from ts.context import Context
 
 
 class VisionHandler(BaseHandler):

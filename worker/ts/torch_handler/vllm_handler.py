@@ -4,8 +4,6 @@ vLLM's own web application answers: it is called in this process and its event l
 of each release is there (docs/language-models.md).
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import inspect
@@ -19,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn, TypeAlias
 
 from ts.context import Context
-from ts.handler_utils.utils import needed
+from ts.handler_utils.utils import http_scope, needed
 from ts.language.handler import Answer, Head, LanguageModelHandler, message_of
 from ts.language.tally import WAITING, Tally
 from ts.utils.util import PredictionException
@@ -271,20 +269,7 @@ def _scope(path: str, body: bytes) -> Event:
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
     ]
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},  # in which a client's end is an event, not an error of send
-        "http_version": "1.1",
-        "method": "GET" if path == MODELS else "POST",
-        "scheme": "http",
-        "path": f"/{path}",
-        "raw_path": f"/{path}".encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": headers,
-        "client": None,
-        "server": None,
-    }
+    return http_scope("GET" if path == MODELS else "POST", f"/{path}", b"", headers)
 
 
 def _of_vllm(name: str) -> Callable[..., Any]:

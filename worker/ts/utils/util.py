@@ -1,7 +1,5 @@
 """Helpers for handlers: label files, class lists, `PredictionException`."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

@@ -3,37 +3,33 @@
 Errors of `validate_oip` have the words of aiSSEMBLE 1.1.0: programs look at them.
 """
 
-from __future__ import annotations
-
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, ClassVar, TypeVar
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
 
 from ts.protocol.datatypes import STANDARD
-
-Kind = Callable[[Any], Any]
-R = TypeVar("R", bound="JsonRecord")
 
 
 @dataclass(kw_only=True)
 class JsonRecord:
-    """A record. `KINDS` converts fields; its TypeErrors and ValueErrors become ValueErrors that name them."""
-
-    KINDS: ClassVar[Mapping[str, Kind]] = {}
+    """A record, whose values become what its annotations say. Raises ValueError, naming the field, for others."""
 
     def __post_init__(self) -> None:
-        for name, kind in self.KINDS.items():
-            value = getattr(self, name)
+        own: Any = type(self)
+        for name, kind in _kinds(own).items():
             try:
-                setattr(self, name, kind(value))
+                setattr(self, name, _read(getattr(self, name), kind))
             except (TypeError, ValueError) as error:
-                raise ValueError(f"{type(self).__name__}.{name}: {error}") from error
+                raise ValueError(f"{own.__name__}.{name}: {error}") from error
 
     @classmethod
-    def model_validate(cls: type[R], value: Any) -> R:
+    def model_validate(cls, value: Any) -> Self:
         """A record from a mapping, or `value` itself if it is a record. Unknown keys are left out."""
         if isinstance(value, cls):
             return value
@@ -46,14 +42,11 @@ class JsonRecord:
             raise ValueError(f"{cls.__name__}: {error}") from None
 
     @classmethod
-    def model_validate_json(cls: type[R], text: str | bytes) -> R:
+    def model_validate_json(cls, text: str | bytes) -> Self:
         return cls.model_validate(json.loads(text))
 
-    def _pairs(self) -> Iterator[tuple[str, Any]]:
-        return ((one.name, getattr(self, one.name)) for one in fields(self))
-
     def model_dump(self, *, exclude_none: bool = False) -> dict[str, Any]:
-        return {name: plain(value) for name, value in self._pairs() if not (exclude_none and value is None)}
+        return {name: plain(value) for name, value in vars(self).items() if not (exclude_none and value is None)}
 
     def model_dump_json(self, *, exclude_none: bool = False) -> str:
         return json.dumps(self.model_dump(exclude_none=exclude_none))
@@ -68,29 +61,28 @@ def plain(value: Any) -> Any:
     return [plain(one) for one in value] if isinstance(value, list) else value
 
 
-def text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"a text is needed, not {value!r}")
-    return value
+@cache
+def _kinds(record: type) -> dict[str, Any]:
+    return get_type_hints(record, include_extras=True)
 
 
-def optional(kind: Kind) -> Kind:
-    return lambda value: None if value is None else kind(value)
-
-
-def list_of(kind: Kind) -> Kind:
-    def read(value: Any) -> list[Any]:
+def _read(value: Any, kind: Any) -> Any:
+    """The value as one of the annotated kind. Raises TypeError, ValueError."""
+    form, parts = get_origin(kind), get_args(kind)
+    if form is UnionType:  # with None
+        return None if value is None else _read(value, parts[0])
+    if form is list:
         if not isinstance(value, (list, tuple)):
             raise ValueError(f"a list is needed, not {value!r}")
-        return [kind(one) for one in value]
-
-    return read
-
-
-def whole(value: Any) -> int:
-    if isinstance(value, bool) or int(value) != value:
+        return [_read(one, parts[0]) for one in value]
+    if form is Annotated:
+        return parts[1](value)
+    if kind is str and not isinstance(value, str):
+        raise ValueError(f"a text is needed, not {value!r}")
+    if kind is int and (isinstance(value, bool) or int(value) != value):
         raise ValueError(f"a whole number is needed, not {value!r}")
-    return int(value)
+    read: Callable[[Any], Any] = getattr(kind, "model_validate", kind)
+    return read(value)
 
 
 log = logging.getLogger(__name__)
@@ -100,6 +92,7 @@ ANY_SIZE = -1
 
 #: aiSSEMBLE's own enumeration, whose members are texts, too.
 Datatype: Any = Enum("Datatype", {row.name: row.name for row in STANDARD}, type=str)  # type: ignore[misc]
+DatatypeName = Annotated[str, Datatype]
 #: The Python types of each datatype's elements.
 ELEMENTS: Mapping[str, type | tuple[type, ...]] = {
     row.name: (bytes, str) if row.element is bytes else row.element for row in STANDARD
@@ -120,7 +113,7 @@ class Parameters:
         return f"Parameters({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     @classmethod
-    def model_validate(cls, value: Any) -> Parameters:
+    def model_validate(cls, value: Any) -> "Parameters":
         return value if isinstance(value, Parameters) else cls(**value)
 
     def model_dump(self) -> dict[str, Any]:
@@ -134,7 +127,7 @@ class TensorData:
         self.root = root.tolist() if hasattr(root, "tolist") else root
 
     @classmethod
-    def model_validate(cls, value: Any) -> TensorData:
+    def model_validate(cls, value: Any) -> "TensorData":
         return value if isinstance(value, TensorData) else cls(value)
 
     def __iter__(self) -> Iterator[Any]:
@@ -165,23 +158,15 @@ class TensorData:
 class RequestOutput(JsonRecord):
     name: str
     parameters: Parameters | None = None
-    KINDS: ClassVar[Mapping[str, Kind]] = {"name": text, "parameters": optional(Parameters.model_validate)}
 
 
 @dataclass(kw_only=True)
 class _Tensor(JsonRecord):
     name: str
     shape: list[int]
-    datatype: str
+    datatype: DatatypeName
     parameters: Parameters | None = None
     data: TensorData
-    KINDS: ClassVar[Mapping[str, Kind]] = {
-        "name": text,
-        "shape": list_of(whole),
-        "datatype": Datatype,
-        "parameters": optional(Parameters.model_validate),
-        "data": TensorData.model_validate,
-    }
 
     def validate_oip(self) -> None:
         self.data.validate_oip(self.shape, self.datatype)
@@ -209,12 +194,6 @@ class InferenceRequest(JsonRecord):
     parameters: Parameters | None = None
     inputs: list[RequestInput]
     outputs: list[RequestOutput] | None = None
-    KINDS: ClassVar[Mapping[str, Kind]] = {
-        "id": optional(text),
-        "parameters": optional(Parameters.model_validate),
-        "inputs": list_of(RequestInput.model_validate),
-        "outputs": optional(list_of(RequestOutput.model_validate)),
-    }
 
     def validate_oip(self) -> None:
         """Raises ValueError without inputs; that or TypeError, naming it, for one that doesn't fit its declaration."""
@@ -230,13 +209,6 @@ class InferenceResponse(JsonRecord):
     id: str | None = None
     parameters: Parameters | None = None
     outputs: list[ResponseOutput]
-    KINDS: ClassVar[Mapping[str, Kind]] = {
-        "model_name": text,
-        "model_version": optional(text),
-        "id": optional(text),
-        "parameters": optional(Parameters.model_validate),
-        "outputs": list_of(ResponseOutput.model_validate),
-    }
 
     def validate_oip(self) -> None:
         """Raises ValueError or TypeError that names an output whose data doesn't fit its declaration."""
@@ -248,9 +220,8 @@ class InferenceResponse(JsonRecord):
 @dataclass(kw_only=True)
 class MetadataTensor(JsonRecord):
     name: str
-    datatype: str
+    datatype: DatatypeName
     shape: list[int]
-    KINDS: ClassVar[Mapping[str, Kind]] = {"name": text, "datatype": Datatype, "shape": list_of(whole)}
 
 
 @dataclass(kw_only=True)
@@ -260,13 +231,6 @@ class ModelMetadataResponse(JsonRecord):
     platform: str
     inputs: list[MetadataTensor]
     outputs: list[MetadataTensor]
-    KINDS: ClassVar[Mapping[str, Kind]] = {
-        "name": text,
-        "versions": optional(list_of(text)),
-        "platform": text,
-        "inputs": list_of(MetadataTensor.model_validate),
-        "outputs": list_of(MetadataTensor.model_validate),
-    }
 
 
 @dataclass(kw_only=True)
@@ -323,7 +287,7 @@ def shape_of(data: Any) -> list[int]:
 
 def _check_shape(declared: list[int], data: Any) -> None:
     actual = shape_of(data)
-    if not (_sizes_fit(declared, actual) if ANY_SIZE in declared else _count_fits(declared, data)):
+    if not (_sizes_fit(declared, actual) if ANY_SIZE in declared else math.prod(declared) == len(flatten(data))):
         raise ValueError(f"Shape mismatch - declared {declared} , but got {actual}")
     if ANY_SIZE in declared or len(declared) < 2 or len(actual) < 2:
         return
@@ -337,13 +301,6 @@ def _sizes_fit(declared: list[int], actual: list[int]) -> bool:
     return len(declared) == len(actual) and all(
         want in (have, ANY_SIZE) for want, have in zip(declared, actual, strict=True)
     )
-
-
-def _count_fits(declared: list[int], data: Any) -> bool:
-    count = 1
-    for size in declared:
-        count *= size
-    return len(flatten(data)) == count
 
 
 def _rectangular(data: Any, shape: list[int]) -> bool:

@@ -1,7 +1,5 @@
 """KServe's logger."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

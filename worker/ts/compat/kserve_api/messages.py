@@ -1,28 +1,19 @@
 """Requests and answers of the V2 protocol for predictors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
 from ts.protocol.datatypes import DATATYPES
 from ts.tensors.types import Array, Tensor, bytes_array, datatype_of
 
-T = TypeVar("T", bound="_Tensor")
-
 
 class _Tensor:
     """`data`: the elements, flat or nested."""
 
     def __init__(
-        self,
-        name: str,
-        shape: Sequence[int],
-        datatype: str,
-        data: Any = None,
-        parameters: dict[str, Any] | None = None,
+        self, name: str, shape: Sequence[int], datatype: str, data: Any = None, parameters: dict[str, Any] | None = None
     ) -> None:
         self.name, self.shape, self.datatype = name, list(shape), datatype
         self.parameters: dict[str, Any] = parameters or {}
@@ -32,7 +23,7 @@ class _Tensor:
             self.set_data_from_numpy(data)
 
     @classmethod
-    def of(cls: type[T], tensor: Tensor) -> T:
+    def of(cls, tensor: Tensor) -> Self:
         """A tensor of this server's; elements of BF16 become FP32."""
         array = tensor.numbers()
         datatype = tensor.datatype if array is tensor.array else datatype_of(array)
@@ -57,7 +48,6 @@ class _Tensor:
         return np.array(self._data, dtype=dtype).reshape(self.shape)
 
     def as_string(self) -> list[str]:
-        """The elements of a BYTES tensor as texts."""
         return [one.decode() if isinstance(one, bytes) else str(one) for one in self.as_numpy().ravel()]
 
     def set_data_from_numpy(self, input_tensor: Any, binary_data: bool = True) -> None:

@@ -1,7 +1,5 @@
 """Calls of a transformer to its predictor, a separate server, by `--predictor_host` and its protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -91,7 +89,6 @@ class PredictorConfig:
 
 
 def forwarded(headers: Mapping[str, Any] | None) -> dict[str, str]:
-    """The headers that are forwarded to the predictor."""
     if not headers:
         return {}
     given = {name.lower(): value for name, value in headers.items() if isinstance(value, str)}

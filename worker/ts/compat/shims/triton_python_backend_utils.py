@@ -1,13 +1,10 @@
 """`import triton_python_backend_utils as pb_utils`, as Triton's Python backend has it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from ts.compat.triton_backend.bls import InferenceRequest, is_model_ready, load_model, unload_model
-from ts.compat.triton_backend.extras import Logger, MetricFamily, PreferredMemory
 from ts.compat.triton_backend.messages import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
@@ -17,6 +14,9 @@ from ts.compat.triton_backend.messages import (
     InferenceResponse,
     InferenceResponseSender,
     InferenceTrace,
+    Logger,
+    MetricFamily,
+    PreferredMemory,
     Tensor,
     TritonError,
     TritonModelException,

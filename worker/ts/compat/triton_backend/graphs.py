@@ -1,29 +1,19 @@
 """Models of one file without code: TorchScript, torch.export, ONNX. Requests of matching shapes share a run."""
 
-from __future__ import annotations
-
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from ts.compat.triton_backend import warmup
+from ts.compat.triton_backend import onnx_model, torch_graphs
 from ts.compat.triton_backend.edges import Edges, Fields, tensors_of
 from ts.compat.triton_backend.messages import TritonModelException, as_failure
-from ts.compat.triton_backend.model_config import signature_of
+from ts.compat.triton_backend.model_config import check_warmup, signature_of, warmup_samples
 from ts.context import Context
 from ts.runtime.handlers import Loaded, Settings, context_of, declared
 from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
 from ts.utils.util import PredictionException
-
-_MODULES = {
-    "pytorch": "ts.compat.triton_backend.torchscript",
-    "onnxruntime": "ts.compat.triton_backend.onnx_model",
-}
-#: The module of backend `pytorch` for a file of torch.export.
-_PROGRAMS = "ts.compat.triton_backend.exported"
 
 
 class TensorGraph(Protocol):
@@ -39,16 +29,15 @@ def load(settings: Settings) -> Loaded:
     """As `ts.compat.triton.load`."""
     adapted = settings["adapter_settings"]
     file = Path(adapted["model_file"])
-    module = _PROGRAMS if file.suffix == ".pt2" else _MODULES[adapted["backend"]]
-    opened = importlib.import_module(module).opened
+    opened = {"pytorch": torch_graphs.opened, "onnxruntime": onnx_model.opened}[adapted["backend"]]
     return served(opened(file, adapted["config"], settings.get("gpu_id")), settings)
 
 
 def served(graph: TensorGraph, settings: Settings) -> Loaded:
     """The graph as a handler, warmed up."""
     adapter = GraphAdapter(graph)
-    for sample in warmup.samples(graph.config, Path(settings["model_dir"]).parent):
-        warmup.check(sample, adapter.answers([sample.request], None))
+    for sample in warmup_samples(graph.config, Path(settings["model_dir"]).parent):
+        check_warmup(sample, adapter.answers([sample.request], None))
     signature = signature_of(graph.config)
     labels = settings["adapter_settings"].get("labels") or {}
     tensors = declared(settings | {"tensors": tensors_of(graph.config, signature, labels)}) | {"values": True}
@@ -66,7 +55,6 @@ class GraphAdapter:
         self._batch_max = int(graph.config.get("max_batch_size") or 0)
 
     def answers(self, data: Sequence[InferenceRequest], context: Context | None) -> list[Any]:
-        """An InferenceResponse or a failure for each request."""
         found: list[Any] = [None] * len(data)
         inputs = [self._edges.taken(request) for request in data]
         for together in self._groups(inputs):

@@ -1,16 +1,19 @@
-"""Requests, responses, tensors and errors of Triton Python models, with Triton's names and numbers of datatypes."""
-
-from __future__ import annotations
+"""What Triton gives to Python models: requests, responses, tensors, errors, with its names and numbers of datatypes; a
+logger and metrics."""
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from ts.metrics.dimension import Dimension
+from ts.metrics.metric_type_enum import MetricTypes
+from ts.metrics.records import body, emit, is_name
 from ts.protocol.datatypes import DATATYPES, OF_CONFIG_TYPE, OF_NUMBER, Datatype
 from ts.protocol.text import name_of, said, text_of
 from ts.tensors import types
@@ -101,7 +104,7 @@ def numpy_to_triton_type(data_type: Any) -> int:
     return DATATYPES[datatype_of(np.empty(0, data_type))].number
 
 
-def serialize_byte_tensor(input_tensor: Array) -> Array | None:
+def serialize_byte_tensor(input_tensor: Array) -> "Array | None":
     """The elements with their lengths, as one array of uint8; None for an empty tensor."""
     if input_tensor.size == 0:
         return None
@@ -129,7 +132,6 @@ def texts(tensor: types.Tensor) -> Any:
 
 
 def bytes_of(name: str, array: Any) -> types.Tensor:
-    """An array of str as a BYTES tensor."""
     flat = [value.encode() if isinstance(value, str) else bytes(value) for value in array.ravel().tolist()]
     return types.Tensor(name, "BYTES", bytes_array(flat, array.shape))
 
@@ -144,8 +146,6 @@ _OWN = frozenset({"sequence_id", "sequence_start", "sequence_end", "priority", "
 
 #: The datatypes that numpy lacks.
 _AS_BITS = frozenset(name for name, kind in DATATYPES.items() if kind.as_bits)
-
-R = TypeVar("R", bound="InferenceRequest")
 
 
 class Tensor:
@@ -169,7 +169,7 @@ class Tensor:
         self._tensor = types.Tensor(name, datatype, numpy_array)
 
     @classmethod
-    def wrapping(cls, tensor: types.Tensor) -> Tensor:
+    def wrapping(cls, tensor: types.Tensor) -> "Tensor":
         found = cls.__new__(cls)
         found._tensor = tensor
         return found
@@ -207,7 +207,7 @@ class Tensor:
         return 1, 0  # the CPU
 
     @staticmethod
-    def from_dlpack(name: str, tensor: Any) -> Tensor:
+    def from_dlpack(name: str, tensor: Any) -> "Tensor":
         """Wraps an object with `__dlpack__`, or a capsule; data on a device is copied to the CPU."""
         import torch
         from torch.utils import dlpack
@@ -251,7 +251,6 @@ class InferenceResponse:
         return json.dumps(dict(self._parameters))
 
     def neutral(self) -> types.InferenceResponse:
-        """The response in the runtime's form."""
         outputs = list(map(_wrapped, self._output_tensors))
         return types.InferenceResponse(outputs, "", "", "", dict(self._parameters) if self._parameters else {})
 
@@ -278,10 +277,6 @@ class InferenceResponseSender:
         return self._is_cancelled()
 
 
-def _never() -> bool:
-    return False
-
-
 class InferenceRequest:
     """One request. The requests of `execute` also have a response sender."""
 
@@ -290,8 +285,8 @@ class InferenceRequest:
     _flags = _timeout = 0
     _parameters: str | dict[str, Any] = "{}"
     _sender: InferenceResponseSender | None = None
-    _trace: InferenceTrace | None = None
-    _is_cancelled: Callable[[], bool] = staticmethod(_never)
+    _trace: "InferenceTrace | None" = None
+    _is_cancelled: Callable[[], bool] = staticmethod(lambda: False)
     model_version = "-1"
 
     def __init__(
@@ -318,12 +313,12 @@ class InferenceRequest:
 
     @classmethod
     def of(
-        cls: type[R],
+        cls,
         request: types.InferenceRequest,
         inputs: Sequence[types.Tensor],
         outputs: Sequence[str],
         is_cancelled: Callable[[], bool],
-    ) -> R:
+    ) -> Self:
         """A request of the server for the model, with its inputs; `outputs`: the declared ones."""
         found = cls.__new__(cls)
         found._inputs = list(map(Tensor.wrapping, inputs))
@@ -367,7 +362,7 @@ class InferenceRequest:
     def requested_output_names(self) -> list[str]:
         return list(self._requested)
 
-    def trace(self) -> InferenceTrace:
+    def trace(self) -> "InferenceTrace":
         if self._trace is None:
             self._trace = InferenceTrace()
         return self._trace
@@ -393,3 +388,96 @@ def _text(value: str | bytes) -> str:
 class InferenceTrace:
     def get_context(self) -> str | None:
         return None
+
+
+# --- the logger, the metrics, and what models ask for in vain
+
+
+class Logger:
+    """Writes to the model log."""
+
+    INFO, WARNING, ERROR, VERBOSE = "INFO", "WARNING", "ERROR", "VERBOSE"
+
+    @staticmethod
+    def log(message: str, level: str = INFO) -> None:
+        stream = sys.stdout if level in (Logger.INFO, Logger.VERBOSE) else sys.stderr
+        print(message, file=stream, flush=True)
+
+    @staticmethod
+    def log_info(message: str) -> None:
+        Logger.log(message, Logger.INFO)
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        Logger.log(message, Logger.WARNING)
+
+    @staticmethod
+    def log_error(message: str) -> None:
+        Logger.log(message, Logger.ERROR)
+
+    @staticmethod
+    def log_verbose(message: str) -> None:
+        Logger.log(message, Logger.VERBOSE)
+
+
+class Metric:
+    """A series of a family. Each change is told to the frontend, which adds up the workers'; gauges: the last one."""
+
+    def __init__(self, family: "MetricFamily", labels: dict[str, str], buckets: Sequence[float]) -> None:
+        self._family, self._value = family, 0.0
+        self.labels = {str(name): str(value) for name, value in labels.items()}
+        self._buckets = [float(bound) for bound in buckets]
+
+    def increment(self, value: float) -> None:
+        kind = self._family.kind
+        if kind == MetricFamily.COUNTER and value < 0:
+            raise TritonModelException("a counter can't be decremented")
+        if kind == MetricFamily.HISTOGRAM:
+            raise TritonModelException("a histogram observes values, it isn't incremented")
+        self._value += float(value)
+        self._tell(float(value) if kind == MetricFamily.COUNTER else self._value)
+
+    def set(self, value: float) -> None:
+        if self._family.kind != MetricFamily.GAUGE:
+            raise TritonModelException("only a gauge can be set")
+        self._value = float(value)
+        self._tell(self._value)
+
+    def observe(self, value: float) -> None:
+        if self._family.kind != MetricFamily.HISTOGRAM:
+            raise TritonModelException("only a histogram observes values")
+        self._value += float(value)
+        self._tell(float(value))
+
+    def value(self) -> float:
+        """The value in this worker; of a histogram the sum."""
+        return self._value
+
+    def _tell(self, value: float) -> None:
+        family = self._family
+        labels = [Dimension(name, text) for name, text in self.labels.items()]
+        kind, help = MetricTypes[family.kind], family.description
+        emit(body(family.name, "Count", value, labels, metric_type=kind, help=help, buckets=self._buckets))
+
+
+class MetricFamily:
+    """Metrics of one name, all with the same labels."""
+
+    COUNTER, GAUGE, HISTOGRAM = "COUNTER", "GAUGE", "HISTOGRAM"
+
+    def __init__(self, name: str, description: str, kind: str) -> None:
+        if kind not in (self.COUNTER, self.GAUGE, self.HISTOGRAM):
+            raise TritonModelException(f"the kind of metric {name!r} must be COUNTER, GAUGE or HISTOGRAM, not {kind!r}")
+        if not is_name(str(name)):
+            raise TritonModelException(f"a metric's name has letters, digits and underscores: {name!r}")
+        self.name, self.description, self.kind = str(name), str(description), kind
+
+    def Metric(self, labels: dict[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:
+        return Metric(self, labels or {}, buckets or ())
+
+
+class PreferredMemory:
+    """A model's preferred memory for another model's answer; here all answers are on the CPU."""
+
+    def __init__(self, preferred_memory_type: Any, preferred_device_id: int = 0) -> None:
+        self.type, self.device_id = preferred_memory_type, preferred_device_id

@@ -1,7 +1,5 @@
 """Backend `onnxruntime`: a graph in model.onnx."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,20 +8,12 @@ import numpy as np
 
 from ts.compat.triton_backend.edges import Fields
 from ts.compat.triton_backend.messages import TritonModelException, bytes_of, texts
-from ts.protocol.datatypes import DATATYPES
+from ts.protocol.datatypes import DATATYPES, OF_ONNX_TYPE
 from ts.runtime.handlers import HandlerNotUsable
 from ts.tensors.types import Tensor
 
-#: ONNX's names where they aren't numpy's.
-_NAMES = {"float32": "float", "float64": "double", "object": "string"}
-_TYPES = {
-    f"tensor({_NAMES.get(row.array_type, row.array_type)})": row.config_type
-    for row in DATATYPES.values()
-    if not row.as_bits
-}
 
-
-def opened(file: Path, config: Fields, gpu_id: int | None) -> Onnx:
+def opened(file: Path, config: Fields, gpu_id: int | None) -> "Onnx":
     """Opens the graph. Raises HandlerNotUsable without onnxruntime, or if the configuration doesn't fit it."""
     try:
         import onnxruntime  # type: ignore[import-untyped,unused-ignore]
@@ -65,9 +55,10 @@ class Onnx:
 
 def _field(one: Any, batched: bool) -> Fields:
     dims = [size if isinstance(size, int) and size > 0 else -1 for size in one.shape]
-    if one.type not in _TYPES:
+    kind = OF_ONNX_TYPE.get(one.type)
+    if kind is None:
         raise HandlerNotUsable(f"tensor {one.name!r} of the graph is {one.type}, which has no datatype here")
-    return {"name": one.name, "data_type": _TYPES[one.type], "dims": dims[1:] if batched else dims}
+    return {"name": one.name, "data_type": kind.config_type, "dims": dims[1:] if batched else dims}
 
 
 def _in(tensor: Tensor) -> Any:

@@ -1,15 +1,11 @@
 """A model in DeepSpeed's inference engine, configured by model-config.yaml. Calls need the package `deepspeed`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ts.handler_utils.utils import needed
-
-if TYPE_CHECKING:
-    from ts.context import Context
+from ts.context import Context
+from ts.handler_utils.utils import needed, section_of
 
 
 def create_checkpoints_json(model_path: str | Path, checkpoints_json: str | Path) -> None:
@@ -25,11 +21,7 @@ def get_ds_engine(model: Any, ctx: Context) -> Any:
 
     Raises ValueError for a missing entry or file, PackageMissing.
     """
-    section, handler = ctx.model_yaml_config.get("deepspeed"), ctx.model_yaml_config.get("handler")
-    if not isinstance(section, dict):
-        raise ValueError(f"model {ctx.model_name}: model-config.yaml has no section deepspeed")
-    if not isinstance(handler, dict) or "model_path" not in handler:
-        raise ValueError(f"model {ctx.model_name}: model-config.yaml has no handler: {{model_path: …}}")
+    section, handler = section_of(ctx, "deepspeed"), section_of(ctx, "handler", "model_path")
     folder = Path(ctx.system_properties["model_dir"])
     config = _config(folder, section, getattr(ctx, "model_name", ""))
     checkpoint = None

@@ -1,34 +1,21 @@
 """A model cut into stages by PiPPy, one for each process of torchrun. Calls need the package `pippy`."""
 
-from __future__ import annotations
-
 import inspect
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ts.handler_utils.utils import needed
-
-if TYPE_CHECKING:
-    from ts.context import Context
+from ts.context import Context
+from ts.handler_utils.utils import needed, section_of
 
 _PACKAGE = "torchpippy"
-
-
-def _section(ctx: Context, name: str, *keys: str) -> dict[str, Any]:
-    """A section of model-config.yaml with these keys. Raises ValueError if one is missing."""
-    section = ctx.model_yaml_config.get(name)
-    missing = list(keys) if not isinstance(section, dict) else [key for key in keys if key not in section]
-    if missing or not isinstance(section, dict):
-        raise ValueError(f"model {ctx.model_name}: {name} of model-config.yaml has no {', '.join(missing) or 'keys'}")
-    return section
 
 
 def initialize_rpc_workers(local_rank: int, world_size: int, ctx: Context) -> None:
     """Joins the RPC group of torchrun's processes, configured by `pippy: {rpc_timeout, num_worker_threads}`; blocks
     until all have joined. Each process gets the GPU of its rank, if there are GPUs."""
-    section = _section(ctx, "pippy", "rpc_timeout", "num_worker_threads")
+    section = section_of(ctx, "pippy", "rpc_timeout", "num_worker_threads")
     rpc = torch.distributed.rpc
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=section["num_worker_threads"], rpc_timeout=section["rpc_timeout"]
@@ -45,8 +32,8 @@ def get_pipeline_driver(model: Any, world_size: int, ctx: Context) -> Any:
 
     Raises ValueError, PackageMissing.
     """
-    section = _section(ctx, "pippy", "input_names", "model_type")
-    handler = _section(ctx, "handler", "model_path")
+    section = section_of(ctx, "pippy", "input_names", "model_type")
+    handler = section_of(ctx, "handler", "model_path")
     pippy = needed("pippy", _PACKAGE, "get_pipeline_driver")
     from_hf = section["model_type"] == "HF"
     adapter = needed("pippy.hf", _PACKAGE, "get_pipeline_driver") if from_hf else None

@@ -1,11 +1,8 @@
 """The place of TorchServe's DALI preprocessing, which is not supported."""
 
-from __future__ import annotations
+from typing import Any, NoReturn
 
-from typing import TYPE_CHECKING, Any, NoReturn
-
-if TYPE_CHECKING:
-    from ts.context import Context
+from ts.context import Context
 
 
 class DaliNotSupported(NotImplementedError):

@@ -1,15 +1,10 @@
 """For models in DeepSpeed's inference engine (`ts.handler_utils.distributed.deepspeed.get_ds_engine`)."""
 
-from __future__ import annotations
-
 import os
 from abc import ABC
-from typing import TYPE_CHECKING
 
+from ts.context import Context
 from ts.torch_handler.base_handler import BaseHandler
-
-if TYPE_CHECKING:
-    from ts.context import Context
 
 
 class BaseDeepSpeedHandler(BaseHandler, ABC):

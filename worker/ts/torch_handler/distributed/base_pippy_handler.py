@@ -1,18 +1,13 @@
 """For models cut in stages by PiPPy: each process joins the group that torchrun started."""
 
-from __future__ import annotations
-
 import os
 from abc import ABC
-from typing import TYPE_CHECKING
 
 import torch
 
+from ts.context import Context
 from ts.handler_utils.distributed.pt_pippy import initialize_rpc_workers
 from ts.torch_handler.base_handler import BaseHandler
-
-if TYPE_CHECKING:
-    from ts.context import Context
 
 
 class BasePippyHandler(BaseHandler, ABC):

@@ -1,7 +1,5 @@
 """The base of envelopes: opens requests, hands their inputs to the handler as one list, closes the answers."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -19,7 +17,7 @@ logger = logging.getLogger(__name__)
 Handle = Callable[[Any, Any], Any]
 
 
-def tensors_of(row: Any) -> InferenceRequest | None:
+def tensors_of(row: Any) -> "InferenceRequest | None":
     """The request of a row that came as tensors: over gRPC, or over HTTP with binary data."""
     found: InferenceRequest | None = getattr(row, "request", None)
     return found
@@ -99,7 +97,6 @@ class BaseEnvelope:
         return answers
 
     def opened(self, row: Any) -> tuple[list[Any], Any]:
-        """`open` for a row of the batch."""
         value = row_value(row)
         return self.open(row if value is None else value)
 

@@ -1,7 +1,5 @@
 """`body`: the handler gets each request's `data` or `body` instead of the row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ts.handler_utils.utils import row_value
@@ -15,13 +13,10 @@ class BodyEnvelope:
         self._handle_fn = handle_fn
 
     def handle(self, data: Any, context: Any) -> Any:
-        """The handler's answer to the list of values."""
         return self.format_output(self._handle_fn(self.parse_input(data), context))
 
     def parse_input(self, data: Any) -> list[Any]:
-        """The values of a batch."""
         return [row_value(row) for row in data or ()]
 
     def format_output(self, results: Any) -> Any:
-        """The results, unchanged."""
         return results

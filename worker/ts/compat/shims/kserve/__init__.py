@@ -4,8 +4,7 @@ from kserve import model_server
 from ts.compat.kserve_api import log as logging
 from ts.compat.kserve_api.log import logger
 from ts.compat.kserve_api.messages import InferInput, InferOutput, InferRequest, InferResponse
-from ts.compat.kserve_api.model import Model, PredictorProtocol
-from ts.compat.kserve_api.model_server import ModelServer
+from ts.compat.kserve_api.model import Model, ModelServer, PredictorProtocol
 
 __all__ = [
     "InferInput",

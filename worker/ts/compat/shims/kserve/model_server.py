@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from ts.compat.kserve_api import model_server
-from ts.compat.kserve_api.arguments import parser
-from ts.compat.kserve_api.model_server import ModelServer
+from ts.compat.kserve_api.model import ModelServer, parser
 
 __all__ = ["ModelServer", "parser"]
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(model_server, name)
+    """`args`: the command line's options, parsed at the first access; KServe parses them at the import."""
+    if name == "args":
+        return parser.parse_known_args()[0]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

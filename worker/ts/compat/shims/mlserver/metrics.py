@@ -1,7 +1,5 @@
 """`mlserver.register` and `mlserver.log`: a runtime's own metrics, among the server's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 _descriptions: dict[str, str] = {}
@@ -9,7 +7,6 @@ _sinks: list[Callable[[str, float], None]] = []
 
 
 def register(name: str, description: str) -> None:
-    """Registers a metric's name and description."""
     _descriptions.setdefault(name, description)
 
 

@@ -1,7 +1,5 @@
 """`mlserver.model`: the class that runtimes are made of."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -48,7 +46,6 @@ class MLModel:
             return
 
     async def unload(self) -> bool:
-        """Called when the model is taken out."""
         return True
 
     @property

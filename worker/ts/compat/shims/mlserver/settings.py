@@ -1,7 +1,5 @@
 """`mlserver.settings`: the contents of model-settings.json and settings.json."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -55,12 +53,12 @@ class ModelSettings(pydantic.BaseModel):
         self.implementation = wanted
 
     @classmethod
-    def parse_file(cls, path: Any, **_: Any) -> ModelSettings:
+    def parse_file(cls, path: Any, **_: Any) -> "ModelSettings":
         found = json.loads(Path(path).read_bytes())
         return cls(**found, _source=str(path))
 
     @classmethod
-    def model_validate(cls, obj: Any, **_: Any) -> ModelSettings:
+    def model_validate(cls, obj: Any, **_: Any) -> "ModelSettings":
         return obj if isinstance(obj, cls) else cls(**obj)
 
     @property
@@ -84,7 +82,6 @@ def _path(implementation: Any) -> Any:
 
 
 def _imported(path: str, source: str | None) -> Any:
-    """Imports the class that `package.module.Class` names."""
     module, _, name = path.rpartition(".")
     if not module:
         raise ImportError(f"implementation {path!r} is not the path of a class: package.module.Class")

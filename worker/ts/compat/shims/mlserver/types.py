@@ -1,7 +1,5 @@
 """`mlserver.types`: requests, answers and metadata."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from enum import Enum
 from typing import Annotated, Any
@@ -58,7 +56,7 @@ class TensorData:
         return self._array
 
     @classmethod
-    def model_validate(cls, value: Any) -> TensorData:
+    def model_validate(cls, value: Any) -> "TensorData":
         return value if isinstance(value, TensorData) else cls(value)
 
     parse_obj = model_validate

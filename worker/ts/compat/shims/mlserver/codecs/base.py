@@ -1,22 +1,22 @@
 """`mlserver.codecs.base`: the base classes of codecs, and their registry."""
 
-from __future__ import annotations
-
 import typing
 from typing import Any, ClassVar, TypeVar
 
 from ..types import InferenceRequest, InferenceResponse, RequestInput, ResponseOutput
 
 
-class InputCodec:
-    """Codec of one tensor, found by its `ContentType` or `TypeHint`."""
-
+class _Codec:
     ContentType: ClassVar[str] = ""
     TypeHint: ClassVar[Any] = type(None)
 
     @classmethod
     def can_encode(cls, payload: Any) -> bool:
         return False
+
+
+class InputCodec(_Codec):
+    """Codec of one tensor, found by its `ContentType` or `TypeHint`."""
 
     @classmethod
     def encode_output(cls, name: str, payload: Any, **kwargs: Any) -> ResponseOutput:
@@ -43,15 +43,8 @@ class InputCodec:
         return cls.decode_input(request_input)
 
 
-class RequestCodec:
+class RequestCodec(_Codec):
     """Of a whole request or answer."""
-
-    ContentType: ClassVar[str] = ""
-    TypeHint: ClassVar[Any] = type(None)
-
-    @classmethod
-    def can_encode(cls, payload: Any) -> bool:
-        return False
 
     @classmethod
     def encode_response(

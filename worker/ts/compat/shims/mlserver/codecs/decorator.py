@@ -1,7 +1,5 @@
 """`mlserver.codecs.decorator`: a predict whose parameters are the inputs, by their annotations."""
 
-from __future__ import annotations
-
 import functools
 import types
 import typing
@@ -39,15 +37,10 @@ def _returned(hint: Any) -> list[Any]:
 def _codec(name: str | None, hint: Any, is_input: bool) -> Any:
     if typing.get_origin(hint) in (typing.Union, types.UnionType) and type(None) in typing.get_args(hint):
         hint = next(one for one in typing.get_args(hint) if one is not type(None))
-    codec = _by_hint(hint)
+    codec = find_input_codec(type_hint=hint) or find_request_codec(type_hint=hint)
     if codec is None:
         raise CodecNotFound(name=name, payload_type=str(hint), is_input=is_input)
     return codec
-
-
-def _by_hint(hint: Any) -> Any:
-    """The input codec for a type hint, else the request codec."""
-    return find_input_codec(type_hint=hint) or find_request_codec(type_hint=hint)
 
 
 def _is_of_tensor(codec: Any) -> bool:

@@ -1,7 +1,5 @@
 """`mlserver.codecs.errors`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +13,7 @@ class CodecError(MLServerError):
 
 class CodecNotFound(MLServerError):
     def __init__(
-        self,
-        name: str | None = None,
-        payload_type: str | None = None,
-        is_input: bool = False,
-        is_request: bool = False,
+        self, name: str | None = None, payload_type: str | None = None, is_input: bool = False, is_request: bool = False
     ) -> None:
         what = ("input" if is_input else "output") + (" request" if is_request else " field")
         of_type = f" of type {payload_type}" if payload_type else ""
