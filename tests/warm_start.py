@@ -149,13 +149,14 @@ class Template:
         return Program(os.fdopen(output[0]), os.fdopen(given[1], "w") if given else None, life)
 
     def close(self) -> None:
-        """Ends it; in a fork of the process that made it nothing happens."""
+        """Ends it. A fork of the process that made it forgets it."""
         from support import GUARD_S  # its modules aren't for the programs
 
         if self.owner == os.getpid():
             self.control.shutdown(socket.SHUT_RDWR)
-            self.control.close()
             self.process.wait(GUARD_S)
+        self.control.close()
+        self.process.returncode = 0
 
 
 def ask(control: socket.socket, words: Sequence[str], fds: Mapping[int, int], **more: Any) -> int:
