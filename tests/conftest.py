@@ -6,7 +6,6 @@ name the section of that file which counts; without the option a skipped test is
 
 from __future__ import annotations
 
-import functools
 import gc
 import inspect
 import os
@@ -14,15 +13,14 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
 
 from left_behind import end_with_this_process
-from support import one_before_the_others, run
+from side_by_side import SideBySide
+from support import run
 
 end_with_this_process()
 
@@ -79,14 +77,12 @@ def belongs(test: str, wanted: str) -> bool:
 
 
 class Accounting:
-    """Outcomes by test id, reasons of skips, and the verdict at the end. In a run with several processes
-    (pytest-xdist), each sends its results to the first, which has the verdict."""
+    """Outcomes by test id, reasons of skips, and the verdict at the end."""
 
     def __init__(self, required: list[str]) -> None:
         self.required = required
         self.outcomes: dict[str, str] = {}
         self.reasons: Counter[str] = Counter()
-        self.module_reasons: Counter[str] = Counter()
         self.deselected = 0
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
@@ -103,24 +99,9 @@ class Accounting:
         if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
             self.outcomes[report.nodeid] = "skipped"
             self.reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
-            self.module_reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Handles the end of a process. Each process collects all tests, so a single report of left-out tests is
-        enough."""
-        told = getattr(node, "workeroutput", {}).get("accounting")
-        if told:
-            self.deselected = told["deselected"]
-            self.outcomes |= told["modules"]
-            self.reasons |= Counter(told["reasons"])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if hasattr(session.config, "workeroutput"):
-            modules = {test: how for test, how in self.outcomes.items() if "::" not in test}
-            told = {"deselected": self.deselected, "modules": modules, "reasons": dict(self.module_reasons)}
-            session.config.workeroutput["accounting"] = told
-        elif unmet(self.required, self.outcomes):
+        if unmet(self.required, self.outcomes):
             session.exitstatus = REQUIRED_UNMET
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -135,37 +116,24 @@ class Accounting:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--required", metavar="SECTION", help="fail unless the tests of this section of the list ran")
+    parser.addoption("--processes", type=int, default=1, metavar="N", help="run so many test files at once")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     section = config.getoption("--required")
     required = read_required(REQUIRED_FILE.read_text(), section) if section else []
     config.pluginmanager.register(Accounting(required), "accounting")
-
-
-@functools.cache
-def are_tests_compiled() -> bool:
-    """Whether an earlier run left compiled tests. Cached: the first process answers before the others begin."""
-    return any(Path(__file__).parent.rglob(f"test_*-pytest-{pytest.__version__}.pyc"))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    node.workerinput["tests_compiled"] = are_tests_compiled()
+    if (processes := config.getoption("--processes")) > 1:
+        config.pluginmanager.register(SideBySide(processes))
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """In a first run, one of several processes compiles all tests, and the others load the result: half of the
-    computing of their collections.
-
-    The collected tests and their modules stay: looking for garbage among them takes an eighth of the collection's time
-    in each process, and longer whenever a test looks for its own."""
-    compiled = getattr(session.config, "workerinput", {}).get("tests_compiled", True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The collected tests and their modules stay: looking for garbage among them takes an eighth of the collection's
+    time, and longer whenever a test looks for its own."""
     gc.disable()
     try:
-        with nullcontext() if compiled else one_before_the_others(Path(__file__)):
-            return (yield)
+        return (yield)
     finally:
         gc.freeze()
         gc.enable()

@@ -23,10 +23,12 @@ _watchers: list[subprocess.Popen[bytes]] = []
 
 
 def end_with_this_process() -> None:
-    """Starts the watcher of this process, once."""
+    """Starts the watcher of this process, once; a fork of one with a watcher has another one."""
     mark = os.environ.get(MARK, "")
     if mark.startswith(f"{os.getpid()}-"):
         return
+    for other in _watchers:
+        other.returncode = 0  # that of another process, which isn't waited for
     os.environ[MARK] = mark = f"{os.getpid()}-{secrets.token_hex(8)}"
     command = [sys.executable, __file__, mark]
     silent = subprocess.DEVNULL

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import http.client
 import importlib.util
 import itertools
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -55,9 +54,9 @@ def ran(program: Path, env: dict[str, str], *words: str) -> Any:
 def _own_ports() -> Iterator[int]:
     """A thousand ports for each of pytest's processes, again and again. They are below those that systems give to
     connections and to listeners on port 0: one of these could take a port before the server that it is for."""
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 12
+    number = int(os.environ.get("TORCHRELAY_TEST_PROCESS", "0")) % 12
     first, begin = 20_000 + 1000 * number, random.SystemRandom().randrange(1000)
-    return (first + (begin + count) % 1000 for count in itertools.count())
+    yield from (first + (begin + count) % 1000 for count in itertools.count())
 
 
 _PORTS = _own_ports()
@@ -100,18 +99,6 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
         await until_async(lambda: len(asyncio.all_tasks()) == 1, asyncio.all_tasks)
 
     asyncio.run(whole())
-
-
-@contextmanager
-def one_before_the_others(file: Path) -> Iterator[None]:
-    """The first process that enters is alone until it leaves; then all others enter at once. They share an existing
-    file."""
-    with file.open() as opened:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            fcntl.flock(opened, fcntl.LOCK_SH)
-        yield
 
 
 class Reply(NamedTuple):

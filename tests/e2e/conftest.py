@@ -26,7 +26,7 @@ import ts.version
 from redis_server import Redis
 from support import GUARD_S, http_call
 from ts.protocol import open_inference_pb2 as tensors
-from ts.runtime.forkserver import MORE_PRELOADED, PRELOADED
+from ts.runtime.forkserver import MORE_PRELOADED, PRELOADED, PRELOADED_WITH_TORCH
 from ts.runtime.process import THREAD_VARIABLES
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
@@ -94,9 +94,15 @@ def _kept(template: Template) -> Template:
     return template
 
 
-@pytest.fixture(scope="session", autouse=True)
-def end_of_template() -> Iterator[None]:
-    yield
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Processes side by side share the usual templates, which begin to import before the first server is started."""
+    if any(ARCHIVES.parent in item.path.parents for item in session.items):
+        server_template()
+        if session.config.getoption("--processes") > 1:
+            server_template((), PRELOADED_WITH_TORCH)
+
+
+def pytest_sessionfinish() -> None:
     for template in _templates:
         template.close()
 
@@ -112,9 +118,9 @@ def authorities_are_read_once() -> Iterator[None]:
 
 class Serving:
     """A running server. `log`: its output so far. `settings` may have `env`, further variables, `command`, which
-    replaces `torchserve` and finds a config.properties, and `preloaded`, modules that its workers have imported. A
-    server without a command or variables of the interpreter, or with `preloaded` and a PYTHONPATH, is forked with its
-    modules imported (warm_start.py), unless it is `executed`."""
+    replaces `torchserve` and finds a config.properties, and `preloaded`, modules that its workers have imported: torch,
+    if they preload it. A server without a command or variables of the interpreter, or with `preloaded` and a
+    PYTHONPATH, is forked with its modules imported (warm_start.py), unless it is `executed`."""
 
     def __init__(
         self,
@@ -130,7 +136,8 @@ class Serving:
         self.lines: list[str] = []
         more_env: dict[str, str] = dict(settings.pop("env", {}))  # type: ignore[call-overload]
         instead: Any = settings.pop("command", None)
-        preloaded: Any = settings.pop("preloaded", ())
+        with_torch = PRELOADED_WITH_TORCH if settings.get("preload_torch") == "true" else ()
+        preloaded: Any = settings.pop("preloaded", with_torch)
         config = {
             "grpc_inference_port": 0,
             "grpc_management_port": 0,

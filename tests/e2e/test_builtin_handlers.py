@@ -353,6 +353,7 @@ def test_text_in_every_form(served: Any, nets: Nets, text: str, ids: list[int]) 
         assert list(answer.json().values()) == pytest.approx(text_shares(nets.text, ids), rel=1e-4)
 
 
+@pytest.mark.long
 def test_how_much_the_words_count(served: Any) -> None:
     """A bag of embeddings is one layer for all words: one number, of length 1."""
     answer = call(served, "/explanations/text", b"The market fell")

@@ -1,4 +1,4 @@
-"""The answers of `/ping` and of gRPC's health service while workers load, end and come back."""
+"""The answers of `/ping`, of readiness and of gRPC's health service while workers load, end and come back."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import grpc
 import pytest
 
 from support import GUARD_S, http_call, until
+from ts.protocol import open_inference_pb2 as pb
+from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ts_frontend.protos.grpc_health_v1_health_pb2_grpc import HealthStub
 
@@ -27,8 +29,12 @@ class Gated:
 DYING = "import os\ndef handle(data, context):\n    if data:\n        os._exit(3)\n"
 
 
+def status(server, path: str) -> int:
+    return http_call(server.port("http_inference"), "GET", path).status
+
+
 def ping(server) -> int:
-    return http_call(server.port("http_inference"), "GET", "/ping").status
+    return status(server, "/ping")
 
 
 def serves(server, service: str) -> bool:
@@ -96,3 +102,19 @@ def test_a_worker_that_is_not_started_again_makes_the_server_unhealthy(start, wr
         with pytest.raises(grpc.RpcError):
             server.predict("dying", b"x")
     assert ping(server) == 500 and not serves(server, "")
+
+
+def test_a_server_is_ready_when_the_models_of_its_start_are(start, gate, write, tmp_path):
+    """A loading model is no failure: the server stays healthy."""
+    write("later", GATED.format(gate=str(tmp_path / "never")))
+    server = start("--models", "gated", default_workers_per_model=1)
+    health, readiness = ("/ping", "/v2/health/live"), ("/v2/health/ready", "/v2/models/gated/ready")
+    assert [status(server, path) for path in (*health, *readiness)] == [200, 200, 503, 503]
+    with grpc.insecure_channel(server.inference) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        assert not stub.ServerReady(pb.ServerReadyRequest(), timeout=GUARD_S).ready
+        gate.touch()
+        until(lambda: stub.ServerReady(pb.ServerReadyRequest(), timeout=GUARD_S).ready)
+        assert [status(server, path) for path in (*health, *readiness)] == [200] * 4
+        server.register("later", synchronous=False)  # what comes later doesn't take the server out of service
+        assert stub.ServerReady(pb.ServerReadyRequest(), timeout=GUARD_S).ready

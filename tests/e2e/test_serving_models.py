@@ -53,36 +53,6 @@ def request_for(value: object, model: str = "probe") -> PredictionsRequest:
     return PredictionsRequest(model_name=model, input={"data": json.dumps(value).encode()})
 
 
-def test_scaling_under_load_loses_no_request(start, tmp_path):
-    server = start()
-    server.register("probe")
-    ran = str(tmp_path / "ran")
-
-    async def scenario() -> int:
-        stop = asyncio.Event()
-        answered = 0
-
-        async def client(stub: Any) -> None:
-            nonlocal answered
-            while not stop.is_set():
-                answer = await stub.Predictions(request_for({"op": "work", "ran": ran}), timeout=GUARD_S)
-                assert answer.prediction == b"worked"
-                answered += 1
-
-        async with grpc.aio.insecure_channel(server.inference) as channel:
-            clients = [asyncio.ensure_future(client(InferenceAPIsServiceStub(channel))) for _ in range(16)]
-            for count in (4, 2, 4, 1):
-                words = await asyncio.to_thread(server.scale, "probe", count)
-                assert words == f"Workers scaled to {count} for model: probe"
-                assert len(await asyncio.to_thread(server.worker_pids, "probe")) == count
-            stop.set()
-            await asyncio.gather(*clients)
-        return answered
-
-    answered = asyncio.run(scenario())
-    assert answered == (tmp_path / "ran").stat().st_size > 0
-
-
 def test_streams_and_unary_requests_share_a_generator(start, write, probe_handler):
     server = start()
     server.register("generating", batch_size=4)
@@ -104,22 +74,13 @@ def test_streams_and_unary_requests_share_a_generator(start, write, probe_handle
     asyncio.run(scenario())
 
 
-def test_async_handlers_run_side_by_side_on_one_worker(start):
-    server = start()
-    server.register("waiting")
-    with grpc.insecure_channel(server.inference) as channel:
-        stub = InferenceAPIsServiceStub(channel)
-        calls = [stub.Predictions.future(request_for({"together": 8}, "waiting")) for _ in range(8)]
-        assert {call.result(GUARD_S).prediction for call in calls} == {b"8"}
-
-
 @pytest.mark.slow
 def test_scaling_through_the_forkserver_takes_a_tenth_of_what_exec_takes(start, write, tmp_path):
     """The model imports torch, as every model does; both servers run in one test, so the ratio holds on any machine."""
     write("computing", COMPUTING)
     took_s = {}
     for how in ("exec", "fork"):
-        server = start(worker_start=how, preload_torch="true")
+        server = start(worker_start=how, preload_torch="true", preloaded=())
         server.register("computing")
         begun_s = time.monotonic()
         server.scale("computing", 4)
@@ -132,7 +93,7 @@ def test_scaling_through_the_forkserver_takes_a_tenth_of_what_exec_takes(start, 
 def test_torch_is_imported_before_the_fork_or_by_who_needs_it(start, write, preloaded):
     write("torch_there", TORCH_THERE + NEEDS_TORCH)
     write("not_needed", TORCH_THERE)
-    server = start(preload_torch=preloaded)
+    server = start(preload_torch=preloaded, preloaded=())
     server.register("torch_there")
     server.register("not_needed")
     assert server.predict("torch_there", {}) == preloaded.encode()

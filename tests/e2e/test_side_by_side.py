@@ -251,7 +251,7 @@ def test_models_without_torch_do_not_wait_for_its_import(
     with serving(
         tmp_path,
         store,
-        {"default_workers_per_model": 1, "preload_torch": "true"},
+        {"default_workers_per_model": 1, "preload_torch": "true", "preloaded": ()},
         ["--ncs", "--model-repository", str(directory / "repository"), "--program", "two.py"]
         + ["--models", "sum", "named=seen", "run", "assumed=guessed"],
     ) as server:

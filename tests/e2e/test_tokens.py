@@ -318,17 +318,6 @@ def test_a_header_that_is_not_right(server: Any, api: str, target: str, values: 
     assert secret.encode() not in answer.body
 
 
-@pytest.mark.parametrize("kind", ["inference", "management", "API"])
-def test_a_key_of_another_kind(server: Any, inference: Any, management: Any, kind: str) -> None:
-    with_key = {"metadata": metadata(server, kind), "timeout": GUARD_S}
-    if kind != "inference":
-        assert ask(server, "POST", "/predictions/probe", key(server, kind), api="http_inference").status == 400
-        refused(lambda: inference.Predictions(REQUEST, **with_key))
-    if kind != "management":
-        assert ask(server, "GET", "/models", key(server, kind)).status == 400
-        refused(lambda: management.ListModels(ListModelsRequest(), **with_key))
-
-
 OTHERS = """
 / /models /models/probe /models/probe/1.0 /nowhere /predictions/probe //ping /ping/x /explanations/probe /invocations
 /v1/models /v1/models/probe:predict /v1/completions /v1/chat/completions /v2 /v2/models/probe /v2/models/probe/infer

@@ -218,9 +218,13 @@ def _inputs(body: Any) -> list[Input]:
     return [Input("body", "application/json", json.dumps(body).encode())]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def end_of_worker_template() -> Iterator[None]:
-    yield
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Processes side by side share the template."""
+    if any(Path(__file__).parent in item.path.parents for item in session.items):
+        worker_template()
+
+
+def pytest_sessionfinish() -> None:
     if worker_template.cache_info().currsize:
         worker_template().close()
 

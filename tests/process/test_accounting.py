@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SAMPLE = """
 import pytest
 
@@ -58,14 +56,19 @@ def test_required_tests_that_are_skipped_or_missing_fail_the_run(tmp_path: Path,
     assert "test_sample.py::test_renamed: no such test was run" in done.stdout
 
 
-@pytest.mark.long
 def test_several_processes_are_counted_together(tmp_path: Path, root: Path) -> None:
-    """Only these processes know of modules that skip as a whole, and of deselected tests."""
     (tmp_path / "test_other.py").write_text("import pytest\npytest.skip('not here', allow_module_level=True)\n")
     (tmp_path / "test_more.py").write_text("def test_more(): pass\n\ndef test_left_out(): pass\n")
-    parallel = ("-p", "xdist", "-n", "2", "--dist", "loadfile", "-k", "not left_out")
+    parallel = ("--processes", "2", "-k", "not left_out")
     done = run(tmp_path, root, "test_more.py::test_more\ntest_other.py", *parallel)
     assert done.returncode == 6, done.stdout
     assert "tests run 3, skipped 2, left to another command 1" in done.stdout
     assert "skipped 1: not here" in done.stdout and "test_other.py: skipped" in done.stdout
-    assert run(tmp_path, root, "test_more.py::test_more", *parallel).returncode == 0
+    (tmp_path / "test_fails.py").write_text("def test_wrong():\n    print('said')\n    assert 2 + 2 == 5\n")
+    done = run(tmp_path, root, "test_more.py::test_more", *parallel)
+    assert done.returncode == 1, done.stdout
+    assert "assert (2 + 2) == 5" in done.stdout and "said" in done.stdout
+    (tmp_path / "test_fails.py").write_text("import os\n\ndef test_dies():\n    os._exit(0)\n")
+    done = run(tmp_path, root, "test_more.py::test_more", *parallel)
+    assert done.returncode != 0
+    assert "a process of the tests has died, in test_fails.py::test_dies" in done.stdout

@@ -222,6 +222,7 @@ def test_a_file_that_is_no_safetensors_says_so(tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
+@pytest.mark.long
 def test_a_triton_repository_may_have_a_program_of_torch_export(tmp_path: Path) -> None:
     from ts.compat import triton
 

@@ -183,6 +183,7 @@ def test_ten_archives_have_planted_faults_and_nothing_else_is_found_in_them(foun
     assert "Traceback" not in json.dumps([section for name, section in found.items() if name != "needs.mar"])
 
 
+@pytest.mark.long
 def test_the_examples_have_no_faults(capsys: pytest.CaptureFixture[str]) -> None:
     sample = ROOT / "examples/digits/samples/3.png"
     for name in ("digits.mar", "hello_stream.mar"):

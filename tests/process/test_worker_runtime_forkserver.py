@@ -188,18 +188,17 @@ def test_the_end_of_the_forkserver_with_torch_is_reported_by_the_plain_one(torch
     assert isinstance(torch_server.plain.fork()[0].load("probe.py"), Ready)
 
 
-def test_forked_workers_draw_different_numbers(torch_server):
-    torch_server.wait_until_ready()
+def test_forked_workers_draw_different_numbers(shared_forkservers):
     draws = []
     for _ in range(2):
-        worker, _ = torch_server.fork()
+        worker, _ = shared_forkservers(True).fork()
         worker.load("probe.py")
         draws.append(worker.json({"op": "random"}))
     first, second = draws
     assert all(a != b for a, b in zip(first, second, strict=True))
 
 
-def test_parallel_operations_work_while_loading_and_serving(torch_server, tmp_path):
+def test_parallel_operations_work_while_loading_and_serving(shared_forkservers, tmp_path):
     """The model runs multi-threaded operations when it is loaded, in every worker, and again when it serves."""
     (tmp_path / "parallel.py").write_text(
         "import torch\n"
@@ -211,8 +210,7 @@ def test_parallel_operations_work_while_loading_and_serving(torch_server, tmp_pa
         "        again = float((self.weights @ self.weights).sum())\n"
         "        return [{'equal': again == self.check, 'threads': torch.get_num_threads()}] * len(data)\n"
     )
-    torch_server.wait_until_ready()
-    workers = [torch_server.fork()[0] for _ in range(3)]
+    workers = [shared_forkservers(True).fork()[0] for _ in range(3)]
     for worker in workers:
         worker.begin_load("parallel.py", model_dir=str(tmp_path), threads=2)
     for worker in workers:
@@ -271,8 +269,8 @@ def test_the_cores_that_a_container_may_use(tmp_path, files, cores):
     assert allotted_cores(tmp_path) == cores
 
 
-def test_cancelling_works_in_a_forked_worker(torch_server):
-    worker, _ = torch_server.wait_until_ready().fork()
+def test_cancelling_works_in_a_forked_worker(shared_forkservers):
+    worker, _ = shared_forkservers(True).fork()
     worker.load("probe.py")
     job = worker.predict({"op": "until_cancelled"})[0]
     worker.send(Cancel(job))

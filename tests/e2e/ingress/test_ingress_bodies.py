@@ -103,12 +103,6 @@ def test_a_client_that_waits_before_its_body(wire):
     assert Answers(wire).next() == (200, body)
 
 
-def test_a_body_over_the_limit_is_refused_by_its_length(wire):
-    wire.sendall(request(bytes(LIMIT + 1))[:1000])
-    status, text = Answers(wire).next()
-    assert status == 413 and b"max_request_size" in text
-
-
 def test_clients_that_leave_within_their_bodies(server):
     """The server takes the next bodies, and counts nothing of the former."""
     port = server.ports["plain"]

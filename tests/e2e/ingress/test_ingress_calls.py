@@ -88,14 +88,6 @@ def test_unexpected_error_tells_no_secret(client):
     assert "secret" not in caught.value.details()
 
 
-@pytest.mark.parametrize("path", ["/test.Echo/Missing", "/no.Such/Method"])
-def test_unknown_method(client, path):
-    with pytest.raises(grpc.RpcError) as caught:
-        client.unary(path, b"x")
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert caught.value.details() == f"Method {path} is unimplemented"
-
-
 def test_metadata_both_ways(client):
     sent = (("x-text", "a, b"), ("x-twice", "1"), ("x-twice", "2"), ("x-data-bin", bytes(range(256))))
     answer, call = client.channel.unary_unary("/test.Echo/Metadata").with_call(b"", metadata=sent, timeout=60)

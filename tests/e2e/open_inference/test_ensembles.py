@@ -138,6 +138,13 @@ def ensemble_of(inputs: list[str], outputs: list[str], steps: list[str], batch: 
     )
 
 
+def x_to_out(
+    *steps: str, x: str = "FP32", out: tuple[str, str] = ("FP32", "-1"), more: tuple[str, ...] = (), batch: int = 4
+) -> str:
+    """An ensemble with the input X and the output OUT, of these datatypes, OUT also of this shape."""
+    return ensemble_of([tensor("X", x)], [tensor("OUT", *out), *more], [*steps], batch)
+
+
 PYTHON = 'backend: "python" '
 X_TO_Y = PYTHON + config_of([tensor("X")], [tensor("Y")])
 CLASSIFY = [
@@ -147,86 +154,45 @@ CLASSIFY = [
     step("postprocess", {"INDEX": "index", "SUM": "sum", "BY": "SCALE"}, {"LABEL": "ANSWER"}),
 ]
 IMAGE = [tensor("IMAGE", "STRING", "1"), tensor("SCALE", "FP32", "1", "optional: true")]
+LABELLED = [tensor("INDEX", "INT64", "1"), tensor("SUM", "FP32", "1"), tensor("BY", "FP32", "1", "optional: true")]
+CACHED = "response_cache { enable: true }"
+FIRST = step("pass", {"X": "X"}, {"Y": "a"})
+#: The source and the configuration of each; ensembles have no source.
 MODELS = {
-    "preprocess": (
-        model_of(PREPROCESS),
-        PYTHON + config_of([tensor("BYTES", "STRING", "1")], [tensor("PIXELS")]),
-    ),
-    "largest": (
-        model_of(LARGEST),
-        PYTHON + config_of([tensor("X")], [tensor("INDEX", "INT64", "1")], more="response_cache { enable: true }"),
-    ),
+    "preprocess": (model_of(PREPROCESS), PYTHON + config_of([tensor("BYTES", "STRING", "1")], [tensor("PIXELS")])),
+    "largest": (model_of(LARGEST), PYTHON + config_of([tensor("X")], [tensor("INDEX", "INT64", "1")], more=CACHED)),
     "total": (model_of(TOTAL), PYTHON + config_of([tensor("X")], [tensor("SUM", "FP32", "1")])),
-    "postprocess": (
-        model_of(POSTPROCESS),
-        PYTHON
-        + config_of(
-            [tensor("INDEX", "INT64", "1"), tensor("SUM", "FP32", "1"), tensor("BY", "FP32", "1", "optional: true")],
-            [tensor("LABEL", "STRING", "1")],
-        ),
-    ),
+    "postprocess": (model_of(POSTPROCESS), PYTHON + config_of(LABELLED, [tensor("LABEL", "STRING", "1")])),
     "hold": (model_of(HOLD), X_TO_Y),
     "pass": (model_of(PASS), X_TO_Y),
     "narrow": (model_of(HOLD), X_TO_Y + "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"),
     "repeat": (REPEAT, X_TO_Y + "model_transaction_policy { decoupled: true }"),
     "remembers": (model_of(PASS), X_TO_Y + "sequence_batching {}"),
-    "classify": (
-        "",
-        ensemble_of(IMAGE, [tensor("ANSWER", "STRING", "1"), tensor("sum", "FP32", "1")], CLASSIFY),
-    ),
-    "outer": (
-        "",
-        ensemble_of(
-            [tensor("IN", "STRING", "1")],
-            [tensor("OUT", "STRING", "1")],
-            [step("classify", {"IMAGE": "IN"}, {"ANSWER": "OUT"})],
-            more="response_cache { enable: true }",
-        ),
-    ),
-    "side": (
-        "",
-        ensemble_of(
-            [tensor("X")],
-            [tensor("A"), tensor("B")],
-            [step("hold", {"X": "X"}, {"Y": "A"}), step("narrow", {"X": "X"}, {"Y": "B"})],
-        ),
-    ),
-    "three": (
-        "",
-        ensemble_of(
-            [tensor("X")],
-            [tensor("OUT")],
-            [step("pass", {"X": "X"}, {"Y": "a"}), step("hold", {"X": "a"}, {"Y": "b"})]
-            + [step("pass", {"X": "b"}, {"Y": "OUT"})],
-        ),
-    ),
-    "chain": (
-        "",
-        ensemble_of(
-            [tensor("X")],
-            [tensor("OUT")],
-            [step("pass", {"X": "X"}, {"Y": "a"}, 1), step("pass", {"X": "a"}, {"Y": "OUT"})],
-        ),
-    ),
     "caller": (CALLER, X_TO_Y),
-    "middle": (
-        "",
-        ensemble_of(
-            [tensor("X")],
-            [tensor("OUT"), tensor("a"), tensor("SUM", "FP32", "1")],
-            [step("pass", {"X": "X"}, {"Y": "a"}), step("repeat", {"X": "a"}, {"Y": "b"})]
-            + [step("pass", {"X": "b"}, {"Y": "OUT"}), step("total", {"X": "b"}, {"SUM": "SUM"})],
-        ),
-    ),
-    "stream": (
-        "",
-        ensemble_of(
-            [tensor("X")],
-            [tensor("OUT")],
-            [step("pass", {"X": "X"}, {"Y": "a"}), step("repeat", {"X": "a"}, {"Y": "OUT"})],
-        ),
-    ),
 }
+ENSEMBLES = {
+    "classify": ensemble_of(IMAGE, [tensor("ANSWER", "STRING", "1"), tensor("sum", "FP32", "1")], CLASSIFY),
+    "outer": ensemble_of(
+        [tensor("IN", "STRING", "1")],
+        [tensor("OUT", "STRING", "1")],
+        [step("classify", {"IMAGE": "IN"}, {"ANSWER": "OUT"})],
+        more=CACHED,
+    ),
+    "side": ensemble_of(
+        [tensor("X")],
+        [tensor("A"), tensor("B")],
+        [step("hold", {"X": "X"}, {"Y": "A"}), step("narrow", {"X": "X"}, {"Y": "B"})],
+    ),
+    "three": x_to_out(FIRST, step("hold", {"X": "a"}, {"Y": "b"}), step("pass", {"X": "b"}, {"Y": "OUT"})),
+    "chain": x_to_out(step("pass", {"X": "X"}, {"Y": "a"}, 1), step("pass", {"X": "a"}, {"Y": "OUT"})),
+    "middle": x_to_out(
+        *(FIRST, step("repeat", {"X": "a"}, {"Y": "b"}), step("pass", {"X": "b"}, {"Y": "OUT"})),
+        step("total", {"X": "b"}, {"SUM": "SUM"}),
+        more=(tensor("a"), tensor("SUM", "FP32", "1")),
+    ),
+    "stream": x_to_out(FIRST, step("repeat", {"X": "a"}, {"Y": "OUT"})),
+}
+MODELS |= {name: ("", config) for name, config in ENSEMBLES.items()}
 
 
 #: An inference graph around an ensemble.
@@ -436,11 +402,7 @@ def test_metadata_config_readiness_and_index(served: Any) -> None:
 
 
 def test_an_unloaded_ensemble_takes_along_what_no_other_one_needs(served: Any) -> None:
-    config = ensemble_of(
-        [tensor("X")],
-        [tensor("OUT")],
-        [step("pass", {"X": "X"}, {"Y": "a"}), step("spare", {"X": "a"}, {"Y": "OUT"})],
-    )
+    config = x_to_out(FIRST, step("spare", {"X": "a"}, {"Y": "OUT"}))
     write(served.directory / "repository", "spare", model_of(PASS), X_TO_Y)
     write(served.directory / "repository", "last", "", config)
     with httpx.Client(base_url=served.http, timeout=GUARD_S) as client:
@@ -578,7 +540,7 @@ def test_an_inference_graph_around_an_ensemble(served: Any) -> None:
 def test_a_watched_ensemble_comes_with_its_step(tmp_path: Path, serving: Callable[..., Any]) -> None:
     repository = tmp_path / "repository"
     write(repository, "step", "broken(", X_TO_Y)
-    config = ensemble_of([tensor("X")], [tensor("OUT")], [step("step", {"X": "X"}, {"Y": "OUT"})])
+    config = x_to_out(step("step", {"X": "X"}, {"Y": "OUT"}))
     write(repository, "whole", "", config)
     more = ["--ncs", "--model-repository", str(repository), "--model-control-mode", "poll"]
     with serving(tmp_path, None, {"repository_poll_secs": 1}, more) as server:
@@ -593,77 +555,51 @@ def test_a_watched_ensemble_comes_with_its_step(tmp_path: Path, serving: Callabl
         until(lambda: status() == 200)
 
 
+PASSES = step("pass", {"X": "X"}, {"Y": "OUT"})
 REFUSED = [
     (
-        ensemble_of([tensor("X")], [tensor("OUT")], [step("pass", {"X": "Q"}, {"Y": "OUT"})]),
+        x_to_out(step("pass", {"X": "Q"}, {"Y": "OUT"})),
         "step 1 (pass) takes tensor 'Q' as its input 'X', but no step makes it",
     ),
+    (x_to_out(step("pass", {"X": "X"}, {"Y": "Q"})), "no step makes output 'OUT'"),
+    (x_to_out(step("nobody", {"X": "X"}, {"Y": "OUT"})), "step 1 (nobody): model 'nobody' is not served"),
+    (x_to_out(step("pass", {"X": "X"}, {"Y": "OUT"}, 9)), "step 1 (pass): model 'pass' version 9 is not served"),
     (
-        ensemble_of([tensor("X")], [tensor("OUT")], [step("pass", {"X": "X"}, {"Y": "Q"})]),
-        "no step makes output 'OUT'",
-    ),
-    (
-        ensemble_of([tensor("X")], [tensor("OUT")], [step("nobody", {"X": "X"}, {"Y": "OUT"})]),
-        "step 1 (nobody): model 'nobody' is not served",
-    ),
-    (
-        ensemble_of([tensor("X")], [tensor("OUT")], [step("pass", {"X": "X"}, {"Y": "OUT"}, 9)]),
-        "step 1 (pass): model 'pass' version 9 is not served",
-    ),
-    (
-        ensemble_of([tensor("X")], [tensor("OUT")], [step("pass", {"Z": "X"}, {"Y": "OUT"})]),
+        x_to_out(step("pass", {"Z": "X"}, {"Y": "OUT"})),
         "step 1 (pass): model 'pass' has no input 'Z'; there are: X",
     ),
     (
-        ensemble_of([tensor("X")], [tensor("OUT")], [step("pass", {"X": "X"}, {"Z": "OUT"})]),
+        x_to_out(step("pass", {"X": "X"}, {"Z": "OUT"})),
         "step 1 (pass): model 'pass' has no output 'Z'; there are: Y",
     ),
     (
-        ensemble_of([tensor("X", "INT32")], [tensor("OUT")], [step("pass", {"X": "X"}, {"Y": "OUT"})]),
+        x_to_out(PASSES, x="INT32"),
         "tensor 'X': the ensemble has INT32 [-1, -1], input 'X' of step 1 (pass) has FP32 [-1, -1]",
     ),
     (
-        ensemble_of([tensor("X")], [tensor("OUT", "FP32", "2, 2")], [step("pass", {"X": "X"}, {"Y": "OUT"})]),
+        x_to_out(PASSES, out=("FP32", "2, 2")),
         "tensor 'OUT': output 'Y' of step 1 (pass) has FP32 [-1, -1], the ensemble has FP32 [-1, 2, 2]",
     ),
     (
-        ensemble_of(
-            [tensor("X")],
-            [tensor("OUT")],
-            [step("pass", {"X": "a"}, {"Y": "OUT"}), step("pass", {"X": "OUT"}, {"Y": "a"})],
-        ),
+        x_to_out(step("pass", {"X": "a"}, {"Y": "OUT"}), step("pass", {"X": "OUT"}, {"Y": "a"})),
         "ensemble_scheduling has a cycle: step 1 (pass) -> step 2 (pass) -> step 1 (pass)",
     ),
+    (x_to_out(step("bad", {"X": "X"}, {"Y": "OUT"})), "step 1 (bad) leads back to the ensemble itself"),
+    (x_to_out(PASSES, batch=8), "max_batch_size of the ensemble is 8, that of model 'pass' is 4"),
     (
-        ensemble_of([tensor("X")], [tensor("OUT")], [step("bad", {"X": "X"}, {"Y": "OUT"})]),
-        "step 1 (bad) leads back to the ensemble itself",
-    ),
-    (
-        ensemble_of([tensor("X")], [tensor("OUT")], [step("pass", {"X": "X"}, {"Y": "OUT"})], batch=8),
-        "max_batch_size of the ensemble is 8, that of model 'pass' is 4",
-    ),
-    (
-        ensemble_of(
-            [tensor("X")],
-            [tensor("OUT")],
-            [step("repeat", {"X": "X"}, {"Y": "a"}), step("repeat", {"X": "a"}, {"Y": "OUT"})],
-        ),
+        x_to_out(step("repeat", {"X": "X"}, {"Y": "a"}), step("repeat", {"X": "a"}, {"Y": "OUT"})),
         "step 1 (repeat) and step 2 (repeat) have decoupled models, and only one step may",
     ),
     (
-        ensemble_of([tensor("X")], [tensor("OUT")], [step("remembers", {"X": "X"}, {"Y": "OUT"})]),
+        x_to_out(step("remembers", {"X": "X"}, {"Y": "OUT"})),
         "step 1 (remembers): model 'remembers' has sequences, which ensembles don't pass on",
     ),
     (
-        ensemble_of([tensor("X")], [tensor("OUT", "STRING")], [step("postprocess", {"SUM": "X"}, {"LABEL": "OUT"})]),
+        x_to_out(step("postprocess", {"SUM": "X"}, {"LABEL": "OUT"}), out=("STRING", "-1")),
         "step 1 (postprocess): input_map lacks input 'INDEX' of model 'postprocess'",
     ),
     (
-        ensemble_of(
-            [tensor("X")],
-            [tensor("OUT")],
-            [step("pass", {"X": "X"}, {"Y": "OUT"}).replace("model_version", 'model_namespace: "n" model_version')],
-        ),
+        x_to_out(PASSES.replace("model_version", 'model_namespace: "n" model_version')),
         "step 1 (pass): model_namespace is not supported",
     ),
     (config_of([tensor("X")], [tensor("OUT")], 4, 'platform: "ensemble"'), "ensemble_scheduling is not given"),
@@ -679,7 +615,7 @@ def test_an_ensemble_that_cant_work_is_refused_with_its_step_and_tensor(served: 
 
 def test_ensembles_that_lead_to_each_other_are_refused(served: Any) -> None:
     for name, other in (("one", "two"), ("two", "one")):
-        config = ensemble_of([tensor("X")], [tensor("OUT")], [step(other, {"X": "X"}, {"OUT": "OUT"})])
+        config = x_to_out(step(other, {"X": "X"}, {"OUT": "OUT"}))
         write(served.directory / "repository", name, "", config)
     answers: list[httpx.Response] = []
 
