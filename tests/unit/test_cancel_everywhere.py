@@ -226,7 +226,7 @@ def test_who_scales_leaves(scene: str, what: str) -> None:
             await until_async(lambda: pool.ready_count == wanted)
         await pool.close(0)
         assert released(stage) and not pool._leaving and not pool._retiring and not pool.slots and not ledger.live
-        assert descriptors() == before
+        await until_async(lambda: descriptors() == before)
         return found
 
     at_every_await(scenario, 1)
@@ -293,7 +293,7 @@ def test_who_starts_a_worker_of_a_holder_leaves(tmp_path: Path) -> None:
         await holding.works()
         assert holding.launcher.loads == 1
         await holding.close()
-        assert descriptors() == before
+        await until_async(lambda: descriptors() == before)
         return found
 
     at_every_await(scenario, 2)
@@ -315,7 +315,7 @@ def test_the_start_of_a_holder_itself(tmp_path: Path) -> None:
         await until_async(lambda: not launcher._holders)
         await holding.works()
         await holding.close()
-        assert descriptors() == before
+        await until_async(lambda: descriptors() == before)
         return found
 
     at_every_await(scenario, 2)
@@ -415,7 +415,7 @@ def test_a_registration_itself(scene: str, tmp_path: Path) -> None:
             await manager.register("m.mar", initial_workers=1)
             await managed.serves()
         await managed.close()
-        assert descriptors() == before
+        await until_async(lambda: descriptors() == before)
         return found
 
     at_every_await(scenario, 3)
