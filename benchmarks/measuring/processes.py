@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +145,16 @@ def _leave(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
+PORTS = (20_000, 32_000)
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that are free now; all different."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    """Ports of the loopback address that are free now; all different, and below those that the system gives to other
+    sockets, which a server with many processes (Ray) could get before it listens."""
+    sockets: list[socket.socket] = []
+    while len(sockets) < count:
+        with suppress(OSError):  # that port is in use
+            sockets.append(socket.create_server(("127.0.0.1", random.randrange(*PORTS))))
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:
         one.close()

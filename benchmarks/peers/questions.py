@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from http.client import HTTPException
 
 import grpc
 from measuring.h2load import PREFIX_BYTES, grpc_body
@@ -95,7 +96,7 @@ class Question:
             with grpc.insecure_channel(f"127.0.0.1:{port}", CHANNEL_OPTIONS) as channel:
                 call = channel.stream_stream(self.path)
                 return list(call(iter([self.body]), timeout=timeout_s, wait_for_ready=True))
-        except (grpc.RpcError, OSError) as error:  # HTTPError and URLError are OSErrors
+        except (grpc.RpcError, HTTPException, OSError) as error:  # HTTPError and URLError are OSErrors
             raise NoAnswer(str(error)) from error
 
     def _ask_http(self, port: int, timeout_s: float) -> bytes:
