@@ -1,5 +1,7 @@
 """The options for making an archive."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -28,6 +30,6 @@ class ModelArchiverConfig:
     preserve_structure: bool = False
 
     @classmethod
-    def from_args(cls, args: Any) -> "ModelArchiverConfig":
+    def from_args(cls, args: Any) -> ModelArchiverConfig:
         """Made from any object with attributes of these names; missing attributes have their defaults."""
         return cls(**{entry.name: getattr(args, entry.name) for entry in fields(cls) if hasattr(args, entry.name)})

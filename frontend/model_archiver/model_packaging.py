@@ -1,5 +1,7 @@
 """`torch-model-archiver`. This module can be loaded on its own, under any name, as TorchServe's test suites do."""
 
+from __future__ import annotations
+
 import logging
 import shutil
 import sys

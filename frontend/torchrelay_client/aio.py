@@ -1,5 +1,7 @@
 """The client for asyncio. `ts_scripts/make_blocking_calls.py` makes the blocking client's calls from these."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -61,7 +63,7 @@ class AsyncClient:
         if self._made is not None:
             await asyncio.gather(*(channel.close() for channel in self._made.all))
 
-    async def __aenter__(self) -> "AsyncClient":
+    async def __aenter__(self) -> AsyncClient:
         return self
 
     async def __aexit__(
@@ -121,13 +123,13 @@ class AsyncClient:
         outputs: Sequence[str] = (),
         timeout_s: float | None = None,
         idempotent: bool | None = None,
-    ) -> "AsyncAnswers[Answer]":
+    ) -> AsyncAnswers[Answer]:
         """The model's answers to one request, each as the model sends it. Without `timeout_s` it may take for ever.
         It is tried again only while no answer has come."""
         request = Request(model, inputs, version, id, parameters or {}, outputs)
         return self._stream(calls.stream(request), timeout_s, idempotent)
 
-    def converse(self, requests: Requests, *, timeout_s: float | None = None) -> "AsyncAnswers[Answer]":
+    def converse(self, requests: Requests, *, timeout_s: float | None = None) -> AsyncAnswers[Answer]:
         """The answers to any number of requests over one stream; `requests` is read as the server takes them. An
         answer's `id` says to which request it belongs, its `error` why that has none. Never tried again."""
         return self._stream(calls.converse(_messages(requests)), timeout_s, False)
@@ -167,7 +169,7 @@ class AsyncClient:
         version: str = "",
         timeout_s: float | None = None,
         idempotent: bool | None = None,
-    ) -> "AsyncAnswers[bytes]":
+    ) -> AsyncAnswers[bytes]:
         """TorchServe's `StreamPredictions`: yields the pieces as the handler sends them."""
         return self._stream(calls.predict_stream(model, data, version), timeout_s, idempotent)
 
@@ -207,7 +209,7 @@ class AsyncClient:
                     raise _closed() from None
                 raise
 
-    def _stream(self, call: Call[T], timeout_s: float | None, idempotent: bool | None) -> "AsyncAnswers[T]":
+    def _stream(self, call: Call[T], timeout_s: float | None, idempotent: bool | None) -> AsyncAnswers[T]:
         async def attempts(attempt: Callable[..., Any]) -> Any:
             return await self._attempts(call, timeout_s, idempotent, attempt)
 
@@ -254,7 +256,7 @@ class AsyncAnswers(AsyncIterator[T]):
         if self._call is not None:
             self._call.cancel()
 
-    async def __aenter__(self) -> "AsyncAnswers[T]":
+    async def __aenter__(self) -> AsyncAnswers[T]:
         return self
 
     async def __aexit__(

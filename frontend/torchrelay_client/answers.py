@@ -1,5 +1,7 @@
 """The results of calls; values of callers to the protocol's tensors, and answers' tensors to numpy arrays."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

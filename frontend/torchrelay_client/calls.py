@@ -1,5 +1,7 @@
 """Each call once, for both clients: its path, its message, and how its answer is read."""
 
+from __future__ import annotations
+
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -8,6 +8,8 @@
 `python -m torchrelay_client.names PROGRAM.py ARGUMENTS` runs an unchanged program so.
 """
 
+from __future__ import annotations
+
 import importlib
 import importlib.abc
 import importlib.machinery

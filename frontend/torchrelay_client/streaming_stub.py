@@ -1,5 +1,7 @@
 """The client stub for a `ModelStreamInfer` that answers with plain ModelInferResponses (Dynamo's page, MLServer)."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,6 +3,8 @@
 The server is the `torchserve` command's: it outlives this process until `stop`.
 """
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys

@@ -4,6 +4,8 @@
 model store, which is deleted at the end; other engines serve the files where they lie.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import importlib.util

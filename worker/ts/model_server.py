@@ -1,5 +1,7 @@
 """The `torchserve` command as a function under TorchServe's name: `ts.model_server:start`."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys

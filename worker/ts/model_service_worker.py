@@ -4,6 +4,8 @@ The server's own workers get a connected socket (`ts.runtime.main`); this module
 themselves and connect to it. The connection's protocol is `ts.protocol.frames`.
 """
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import os

@@ -1,5 +1,7 @@
 """A loaded handler in TorchServe's form, for tests of handlers and for code based on its loader."""
 
+from __future__ import annotations
+
 import logging
 import os
 import time

@@ -1,5 +1,7 @@
 """The version of torchrelay, and its form."""
 
+from __future__ import annotations
+
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import find_spec
 

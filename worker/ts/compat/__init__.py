@@ -3,6 +3,8 @@
 `shims` is last on a worker's path, so that an installed package of the same name wins.
 """
 
+from __future__ import annotations
+
 import asyncio
 import sys
 from pathlib import Path

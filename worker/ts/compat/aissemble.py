@@ -1,5 +1,7 @@
 """aiSSEMBLE's handlers: the class by which programs serve them, and the adapter for requests (docs/aissemble.md)."""
 
+from __future__ import annotations
+
 import importlib
 from collections.abc import Sequence
 from typing import Any, NoReturn

@@ -4,6 +4,8 @@ Those are `aissemble_open_inference_protocol_*`, `kserve`, `mlserver`, …, and 
 win, also those that come later.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 import sysconfig

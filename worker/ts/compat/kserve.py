@@ -1,5 +1,7 @@
 """KServe's predictors: the adapter of both protocols to their steps (docs/kserve.md)."""
 
+from __future__ import annotations
+
 import asyncio
 import importlib
 import inspect

@@ -1,6 +1,8 @@
 """Runs a program that was written for another server up to the start of its server: for the adapter of its models,
 for `python -m ts.compat.run`, and to list its models."""
 
+from __future__ import annotations
+
 import importlib
 import importlib.machinery
 import importlib.util

@@ -5,6 +5,8 @@ The program is unchanged, and needs none of their packages; this server starts e
 further models to serve.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Sequence

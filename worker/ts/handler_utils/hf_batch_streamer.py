@@ -1,5 +1,7 @@
 """Streams the output of a batch of generations. Needs the package `transformers`."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Two of torchtext's functions, for handlers that relied on them."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

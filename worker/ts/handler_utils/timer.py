@@ -1,5 +1,7 @@
 """Timing of a handler's steps."""
 
+from __future__ import annotations
+
 import functools
 import time
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Adapters (LoRA) in a causal model of the package transformers, different ones in one batch. Needs peft."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,6 +4,8 @@ OpenAI's and Anthropic's calls reach the engine as they come. A request of any o
 in pieces for a client that takes a stream, is the answer in that API's form (docs/language-models.md).
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 from abc import ABC, abstractmethod

@@ -1,5 +1,7 @@
 """What a language model's requests count, under the names that vLLM's dashboards use (docs/metrics.md)."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 from collections import deque
@@ -63,7 +65,7 @@ class Tally:
             self._context = context
 
     @contextmanager
-    def request(self) -> "Iterator[Count]":
+    def request(self) -> Iterator[Count]:
         """Counts one request, which has begun."""
         self._running += 1
         self.gauge("vllm:num_requests_running", self._running)

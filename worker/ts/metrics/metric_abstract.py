@@ -1,5 +1,7 @@
 """The base of a metric that a handler declares, for classes of one's own."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 

@@ -1,5 +1,7 @@
 """The base of a cache of metrics that reads their declarations from a file, for formats of one's own."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Errors in the definition of a metric. They are subclasses of Python's errors, for handlers that catch KeyError."""
 
+from __future__ import annotations
+
 
 class MetricsCacheError(Exception):
     """The base class of these errors."""

@@ -1,5 +1,7 @@
 """The metrics that `metrics.yaml` declares for handlers."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

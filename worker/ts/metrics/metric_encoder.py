@@ -1,5 +1,7 @@
 """JSON of the older metrics."""
 
+from __future__ import annotations
+
 import json
 from typing import Any
 

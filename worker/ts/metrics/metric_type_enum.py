@@ -1,5 +1,7 @@
 """Types of metrics."""
 
+from __future__ import annotations
+
 from enum import Enum
 
 

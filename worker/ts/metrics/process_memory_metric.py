@@ -1,5 +1,7 @@
 """The memory of processes, as TorchServe's scripts measure it."""
 
+from __future__ import annotations
+
 import logging
 from typing import TextIO
 

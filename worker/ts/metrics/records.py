@@ -5,6 +5,8 @@ model declares itself with `|#help:TEXT` and `|#buckets:0.1;1` after the type.
 The frontend takes such lines out of the model log, also those that a handler prints itself.
 """
 
+from __future__ import annotations
+
 import re
 import socket
 import sys

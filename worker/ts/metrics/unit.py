@@ -1,5 +1,7 @@
 """Units: the names that handlers write, and those in the metric's record."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from types import MappingProxyType
 

@@ -7,6 +7,8 @@ record (`ts.protocol.progress`): the number of bodies taken so far (u64 of the m
 body without room goes through the socket.
 """
 
+from __future__ import annotations
+
 import struct
 from collections import deque
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """gRPC's status codes, their mapping from handlers' HTTP statuses, and workers' exit codes. Pure."""
 
+from __future__ import annotations
+
 import signal
 from enum import IntEnum
 

@@ -3,6 +3,8 @@
 Lenient, as parsers of forms are: a part without a name is left out.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
 from functools import lru_cache

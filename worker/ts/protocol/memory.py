@@ -5,6 +5,8 @@ block (from 256 KiB on). Each large body then gets new pages, which the kernel c
 more than five hundred for a body of 1 MiB there and back, with two fifths of its CPU time.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import os

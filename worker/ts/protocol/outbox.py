@@ -1,5 +1,7 @@
 """Messages that wait to be written to a worker socket: control before bulk, large messages interleaved. No I/O."""
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Iterator
 from typing import Final, TypeAlias
@@ -112,7 +114,7 @@ class Outbox:
             group.add(data)
             group.ends = True
 
-    def _begin(self, kind: int, key: int, body: list[Buffer]) -> "_Large":
+    def _begin(self, kind: int, key: int, body: list[Buffer]) -> _Large:
         large = self._large[kind, key] = _Large((kind, key), frames(kind, key, body))
         return large
 
@@ -137,7 +139,7 @@ class Outbox:
                 break
         return list(flight)[:IOV_MAX]
 
-    def _join_small(self, queue: "deque[bytes] | deque[bytes | _Group | _Large]") -> bytes:
+    def _join_small(self, queue: deque[bytes] | deque[bytes | _Group | _Large]) -> bytes:
         """The small frames at the head of `queue`, as one buffer."""
         pieces: list[bytes] = []
         while queue and len(pieces) < JOINED_FRAMES_MAX:
@@ -151,7 +153,7 @@ class Outbox:
             queue.popleft()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _closed(self, group: "_Group") -> bytes:
+    def _closed(self, group: _Group) -> bytes:
         if self._groups.get(group.key) is group:
             del self._groups[group.key]
         return group.frame()
@@ -160,7 +162,7 @@ class Outbox:
         self._flight.append(memoryview(buffer))
         return len(buffer)
 
-    def _fly_large(self, large: "_Large") -> int:
+    def _fly_large(self, large: _Large) -> int:
         """Sends one frame of a large message; the rest takes its turn behind the others."""
         self._queue.popleft()
         frame = next(large.frames, None)
@@ -170,7 +172,7 @@ class Outbox:
         self._queue.append(large)
         return sum(self._fly(buffer) for buffer in frame if len(buffer))
 
-    def _end(self, large: "_Large") -> None:
+    def _end(self, large: _Large) -> None:
         """Ends a large message: the messages that waited behind it go next, up to the next large one."""
         del self._large[large.key]
         followers = large.followers

@@ -11,6 +11,8 @@ the requests' tensors, and for writing the answers'. Larger batches have none. T
 wait in the handler's engine.
 """
 
+from __future__ import annotations
+
 import struct
 from mmap import mmap
 from typing import Final

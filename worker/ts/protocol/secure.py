@@ -1,6 +1,8 @@
 """TLS between the frontend and workers on other machines: contexts from certificates in memory, and a non-blocking
 socket with a plain socket's interface."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import socket

@@ -1,6 +1,8 @@
 """Language models in folders of Hugging Face: what they do with texts, by the class that config.json names, and the
 names of tensors and files that the frontend and workers share."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

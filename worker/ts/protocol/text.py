@@ -4,6 +4,8 @@ A handler's exception may have a text of megabytes, half of a surrogate pair in 
 code that reports a failure must not fail itself.
 """
 
+from __future__ import annotations
+
 import json
 import reprlib
 from typing import Any

@@ -1,5 +1,7 @@
 """The wire format of protobuf: numbers, sizes and fields, for messages that are read or written without its parser."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 

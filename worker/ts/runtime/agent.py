@@ -5,6 +5,8 @@ connection.
 It runs in a process placed there by Ray, as long as the worker lives.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os

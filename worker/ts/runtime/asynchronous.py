@@ -1,5 +1,7 @@
 """Runs async handlers: every batch is a task of one event loop, which also reads the socket."""
 
+from __future__ import annotations
+
 import asyncio
 import inspect
 from typing import Any

@@ -1,5 +1,7 @@
 """Runs handlers that return or yield: calls one after another in this thread, generators step by step in turns."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Generator
 from time import perf_counter

@@ -2,6 +2,8 @@
 and results of their systems.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import itertools
@@ -33,7 +35,7 @@ class NestedCallFailed(Exception):
 class ServerCall:
     """One call, with an answer in pieces. It can be used from any thread or loop."""
 
-    def __init__(self, calls: "Calls", call_id: int) -> None:
+    def __init__(self, calls: Calls, call_id: int) -> None:
         self._calls, self.id = calls, call_id
         self._pieces: deque[Buffer] = deque()
         self._failure: Failure | None = None
@@ -44,12 +46,12 @@ class ServerCall:
     def _ready(self) -> bool:
         return self._over or bool(self._pieces)
 
-    def next(self) -> "Buffer | None":
+    def next(self) -> Buffer | None:
         """Waits for the next piece; None after the last. Raises NestedCallFailed."""
         self._calls.link.wait_until(self._ready)
         return self._take()
 
-    async def anext(self) -> "Buffer | None":
+    async def anext(self) -> Buffer | None:
         with self._calls.link.ledger.lock:
             waiter = None
             if not self._ready():
@@ -60,7 +62,7 @@ class ServerCall:
             await waiter
         return self._take()
 
-    def _take(self) -> "Buffer | None":
+    def _take(self) -> Buffer | None:
         with self._calls.link.ledger.lock:
             if self._pieces:
                 piece = self._pieces.popleft()
@@ -108,7 +110,7 @@ class Calls:
     """All calls of one worker, of at most `bytes_max` each. `batch_id`: the batch being handled, if only one is."""
 
     #: The calls of the process, for threads that aren't bound to one themselves.
-    latest: "ClassVar[Calls | None]" = None
+    latest: ClassVar[Calls | None] = None
 
     def __init__(self, link: Link, bytes_max: int) -> None:
         self.link = link

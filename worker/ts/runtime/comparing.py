@@ -1,5 +1,7 @@
 """Runs an author's comparison of two versions' answers to a request, in place of the handler (docs/rollouts.md)."""
 
+from __future__ import annotations
+
 import importlib
 import json
 import sys

@@ -5,6 +5,8 @@ its id. A request leaves the batch when its answer ends it (`_Step.goes_on`), wh
 given up.
 """
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Sequence
 from typing import Any, Final

@@ -8,6 +8,8 @@ torch, which takes a second or more, while this one goes on forking workers that
 It has one thread and computes nothing: a child forked after a parallel operation in its parent would hang.
 """
 
+from __future__ import annotations
+
 import argparse
 import gc
 import importlib

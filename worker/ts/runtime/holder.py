@@ -11,6 +11,8 @@ says why the model must be loaded again for the present source files, else "" (`
 their code from these.
 """
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 import contextlib

@@ -6,6 +6,8 @@ the frontend otherwise reads from a shared file, are sent over a second connecti
 recorded in a file that the agent reads when the worker has died.
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import json

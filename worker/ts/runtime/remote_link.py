@@ -3,6 +3,8 @@ its own clock, and sent times to the frontend's. Begun batches are sent over a c
 is no shared memory.
 """
 
+from __future__ import annotations
+
 import select
 from math import isinf
 from mmap import mmap

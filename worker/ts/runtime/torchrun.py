@@ -5,6 +5,8 @@ A rank connects to the socket in the directory that `TORCHRELAY_RENDEZVOUS` name
 progress file; from then on it is a worker like any other, but only rank 0 answers.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import signal

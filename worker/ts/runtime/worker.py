@@ -5,6 +5,8 @@ thread checks every few milliseconds whether the first is still inside the same 
 instead (cancels, credit, further requests) and write unsent messages.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import select
@@ -103,7 +105,7 @@ class Link:
     it. `sock`: the connected socket, or its descriptor. `leave` ends a worker that has lost its frontend, by default
     the process."""
 
-    def __init__(self, sock: "int | SecureSocket", leave: Callable[[int], NoReturn] = leave) -> None:
+    def __init__(self, sock: int | SecureSocket, leave: Callable[[int], NoReturn] = leave) -> None:
         self._leave = leave
         self._sock = socket.socket(fileno=sock) if isinstance(sock, int) else sock
         self._sock.setblocking(False)

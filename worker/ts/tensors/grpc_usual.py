@@ -7,6 +7,8 @@ to requests of this server's own. Anything else is left to `grpc_form`, with whi
 Reading and answering 1 KB takes 5 µs in place of 15 (typed contents: 37), 600 KB 0.1 ms in place of 0.26 (typed: 9).
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import lru_cache

@@ -6,6 +6,8 @@ of characters, numbers beyond a float64) go to `json`, too. Numbers beyond 64 bi
 it writes otherwise, which `list_text` mends.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import re

@@ -3,6 +3,8 @@
 Read and written as files, never mapped: a region that its owner shrinks is an error then, and no SIGBUS.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import stat

@@ -1,5 +1,7 @@
 """Tensors, requests and answers of handlers and adapters, and the encoding of tensors."""
 
+from __future__ import annotations
+
 import math
 import struct
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -165,7 +167,7 @@ def narrowed(kind: Datatype, numbers: Array) -> Array:
 
 def loose_bytes(
     name: str, values: Sequence[bytes], shape: Sequence[int], parameters: dict[str, Any], label: str
-) -> "Tensor":
+) -> Tensor:
     """BYTES whose number of elements needn't be that of their shape. Raises BadTensor for a shape that can't be."""
     if len(values) == elements(shape, label):
         return Tensor(name, "BYTES", bytes_array(values, shape), parameters)
@@ -210,7 +212,7 @@ class Tensor:
         return found.view(getattr(torch, kind.array_type)) if kind.as_bits else found
 
     @classmethod
-    def of(cls, name: str, value: Any, **parameters: Any) -> "Tensor":
+    def of(cls, name: str, value: Any, **parameters: Any) -> Tensor:
         """A tensor of an array, a torch tensor, nested lists, text or bytes. Raises BadTensor for any other value."""
         if isinstance(value, (str, bytes, bytearray, memoryview)):
             array = np.empty(1, dtype=object)
@@ -257,7 +259,7 @@ class InferenceRequest:
     pairs: Headers = ()
     stream: bool = False
     texts: bool = False
-    following: "AsyncIterator[InferenceRequest] | None" = None
+    following: AsyncIterator[InferenceRequest] | None = None
 
     @property
     def headers(self) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """Requests over TorchServe's own APIs for models that are a graph of tensors: JSON, CSV or .npy (docs/weights.md)."""
 
+from __future__ import annotations
+
 import io
 import json
 import re

@@ -1,5 +1,7 @@
 """A pytest fixture for tests of handlers. A conftest.py imports it by `from ts.testing.fixtures import load_model`."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Callable, Iterator
 

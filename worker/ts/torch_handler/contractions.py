@@ -1,5 +1,7 @@
 """English contractions and their full forms, in lower case."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from types import MappingProxyType
 

@@ -1,5 +1,7 @@
 """Tensors in, tensors out."""
 
+from __future__ import annotations
+
 import io
 import pickle
 from typing import Any

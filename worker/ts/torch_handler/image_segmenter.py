@@ -1,5 +1,7 @@
 """Image in, a class for each pixel out."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

@@ -3,6 +3,8 @@
 Heights come before widths, tensors are [channels, height, width]. Steps of torchvision can stand among these.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any

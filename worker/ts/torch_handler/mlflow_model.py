@@ -2,6 +2,8 @@
 answers (docs/platforms.md). Each request of a batch is answered by itself.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import traceback

@@ -1,5 +1,7 @@
 """Image in, boxes around known objects out."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

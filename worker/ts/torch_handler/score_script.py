@@ -4,6 +4,8 @@ The contract is that of Azure's inference server (docs/platforms.md). `run` gets
 a GET as JSON; with inference_schema's decorators, the members of a JSON object; with `@rawhttp`, Flask's request.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import inspect
 import json

@@ -1,5 +1,7 @@
 """Text in, the probability of each class out."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

@@ -1,5 +1,7 @@
 """Models from the Hugging Face hub. Needs `huggingface_hub` when it is called."""
 
+from __future__ import annotations
+
 import importlib
 
 PATTERNS = ("*.json", "*.pt", "*.bin", "*.txt", "*.model", "*.pth", "*.safetensors", "original/*")

@@ -1,5 +1,7 @@
 """Prints the time of a function."""
 
+from __future__ import annotations
+
 import functools
 import time
 from collections.abc import Callable

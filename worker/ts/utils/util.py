@@ -1,5 +1,7 @@
 """Helpers for handlers: label files, class lists, `PredictionException`."""
 
+from __future__ import annotations
+
 import functools
 import inspect
 import json

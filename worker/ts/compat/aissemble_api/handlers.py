@@ -1,5 +1,7 @@
 """`ModelHandler`, the base class of users' handlers, and `DataplaneHandler`, which calls them."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 
 from ts.compat.aissemble_api.types import (

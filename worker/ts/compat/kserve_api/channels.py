@@ -1,5 +1,7 @@
 """The connections of one event loop to a predictor: `grpc.aio` for gRPC, `http.client` in threads for HTTP."""
 
+from __future__ import annotations
+
 import asyncio
 import select
 import socket
@@ -151,7 +153,7 @@ class Connections:
     # --- in a thread
 
     def _ask(
-        self, request: "_Request", path: str, body: bytes, headers: Mapping[str, str], timeout_s: float
+        self, request: _Request, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float
     ) -> tuple[int, bytes]:
         while True:
             connection = self._unused()

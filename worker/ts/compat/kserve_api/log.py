@@ -1,5 +1,7 @@
 """KServe's logger."""
 
+from __future__ import annotations
+
 import logging
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Calls from a Triton Python model to its server: other models (business logic scripting), and model control."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 from collections.abc import Awaitable, Iterator
@@ -82,7 +84,7 @@ class ResponseIterator:
             raise StopIteration
         return self._response(piece)
 
-    def __aiter__(self) -> "ResponseIterator":
+    def __aiter__(self) -> ResponseIterator:
         return self
 
     async def __anext__(self) -> InferenceResponse:

@@ -1,5 +1,7 @@
 """The tensors of config.pbtxt, applied to requests and answers: shapes, sequences' control inputs, output names."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -123,7 +125,7 @@ class _Output(NamedTuple):
     outer: list[int] | None
 
     @classmethod
-    def of(cls, declared: Fields, batched: bool) -> "_Output":
+    def of(cls, declared: Fields, batched: bool) -> _Output:
         dims, reshaped = [int(size) for size in declared["dims"]], _reshaped(declared)
         inner = ([-1] if batched else []) + (dims if reshaped is None else reshaped)
         return cls(of_config(declared["data_type"]), inner, None if reshaped is None else dims)

@@ -1,5 +1,7 @@
 """`json`: `{"instances": […]}` in, `{"predictions": […]}` out."""
 
+from __future__ import annotations
+
 import base64
 import binascii
 import json

@@ -1,5 +1,7 @@
 """`kserve`: KServe's first protocol, `{"instances": […]}` in, `{"predictions": […]}` or `{"explanations": […]}` out."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """`kservev2`: KServe's second protocol (open inference), tensors with name, datatype, shape and flat data as JSON."""
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +56,7 @@ class KServev2Envelope(BaseEnvelope):
         }
 
 
-def _as_json(tensor: "Tensor") -> dict[str, Any]:
+def _as_json(tensor: Tensor) -> dict[str, Any]:
     """The object that JSON has for a tensor."""
     values = tensor.numbers().ravel().tolist()
     data = [_text(value) for value in values] if tensor.datatype == "BYTES" else values
@@ -69,7 +71,7 @@ def _text(value: bytes) -> str | bytes:
         return value
 
 
-def _as_tensors(outputs: Sequence[dict[str, Any]], request_id: str) -> "InferenceResponse":
+def _as_tensors(outputs: Sequence[dict[str, Any]], request_id: str) -> InferenceResponse:
     """The answer to a request that came as tensors. The model's name and version are filled in later."""
     import numpy as np
 

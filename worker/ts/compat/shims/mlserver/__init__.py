@@ -1,5 +1,7 @@
 """`import mlserver`, as far as inference runtimes need it (docs/mlserver.md). An installed mlserver comes before it."""
 
+from __future__ import annotations
+
 from importlib.util import find_spec
 from typing import Any
 

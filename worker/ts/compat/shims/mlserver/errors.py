@@ -1,5 +1,7 @@
 """`mlserver.errors`: exceptions by which a runtime chooses the status that its caller gets."""
 
+from __future__ import annotations
+
 
 class MLServerError(Exception):
     def __init__(self, msg: str, status_code: int = 400) -> None:

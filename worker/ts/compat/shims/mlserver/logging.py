@@ -1,5 +1,7 @@
 """`mlserver.logging`: messages go to the model's log."""
 
+from __future__ import annotations
+
 import logging
 import sys
 

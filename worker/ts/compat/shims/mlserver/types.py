@@ -1,5 +1,7 @@
 """`mlserver.types`: requests, answers and metadata."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from enum import Enum
 from typing import Annotated, Any
@@ -56,7 +58,7 @@ class TensorData:
         return self._array
 
     @classmethod
-    def model_validate(cls, value: Any) -> "TensorData":
+    def model_validate(cls, value: Any) -> TensorData:
         return value if isinstance(value, TensorData) else cls(value)
 
     parse_obj = model_validate

@@ -1,5 +1,7 @@
 """`mlserver.utils`: where a model's files lie."""
 
+from __future__ import annotations
+
 import os
 import uuid
 from collections.abc import Sequence

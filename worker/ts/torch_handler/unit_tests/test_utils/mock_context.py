@@ -1,5 +1,7 @@
 """TorchServe's stand-in for a context, for tests of handlers. `ts.testing` runs a handler as a server does."""
 
+from __future__ import annotations
+
 import os
 import uuid
 from pathlib import Path

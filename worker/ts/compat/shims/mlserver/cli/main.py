@@ -1,5 +1,7 @@
 """`mlserver start FOLDER` on this server. The other commands build images or ask servers; they need the package."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
 

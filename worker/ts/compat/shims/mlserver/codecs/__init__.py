@@ -1,5 +1,7 @@
 """`mlserver.codecs`: conversion between tensors and the types that runtimes compute with."""
 
+from __future__ import annotations
+
 from importlib.util import find_spec
 
 from .base import InputCodec, RequestCodec, register_input_codec, register_request_codec

@@ -1,5 +1,7 @@
 """`mlserver.codecs.base64`: lists of bytes, as base64 on their way."""
 
+from __future__ import annotations
+
 import base64
 import binascii
 from typing import Any

@@ -1,5 +1,7 @@
 """`mlserver.codecs.datetime`: lists of points in time, in ISO 8601 on their way."""
 
+from __future__ import annotations
+
 from datetime import datetime
 from typing import Any
 

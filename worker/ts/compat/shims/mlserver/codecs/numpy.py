@@ -1,5 +1,7 @@
 """`mlserver.codecs.numpy`: arrays. One of shape [N] is sent as [N, 1]."""
 
+from __future__ import annotations
+
 import math
 from typing import Any
 

@@ -1,5 +1,7 @@
 """`mlserver.codecs.pandas`: tables, one tensor for each column."""
 
+from __future__ import annotations
+
 import json
 from typing import Any
 

@@ -1,5 +1,7 @@
 """`mlserver.codecs.string`: lists of texts."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from .base import register_input_codec, register_request_codec

@@ -1,5 +1,7 @@
 """`mlserver.codecs.utils`: the codec that a content type, the model's metadata or a value asks for."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 

@@ -1,5 +1,7 @@
 """`mlserver.handlers.custom`: methods that a runtime wants served under a path of their own."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
