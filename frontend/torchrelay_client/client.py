@@ -128,13 +128,13 @@ class Client:
         outputs: Sequence[str] = (),
         timeout_s: float | None = None,
         idempotent: bool | None = None,
-    ) -> "Answers[Answer]":
+    ) -> Answers[Answer]:
         """The model's answers to one request, each as the model sends it. Without `timeout_s` it may take for ever.
         It is tried again only while no answer has come."""
         request = Request(model, inputs, version, id, parameters or {}, outputs)
         return self._stream(calls.stream(request), timeout_s, idempotent)
 
-    def converse(self, requests: Requests, *, timeout_s: float | None = None) -> "Answers[Answer]":
+    def converse(self, requests: Requests, *, timeout_s: float | None = None) -> Answers[Answer]:
         """The answers to any number of requests over one stream; `requests` is read as the server takes them. An
         answer's `id` says to which request it belongs, its `error` why that has none. Never tried again."""
         return self._stream(calls.converse(_messages(requests)), timeout_s, False)
@@ -174,7 +174,7 @@ class Client:
         version: str = "",
         timeout_s: float | None = None,
         idempotent: bool | None = None,
-    ) -> "Answers[bytes]":
+    ) -> Answers[bytes]:
         """TorchServe's `StreamPredictions`: yields the pieces as the handler sends them."""
         return self._stream(calls.predict_stream(model, data, version), timeout_s, idempotent)
 
