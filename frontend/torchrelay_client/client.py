@@ -1,5 +1,8 @@
 """The blocking client. Its calls are made from those in `aio.py` by `ts_scripts/make_blocking_calls.py`."""
 
+from __future__ import annotations
+
+
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType

@@ -2,6 +2,9 @@
 raise, and retries: whether and after which pause a call is tried again, its attempts, and their metadata and time
 limits."""
 
+from __future__ import annotations
+
+
 import itertools
 import random
 import time
