@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -71,7 +70,7 @@ class Client:
         for channel in self._channels.all:
             channel.close()
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> Client:
         return self
 
     def __exit__(
@@ -211,7 +210,7 @@ class Client:
                 if pause is None or self._closed.wait(pause):
                     raise attempts.failure(error) from None
 
-    def _stream(self, call: Call[T], timeout_s: float | None, idempotent: bool | None) -> "Answers[T]":
+    def _stream(self, call: Call[T], timeout_s: float | None, idempotent: bool | None) -> Answers[T]:
         def attempts(attempt: Attempt) -> Any:
             return self._attempts(call, timeout_s, idempotent, attempt)
 
@@ -255,7 +254,7 @@ class Answers(Iterator[T]):
         if self._call is not None:
             self._call.cancel()
 
-    def __enter__(self) -> "Answers[T]":
+    def __enter__(self) -> Answers[T]:
         return self
 
     def __exit__(

@@ -4,7 +4,6 @@ limits."""
 
 from __future__ import annotations
 
-
 import itertools
 import random
 import time
