@@ -1,5 +1,7 @@
 """The command line of `torch-model-archiver`."""
 
+from __future__ import annotations
+
 import argparse
 import os
 

@@ -1,5 +1,7 @@
 """Making archives from Python."""
 
+from __future__ import annotations
+
 import dataclasses
 import os
 from pathlib import Path

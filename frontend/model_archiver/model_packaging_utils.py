@@ -3,6 +3,8 @@
 `ModelArchiver` does all of them at once.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import shutil

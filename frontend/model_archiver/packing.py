@@ -1,6 +1,8 @@
 """An archive's contents: which file goes where in it, and its reproducible bytes (equal files give equal bytes, for any
 order, dates, owners and permissions on disk)."""
 
+from __future__ import annotations
+
 import difflib
 import filecmp
 import glob
@@ -240,7 +242,7 @@ class Stamp:
         self.moment = moment
 
     @classmethod
-    def now(cls) -> "Stamp":
+    def now(cls) -> Stamp:
         """Now, or SOURCE_DATE_EPOCH (reproducible-builds.org/specs/source-date-epoch): seconds since 1970.
 
         Raises ModelArchiverError.

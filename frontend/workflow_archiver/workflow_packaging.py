@@ -1,5 +1,7 @@
 """`torch-workflow-archiver`. `generate_workflow_archive` and `package_workflow` are TorchServe's names."""
 
+from __future__ import annotations
+
 import json
 import logging
 import os

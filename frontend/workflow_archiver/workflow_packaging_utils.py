@@ -1,5 +1,7 @@
 """TorchServe's name for the steps of packing a workflow, for scripts and tests that call them one by one."""
 
+from __future__ import annotations
+
 import logging
 import os
 import shutil

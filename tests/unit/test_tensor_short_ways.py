@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +72,12 @@ MESSAGES: list[Any] = [
     {"n": math.nan},
 ]
 LISTS: list[list[Any]] = [[1.0, 1e-9, math.inf, math.nan], [1, -(1 << 63)], [True, False], ["é", '"'], []]
+
+
+def test_a_models_own_environment_without_msgspec_imports_the_forms() -> None:
+    code = "import sys; sys.modules['msgspec'] = None; import ts.runtime.tensor_running, ts.tensors.json_usual"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_models_own_environment_without_msgspec_reads_and_writes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

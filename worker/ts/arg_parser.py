@@ -1,5 +1,7 @@
 """The options of the server and of a worker, as objects of argparse: for scripts that read the same command lines."""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Sequence
 

@@ -4,6 +4,8 @@ One `Context` belongs to a worker for its life; handlers may hang attributes on 
 position in the batch that is being handled.
 """
 
+from __future__ import annotations
+
 import math
 import os
 import threading
@@ -72,7 +74,7 @@ class RequestProcessor:
 class _AnswerSocket:
     """`context.cl_socket`, for handlers that write `create_predict_response(...)` to it."""
 
-    def __init__(self, context: "Context") -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
 
     def sendall(self, data: bytes) -> None:
@@ -123,7 +125,7 @@ class Context:
         #: Tells the server how many of its requests wait in the handler's engine.
         self._tell_waiting: Callable[[int], object] = lambda count: None
 
-    def begin(self, batch: "Running", request_ids: dict[int, str]) -> None:
+    def begin(self, batch: Running, request_ids: dict[int, str]) -> None:
         """Sets the context to another batch: called by the runtime before each handler call. The batch's headers are
         read at the handler's first access."""
         self._batch = batch
@@ -131,7 +133,7 @@ class Context:
         self._processors = None
         self.is_plain = True
 
-    def fork(self) -> "Context":
+    def fork(self) -> Context:
         """A separate context for a batch that runs concurrently with others; attributes set so far are shared."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
@@ -145,7 +147,7 @@ class Context:
         metrics = self.metrics
         return metrics.bind(self.request_ids or {}) if hasattr(metrics, "bind") else metrics
 
-    def _running(self) -> "Running":
+    def _running(self) -> Running:
         if self._batch is None:
             raise RuntimeError("no request is being handled: this can be called only while the handler runs a batch")
         return self._batch

@@ -1,5 +1,7 @@
 """Loads a handler as a worker does, for programs that run it in their own process: tests of handlers, notebooks."""
 
+from __future__ import annotations
+
 import json
 import sys
 from abc import ABC, abstractmethod

@@ -1,5 +1,7 @@
 """The whole of MAR-INF/MANIFEST.json."""
 
+from __future__ import annotations
+
 import json
 from enum import Enum
 from typing import Any

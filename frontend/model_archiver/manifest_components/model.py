@@ -1,5 +1,7 @@
 """The manifest's part about the model."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ class Model:
         self.model_dict = self.__to_dict__()
 
     @classmethod
-    def of(cls, config: ModelArchiverConfig) -> "Model":
+    def of(cls, config: ModelArchiverConfig) -> Model:
         """The part about the archive that `config` describes."""
         return cls(
             config.model_name,

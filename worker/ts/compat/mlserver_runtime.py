@@ -1,5 +1,7 @@
 """Runs MLServer's inference runtimes, unchanged (docs/mlserver.md)."""
 
+from __future__ import annotations
+
 import asyncio
 import atexit
 import base64
@@ -132,7 +134,7 @@ def _spec(found: dict[str, Any]) -> dict[str, Any]:
 class MLServerAdapter:
     """The adapter of a runtime."""
 
-    def __init__(self, model: Any, events: "CloudEvents") -> None:
+    def __init__(self, model: Any, events: CloudEvents) -> None:
         self._model, self._events = model, events
         package = importlib.import_module("mlserver")
         self._error = importlib.import_module("mlserver.errors").MLServerError

@@ -6,6 +6,8 @@ arguments. Each worker runs the program again up to the same call, and serves th
 object is sent between processes, so any handler works (docs/aissemble.md).
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys

@@ -1,5 +1,7 @@
 """Runs the `TritonPythonModel` of an unchanged Triton model repository (docs/triton.md)."""
 
+from __future__ import annotations
+
 import asyncio
 import importlib.util
 import inspect

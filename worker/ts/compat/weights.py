@@ -1,6 +1,8 @@
 """Runs weights without an archive (docs/weights.md): TorchScript, torch.export, ONNX, and states with a class in a
 model.py or in the package transformers."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

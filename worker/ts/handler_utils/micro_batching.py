@@ -1,5 +1,7 @@
 """Micro-batching: the steps of a batch's parts overlap."""
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Mapping, Sequence

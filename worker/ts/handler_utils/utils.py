@@ -1,5 +1,7 @@
 """Functions of handlers, under TorchServe's names: streams, classes, values of rows, packages that only some need."""
 
+from __future__ import annotations
+
 import importlib
 import json
 from collections.abc import Iterable, Sequence

@@ -1,5 +1,7 @@
 """What agents call, in front of chats: OpenAI's responses, without state, and Anthropic's messages."""
 
+from __future__ import annotations
+
 import json
 import time
 import uuid

@@ -1,5 +1,7 @@
 """Vectors of texts, as sentence-transformers computes them, and scores of pairs of texts."""
 
+from __future__ import annotations
+
 import asyncio
 import base64
 import inspect

@@ -5,6 +5,8 @@ waiting ones join it. A cache that can't be joined (sliding windows, recurrent s
 Each text of a batch may have another adapter.
 """
 
+from __future__ import annotations
+
 import inspect
 import random
 import threading
@@ -147,7 +149,7 @@ def sampling_of(body: dict[str, Any], ends: frozenset[int], most: int, usual: di
 class Step(NamedTuple):
     """What one step gave a text: a token (None with an error), or the end of it."""
 
-    text: "Text"
+    text: Text
     token: int | None
     logprobs: Logprobs | None
     finish_reason: str | None

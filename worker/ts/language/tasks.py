@@ -5,6 +5,8 @@ KServe's huggingfaceserver answers. Requests with numbers in place of texts get 
 (docs/language-models.md).
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 import time
@@ -220,7 +222,7 @@ class TaskModel:
                 raise Refusal(f"the answer has {count} words for {masks} masks, at most {most}: send fewer at once")
         return await self._batches.results(texts)
 
-    async def _answered(self, questions: "_Questions", inputs: list[Any], given: Fields) -> list[Any]:
+    async def _answered(self, questions: _Questions, inputs: list[Any], given: Fields) -> list[Any]:
         parts = [questions.parts(one["question"], one["context"], given) for one in inputs]
         found = iter(await self._batches.results([part for several in parts for part in several]))
         return [questions.best([next(found) for _ in several], given) for several in parts]

@@ -1,5 +1,7 @@
 """A metric that is declared once and recorded many times."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Sequence
 

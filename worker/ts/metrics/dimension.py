@@ -1,5 +1,7 @@
 """The labels of a metric."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import NamedTuple
 

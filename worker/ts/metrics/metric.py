@@ -1,5 +1,7 @@
 """One value of a metric, as the system metrics and `MetricsStore` keep it."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from ts.metrics import records

@@ -1,5 +1,7 @@
 """`context.metrics`: the metrics a handler has declared or used, and the calls that record them."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Self

@@ -1,5 +1,7 @@
 """Metrics that are kept until they are emitted: TorchServe's older interface."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 
 from ts.metrics import records

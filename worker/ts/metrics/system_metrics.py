@@ -1,5 +1,7 @@
 """The machine's metrics as records, for a `system_metrics_cmd` of one's own. The server measures them itself."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from types import ModuleType
 

@@ -1,5 +1,7 @@
 """ModelService: a handler in the form of MXNet's model server, with one request at a time and a signature file."""
 
+from __future__ import annotations
+
 import ast
 import json
 from abc import ABC, abstractmethod

@@ -4,6 +4,8 @@ The server reads and writes them for handlers that take and give texts; handlers
 (`openai_api`, docs/openai.md) use the same reading and writing.
 """
 
+from __future__ import annotations
+
 import json
 import reprlib
 import time
@@ -306,7 +308,7 @@ def form_of(chat: bool) -> Callable[..., Completion]:
     return ChatCompletion if chat else Completion
 
 
-def usage(choices: Sequence[Choice]) -> "Fields | None":
+def usage(choices: Sequence[Choice]) -> Fields | None:
     """The numbers of tokens of all choices together, None unless each has them."""
     found = [choice.tokens for choice in choices if choice.tokens is not None]
     if len(found) < len(choices):

@@ -3,6 +3,8 @@
 A new datatype is a row here. Importing this module imports no numpy: the frontend reads it, too.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -32,7 +34,7 @@ class Datatype:
     extension: bool = False
 
     @cached_property
-    def dtype(self) -> "np.dtype[Any]":
+    def dtype(self) -> np.dtype[Any]:
         """The dtype of its arrays in numpy: on little-endian machines the object that all such arrays have."""
         import numpy as np
 

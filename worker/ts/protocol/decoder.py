@@ -1,5 +1,7 @@
 """Decodes bytes into messages. No I/O: received bytes go in, messages come out (the format: `ts.protocol.frames`)."""
 
+from __future__ import annotations
+
 import json
 import struct
 from collections.abc import Callable
@@ -106,7 +108,7 @@ def _decode_item(body: Body, at: int, end: int | None = None) -> tuple[Item, int
     return new(Item, (job_id, request_id, deadline_s, headers, inputs)), at
 
 
-def _decode_single(key: int, body: bytes) -> "Message | None":
+def _decode_single(key: int, body: bytes) -> Message | None:
     """Decodes the usual batch, one small request with one input, by its two heads. None for any other batch, and for
     invalid bytes, which `_decode_any` reports."""
     count, job_id, deadline_s, id_size, headers_size, input_count = SINGLE.unpack_from(body)
@@ -275,7 +277,7 @@ def _decode_owned(kind: int, key: int, whole: bytearray) -> Message:
     return _DECODERS[kind](key, memoryview(whole))
 
 
-def _decode_owned_single(key: int, whole: bytearray) -> "Message | None":
+def _decode_owned_single(key: int, whole: bytearray) -> Message | None:
     """Decodes a batch of one request with one input; None for any other batch, and for invalid bytes."""
     if len(whole) < SINGLE_SIZE:
         return None

@@ -10,6 +10,8 @@ has the place and the size of its body, which lies in an arena (`ts.protocol.are
 Strings are UTF-8. Times are seconds of `time.monotonic()`, which is one clock for all processes of a machine.
 """
 
+from __future__ import annotations
+
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -281,7 +283,7 @@ class PackedPairs(Sequence["tuple[str, str]"]):
     def __getitem__(self, index: int | slice) -> tuple[str, str] | list[tuple[str, str]]:
         return self._pairs()[index]
 
-    def __reduce__(self) -> "tuple[type[PackedPairs], tuple[bytes]]":
+    def __reduce__(self) -> tuple[type[PackedPairs], tuple[bytes]]:
         return PackedPairs, (self.block,)
 
     def __repr__(self) -> str:

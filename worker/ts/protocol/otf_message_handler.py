@@ -1,5 +1,7 @@
 """TorchServe's old place of the streaming call, and the call that made its wire format."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Sequence
 from typing import Any

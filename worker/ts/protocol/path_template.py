@@ -4,6 +4,8 @@ A match always takes time in proportion to the path's length times the template'
 event loop. Starlette's regular expressions take exponential time for some templates.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

@@ -4,6 +4,8 @@ protobuf's default pool holds each file and message name once per process: two g
 from files that differ a little, can't both be imported there. Ours use a pool of their own.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from google.protobuf import descriptor_pool, message_factory

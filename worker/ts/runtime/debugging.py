@@ -1,5 +1,7 @@
 """A worker under `torchserve dev`: breakpoints in the server's terminal, and debuggers that connect."""
 
+from __future__ import annotations
+
 import importlib
 import os
 import pdb

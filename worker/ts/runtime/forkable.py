@@ -7,6 +7,8 @@ process's own. Answers: `ready` once, `forked` or `failed` per request, `exit` p
 process.
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import json
@@ -216,12 +218,12 @@ class Footprint(NamedTuple):
     children: frozenset[int]
 
     @staticmethod
-    def now() -> "Footprint":
+    def now() -> Footprint:
         threads = frozenset(one.native_id or 0 for one in threading.enumerate() if one is not threading.main_thread())
         tasks = _tasks()
         return Footprint(threads, tasks, _files(), _children(tasks))
 
-    def refusal(self, before: "Footprint") -> str:
+    def refusal(self, before: Footprint) -> str:
         """The reason why this process can't be forked since the footprint `before`; "" if it can."""
         opened = {fd: where for fd, where in self.files.items() if before.files.get(fd) != where}
         new = (where for fd, where in opened.items() if fd not in before.files)

@@ -1,5 +1,7 @@
 """Finding and loading the user's handler (as TorchServe 0.12 finds it, with errors that name their cause)."""
 
+from __future__ import annotations
+
 import asyncio
 import difflib
 import importlib

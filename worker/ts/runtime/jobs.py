@@ -4,6 +4,8 @@ Two threads use it: the one that runs handlers, and the one that stands in for i
 is guarded by `Ledger.lock`.
 """
 
+from __future__ import annotations
+
 import math
 import threading
 import time
@@ -66,7 +68,7 @@ class Job:
         *("on_feed", "request_id"),
     )
 
-    def __init__(self, item: Item, batch: "Batch", credit_bytes: int) -> None:
+    def __init__(self, item: Item, batch: Batch, credit_bytes: int) -> None:
         self.job_id, self.request_id, self.deadline_s, _, _ = item
         self.item: Item | None = item  # until its inputs have been handed over
         self.batch = batch

@@ -4,6 +4,8 @@
 `ts.protocol.arena.SHARED_BYTES`.
 """
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 import atexit

@@ -1,5 +1,7 @@
 """The process of a worker: its descriptors, signals, seeds, threads, and the marks on the lines that it prints."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import logging

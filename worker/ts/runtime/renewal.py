@@ -9,6 +9,8 @@ the new code in place, so that existing objects have it too, and values with an 
 Modules of a folder that is being written are compiled at each import (`SourceImports`).
 """
 
+from __future__ import annotations
+
 import ast
 import inspect
 import linecache
@@ -49,7 +51,7 @@ class SourceFile(NamedTuple):
     free: list[ast.stmt]
 
     @staticmethod
-    def of(path: str, text: str) -> "SourceFile":
+    def of(path: str, text: str) -> SourceFile:
         """Raises SyntaxError."""
         tree: Any = compile(text, path, "exec", ast.PyCF_ONLY_AST)  # without a frame of ast.py in its traceback
         body: list[ast.stmt] = tree.body

@@ -1,5 +1,7 @@
 """A running batch: its requests as rows, its context, and its results as answers (as in TorchServe 0.12)."""
 
+from __future__ import annotations
+
 import io
 import json
 import math

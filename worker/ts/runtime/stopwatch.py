@@ -4,6 +4,8 @@ None of this is in the path of a request until the first measurement: only then 
 before the function that takes answers.
 """
 
+from __future__ import annotations
+
 import inspect
 import time
 from collections.abc import Awaitable, Sequence

@@ -1,5 +1,7 @@
 """A batch with tensor requests: decoded before the handler is called, and answered in each request's form."""
 
+from __future__ import annotations
+
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -57,7 +59,7 @@ class Feeding:
         self._ledger.ask_for(self._job, size_bytes)
         self._flush()
 
-    def __aiter__(self) -> "Feeding":
+    def __aiter__(self) -> Feeding:
         return self
 
     async def __anext__(self) -> Any:

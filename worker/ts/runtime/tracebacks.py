@@ -1,6 +1,8 @@
 """Tracebacks of handlers' exceptions, whatever they are made of: bounded, and never an exception themselves; and
 remedies for common mistakes, a sentence after the exception's own text."""
 
+from __future__ import annotations
+
 import difflib
 import errno
 import os

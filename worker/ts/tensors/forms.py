@@ -4,6 +4,8 @@ The frontend hands a tensor request on as one input whose content type begins wi
 rest of it names the form and its options: `\\0grpc`, `\\0json;stream`.
 """
 
+from __future__ import annotations
+
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

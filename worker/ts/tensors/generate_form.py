@@ -1,5 +1,7 @@
 """The body of `generate`: a flat JSON object, text in and text out."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

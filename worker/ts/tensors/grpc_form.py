@@ -1,5 +1,7 @@
 """The protocol's gRPC form: ModelInferRequest in, ModelInferResponse out (protos/open_inference.proto)."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """The protocol's HTTP form: JSON, with tensors in binary after it where the client says so."""
 
+from __future__ import annotations
+
 import base64
 import json
 import math

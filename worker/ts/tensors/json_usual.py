@@ -6,6 +6,8 @@ all ways; so is everything where a model's own environment lacks `msgspec`. Read
 400 KB 1.7 ms in place of 2.8.
 """
 
+from __future__ import annotations
+
 import math
 import re
 import struct

@@ -4,6 +4,8 @@ Answers are small JSON objects (`text`, and the model's metadata for it: `finish
 `completion_tokens`), which the frontend puts into OpenAI's form.
 """
 
+from __future__ import annotations
+
 import json
 from codecs import getincrementaldecoder
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """An HTTP request for a path of the model's own, as it came, and its answer, as the model made it."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,5 +1,7 @@
 """Conversion between tensors and TorchServe handlers' rows and results (the table: docs/open-inference.md)."""
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """KServe's V1 protocol: `{"instances": […]}` and `{"predictions": […]}`, also as CloudEvents."""
 
+from __future__ import annotations
+
 import base64
 import json
 import uuid

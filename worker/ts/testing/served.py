@@ -1,6 +1,8 @@
 """A model in a test: a worker of the server that runs in a thread of the test's process, and the test as its
 frontend. Requests, batches, streams, cancels and failures use the same code as in a server."""
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import json
@@ -64,7 +66,7 @@ class Request:
         return [*found, frames.Input("body", "application/json" if given is None else given, data)]
 
     @staticmethod
-    def of(value: Any) -> "Request":
+    def of(value: Any) -> Request:
         return value if isinstance(value, Request) else Request(value)
 
 
@@ -104,7 +106,7 @@ class RequestFailed(Exception):
         self.status, self.message, self.grpc_code, self.traceback = status, message, grpc_code, traceback
 
     @staticmethod
-    def of(failed: frames.Failed) -> "RequestFailed":
+    def of(failed: frames.Failed) -> RequestFailed:
         code = Code.INTERNAL if failed.by_handler else code_of_http(failed.code)
         return RequestFailed(failed.code, failed.message, code.name, failed.traceback)
 
@@ -125,7 +127,7 @@ class Streamed:
         """Takes a message of the worker; from its thread."""
         self._came.put(message)
 
-    def __enter__(self) -> "Streamed":
+    def __enter__(self) -> Streamed:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -323,7 +325,7 @@ class ServedModel:
         (streamed,) = self._begin([made])
         return streamed
 
-    def batch(self, bodies: Sequence[Any]) -> "list[Answer | RequestFailed]":
+    def batch(self, bodies: Sequence[Any]) -> list[Answer | RequestFailed]:
         """Requests that the handler gets together, as bodies or `Request`s; returns the result of each caller."""
         return [_ended(streamed) for streamed in self._begin([Request.of(body) for body in bodies])]
 
@@ -399,7 +401,7 @@ class ServedModel:
 
     # --- the end
 
-    def __enter__(self) -> "ServedModel":
+    def __enter__(self) -> ServedModel:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -438,7 +440,7 @@ def _request(body: Any, given: Mapping[str, Any]) -> Request:
     return Request(**given) if body is None and "inputs" in given else Request(body, **given)
 
 
-def _ended(streamed: Streamed) -> "Answer | RequestFailed":
+def _ended(streamed: Streamed) -> Answer | RequestFailed:
     try:
         return streamed.answer()
     except RequestFailed as failure:

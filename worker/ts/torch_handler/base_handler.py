@@ -1,5 +1,7 @@
 """BaseHandler: loads an archive's model and answers requests in three steps that subclasses replace."""
 
+from __future__ import annotations
+
 import importlib
 import logging
 import os

@@ -1,5 +1,7 @@
 """The place of TorchServe's handler with DALI preprocessing, which is not supported."""
 
+from __future__ import annotations
+
 from abc import ABC
 
 from ts.context import Context

@@ -1,5 +1,7 @@
 """Image in, the most probable classes out."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

@@ -5,6 +5,8 @@ request of a batch is answered by itself. A generator from output_fn or transfor
 imported when a default needs it: scripts of other frameworks do without.
 """
 
+from __future__ import annotations
+
 import importlib
 import inspect
 import io
@@ -100,7 +102,7 @@ class InferenceScript:
     # --- the functions
 
     @cached_property
-    def _device(self) -> "torch.device":
+    def _device(self) -> torch.device:
         from ts.torch_handler.base_handler import choose_device
 
         return choose_device(self._gpu_id)
@@ -143,7 +145,7 @@ class InferenceScript:
 
         return load_torchscript(preferred[0], self._device)
 
-    def _read(self, data: Any, content_type: str) -> "torch.Tensor":
+    def _read(self, data: Any, content_type: str) -> torch.Tensor:
         import torch
 
         if content_type in _TEXTS:

@@ -4,6 +4,8 @@ The engine's own server answers: it listens on a Unix socket in a folder that no
 and Anthropic's requests as they come, so that whatever it can do is there (docs/language-models.md).
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 import os

@@ -1,5 +1,7 @@
 """A model from each kind of file that an archive may hold."""
 
+from __future__ import annotations
+
 import importlib
 import importlib.util
 import logging

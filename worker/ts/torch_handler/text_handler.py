@@ -1,5 +1,7 @@
 """The base of text models' handlers: a vocabulary, and text made plain."""
 
+from __future__ import annotations
+
 import os
 import re
 import string

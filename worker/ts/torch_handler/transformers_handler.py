@@ -4,6 +4,8 @@ the tasks of its pipelines.
 The class that config.json names decides what a model does (docs/language-models.md).
 """
 
+from __future__ import annotations
+
 import importlib.util
 import json
 from collections.abc import Awaitable, Callable

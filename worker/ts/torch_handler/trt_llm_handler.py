@@ -1,5 +1,7 @@
 """The place of TorchServe's handler for TensorRT-LLM engines, which are not supported."""
 
+from __future__ import annotations
+
 from typing import Any, NoReturn
 
 from ts.context import Context

@@ -1,5 +1,7 @@
 """The base of image models' handlers: requests to a batch of images."""
 
+from __future__ import annotations
+
 import base64
 import io
 from collections.abc import Callable

@@ -4,6 +4,8 @@ vLLM's own web application answers: it is called in this process and its event l
 of each release is there (docs/language-models.md).
 """
 
+from __future__ import annotations
+
 import asyncio
 import importlib
 import inspect

@@ -3,6 +3,8 @@
 Errors of `validate_oip` have the words of aiSSEMBLE 1.1.0: programs look at them.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import math
@@ -113,7 +115,7 @@ class Parameters:
         return f"Parameters({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     @classmethod
-    def model_validate(cls, value: Any) -> "Parameters":
+    def model_validate(cls, value: Any) -> Parameters:
         return value if isinstance(value, Parameters) else cls(**value)
 
     def model_dump(self) -> dict[str, Any]:
@@ -127,7 +129,7 @@ class TensorData:
         self.root = root.tolist() if hasattr(root, "tolist") else root
 
     @classmethod
-    def model_validate(cls, value: Any) -> "TensorData":
+    def model_validate(cls, value: Any) -> TensorData:
         return value if isinstance(value, TensorData) else cls(value)
 
     def __iter__(self) -> Iterator[Any]:

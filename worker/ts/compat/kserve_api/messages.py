@@ -1,5 +1,7 @@
 """Requests and answers of the V2 protocol for predictors."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, Self
 

@@ -1,5 +1,7 @@
 """The base class of users' predictors, the server that their programs start, and its command line."""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Iterable
 from enum import Enum

@@ -1,5 +1,7 @@
 """Calls of a transformer to its predictor, a separate server, by `--predictor_host` and its protocol."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import math

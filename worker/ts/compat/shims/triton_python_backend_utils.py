@@ -1,5 +1,7 @@
 """`import triton_python_backend_utils as pb_utils`, as Triton's Python backend has it."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from typing import Any

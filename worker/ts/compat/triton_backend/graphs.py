@@ -1,5 +1,7 @@
 """Models of one file without code: TorchScript, torch.export, ONNX. Requests of matching shapes share a run."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol

@@ -1,6 +1,8 @@
 """What Triton gives to Python models: requests, responses, tensors, errors, with its names and numbers of datatypes; a
 logger and metrics."""
 
+from __future__ import annotations
+
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -104,7 +106,7 @@ def numpy_to_triton_type(data_type: Any) -> int:
     return DATATYPES[datatype_of(np.empty(0, data_type))].number
 
 
-def serialize_byte_tensor(input_tensor: Array) -> "Array | None":
+def serialize_byte_tensor(input_tensor: Array) -> Array | None:
     """The elements with their lengths, as one array of uint8; None for an empty tensor."""
     if input_tensor.size == 0:
         return None
@@ -169,7 +171,7 @@ class Tensor:
         self._tensor = types.Tensor(name, datatype, numpy_array)
 
     @classmethod
-    def wrapping(cls, tensor: types.Tensor) -> "Tensor":
+    def wrapping(cls, tensor: types.Tensor) -> Tensor:
         found = cls.__new__(cls)
         found._tensor = tensor
         return found
@@ -207,7 +209,7 @@ class Tensor:
         return 1, 0  # the CPU
 
     @staticmethod
-    def from_dlpack(name: str, tensor: Any) -> "Tensor":
+    def from_dlpack(name: str, tensor: Any) -> Tensor:
         """Wraps an object with `__dlpack__`, or a capsule; data on a device is copied to the CPU."""
         import torch
         from torch.utils import dlpack
@@ -285,7 +287,7 @@ class InferenceRequest:
     _flags = _timeout = 0
     _parameters: str | dict[str, Any] = "{}"
     _sender: InferenceResponseSender | None = None
-    _trace: "InferenceTrace | None" = None
+    _trace: InferenceTrace | None = None
     _is_cancelled: Callable[[], bool] = staticmethod(lambda: False)
     model_version = "-1"
 
@@ -362,7 +364,7 @@ class InferenceRequest:
     def requested_output_names(self) -> list[str]:
         return list(self._requested)
 
-    def trace(self) -> "InferenceTrace":
+    def trace(self) -> InferenceTrace:
         if self._trace is None:
             self._trace = InferenceTrace()
         return self._trace
@@ -423,7 +425,7 @@ class Logger:
 class Metric:
     """A series of a family. Each change is told to the frontend, which adds up the workers'; gauges: the last one."""
 
-    def __init__(self, family: "MetricFamily", labels: dict[str, str], buckets: Sequence[float]) -> None:
+    def __init__(self, family: MetricFamily, labels: dict[str, str], buckets: Sequence[float]) -> None:
         self._family, self._value = family, 0.0
         self.labels = {str(name): str(value) for name, value in labels.items()}
         self._buckets = [float(bound) for bound in buckets]

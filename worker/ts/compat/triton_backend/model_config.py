@@ -1,6 +1,8 @@
 """A model's configuration: the JSON of config.pbtxt, the changes that `auto_complete_config` may make to it, and
 `model_warmup`, requests that a model answers before it is ready."""
 
+from __future__ import annotations
+
 import copy
 import json
 from collections.abc import Iterator
@@ -26,7 +28,7 @@ BYTES_MAX = 1 << 30
 class ModelConfig:
     """The configuration while `auto_complete_config` completes it. Properties already set may only be repeated."""
 
-    def __init__(self, config: "Fields | str") -> None:
+    def __init__(self, config: Fields | str) -> None:
         self._config = json.loads(config) if isinstance(config, str) else copy.deepcopy(config)
 
     def as_dict(self) -> Fields:

@@ -1,5 +1,7 @@
 """Backend `onnxruntime`: a graph in model.onnx."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from ts.runtime.handlers import HandlerNotUsable
 from ts.tensors.types import Tensor
 
 
-def opened(file: Path, config: Fields, gpu_id: int | None) -> "Onnx":
+def opened(file: Path, config: Fields, gpu_id: int | None) -> Onnx:
     """Opens the graph. Raises HandlerNotUsable without onnxruntime, or if the configuration doesn't fit it."""
     try:
         import onnxruntime  # type: ignore[import-untyped,unused-ignore]

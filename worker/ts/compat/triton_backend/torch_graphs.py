@@ -1,6 +1,8 @@
 """Models of torch in one file: TorchScript (model.pt of backend `pytorch`), programs of torch.export and packages of
 AOTInductor (.pt2), and modules without declared tensors."""
 
+from __future__ import annotations
+
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +25,7 @@ OUTPUT = "output__{}"
 NUMBERS = "send numbers as JSON, such as [[1, 2]], as CSV, .npy, or as a tensor"
 
 
-def opened(file: Path, config: Fields, gpu_id: int | None) -> "TorchScript | Exported":
+def opened(file: Path, config: Fields, gpu_id: int | None) -> TorchScript | Exported:
     """Opens the model of backend `pytorch`. Raises HandlerNotUsable if neither it nor the configuration declares its
     tensors, or if the configuration doesn't fit it."""
     return exported(file, config, gpu_id) if file.suffix == ".pt2" else _torchscript(file, config, gpu_id)
@@ -35,7 +37,7 @@ def device_of(gpu_id: int | None) -> Any:
     return torch.device("cpu" if gpu_id is None else f"cuda:{gpu_id}")
 
 
-def _torchscript(file: Path, config: Fields, gpu_id: int | None) -> "TorchScript":
+def _torchscript(file: Path, config: Fields, gpu_id: int | None) -> TorchScript:
     for kind in ("input", "output"):
         if not config.get(kind):
             raise HandlerNotUsable(f"backend pytorch needs each {kind} in config.pbtxt: TorchScript doesn't say them")
@@ -146,7 +148,7 @@ def positions(names: Sequence[str], arguments: Sequence[str]) -> dict[str, int]:
 # --- torch.export
 
 
-def exported(file: Path, config: Fields, gpu_id: int | None) -> "Exported":
+def exported(file: Path, config: Fields, gpu_id: int | None) -> Exported:
     """Opens a program of torch.export, or a package of AOTInductor. Raises HandlerNotUsable if neither it nor the
     configuration declares its tensors."""
     import torch
@@ -236,7 +238,7 @@ class TorchModule:
         self._takes_whole = any("Embedding" in kind for kind in kinds)
 
     @classmethod
-    def of(cls, module: Any, device: Any, tokenizer: Any = None) -> "TorchModule":
+    def of(cls, module: Any, device: Any, tokenizer: Any = None) -> TorchModule:
         return cls(module, list(inspect.signature(module.forward).parameters), device, tokenizer)
 
     def run(self, inputs: Sequence[Tensor], wanted: Sequence[str]) -> list[Tensor]:

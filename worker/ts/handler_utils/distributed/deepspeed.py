@@ -1,5 +1,7 @@
 """A model in DeepSpeed's inference engine, configured by model-config.yaml. Calls need the package `deepspeed`."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """A model cut into stages by PiPPy, one for each process of torchrun. Calls need the package `pippy`."""
 
+from __future__ import annotations
+
 import inspect
 import os
 from typing import Any

@@ -1,5 +1,7 @@
 """The place of TorchServe's DALI preprocessing, which is not supported."""
 
+from __future__ import annotations
+
 from typing import Any, NoReturn
 
 from ts.context import Context

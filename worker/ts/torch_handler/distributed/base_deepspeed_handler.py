@@ -1,5 +1,7 @@
 """For models in DeepSpeed's inference engine (`ts.handler_utils.distributed.deepspeed.get_ds_engine`)."""
 
+from __future__ import annotations
+
 import os
 from abc import ABC
 

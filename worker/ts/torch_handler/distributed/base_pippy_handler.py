@@ -1,5 +1,7 @@
 """For models cut in stages by PiPPy: each process joins the group that torchrun started."""
 
+from __future__ import annotations
+
 import os
 from abc import ABC
 

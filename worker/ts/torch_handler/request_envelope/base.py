@@ -1,5 +1,7 @@
 """The base of envelopes: opens requests, hands their inputs to the handler as one list, closes the answers."""
 
+from __future__ import annotations
+
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -17,7 +19,7 @@ logger = logging.getLogger(__name__)
 Handle = Callable[[Any, Any], Any]
 
 
-def tensors_of(row: Any) -> "InferenceRequest | None":
+def tensors_of(row: Any) -> InferenceRequest | None:
     """The request of a row that came as tensors: over gRPC, or over HTTP with binary data."""
     found: InferenceRequest | None = getattr(row, "request", None)
     return found

@@ -1,5 +1,7 @@
 """`body`: the handler gets each request's `data` or `body` instead of the row."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from ts.handler_utils.utils import row_value

@@ -1,5 +1,7 @@
 """`mlserver.register` and `mlserver.log`: a runtime's own metrics, among the server's."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 _descriptions: dict[str, str] = {}

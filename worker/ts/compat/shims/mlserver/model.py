@@ -1,5 +1,7 @@
 """`mlserver.model`: the class that runtimes are made of."""
 
+from __future__ import annotations
+
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 

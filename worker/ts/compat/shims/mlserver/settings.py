@@ -1,5 +1,7 @@
 """`mlserver.settings`: the contents of model-settings.json and settings.json."""
 
+from __future__ import annotations
+
 import importlib
 import json
 import os
@@ -53,12 +55,12 @@ class ModelSettings(pydantic.BaseModel):
         self.implementation = wanted
 
     @classmethod
-    def parse_file(cls, path: Any, **_: Any) -> "ModelSettings":
+    def parse_file(cls, path: Any, **_: Any) -> ModelSettings:
         found = json.loads(Path(path).read_bytes())
         return cls(**found, _source=str(path))
 
     @classmethod
-    def model_validate(cls, obj: Any, **_: Any) -> "ModelSettings":
+    def model_validate(cls, obj: Any, **_: Any) -> ModelSettings:
         return obj if isinstance(obj, cls) else cls(**obj)
 
     @property

@@ -1,5 +1,7 @@
 """`mlserver.codecs.base`: the base classes of codecs, and their registry."""
 
+from __future__ import annotations
+
 import typing
 from typing import Any, ClassVar, TypeVar
 

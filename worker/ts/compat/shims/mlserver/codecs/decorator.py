@@ -1,5 +1,7 @@
 """`mlserver.codecs.decorator`: a predict whose parameters are the inputs, by their annotations."""
 
+from __future__ import annotations
+
 import functools
 import types
 import typing

@@ -1,5 +1,7 @@
 """`mlserver.codecs.errors`."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 
