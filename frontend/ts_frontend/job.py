@@ -259,6 +259,7 @@ class Job:
         "_waiter",
         "alone",
         "deadline_s",
+        "deaths",
         "ends_s",
         "headers",
         "id",
@@ -311,6 +312,8 @@ class Job:
         self.state = JobState.NEW
         self.owner: Owner | None = None
         self.queued_at_s = self.sent_at_s = 0.0
+        #: The workers that died when it was the next request that they would begin.
+        self.deaths = 0
         #: Headers of the answer that the server adds to the handler's.
         self.told: Pairs = ()
         self.status = 200

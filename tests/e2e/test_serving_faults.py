@@ -276,6 +276,30 @@ def test_a_handler_that_never_finishes_loading_shows_where_it_is(shared, add):
     assert any(re.search(r'handler\.py", line (9|10) in search', line) for line in shared.lines)
 
 
+BROKEN_RUNTIME = """\
+import sys
+
+sys.modules["ts.runtime.tensor_running"] = None  # a module that the worker imports with its first tensors
+
+
+{kind} handle(data, context):
+    return data and ["answered"] * len(data)
+"""
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_fault_of_the_runtime_ends_its_worker_and_the_caller_is_told(shared, add, kind):
+    name = "broken_" + kind.replace(" ", "_")
+    config = "minWorkers: 1\nopenInference: {inputs: [{name: x, datatype: FP32, shape: [-1]}]}\n"
+    add(name, BROKEN_RUNTIME.format(kind=kind), config)
+    tensor = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0]}
+    answer = httpx.post(f"{shared.http}/v2/models/{name}/infer", json={"inputs": [tensor]}, timeout=GUARD_S)
+    assert (answer.status_code, answer.json()["error"][:12]) == (500, "Worker died."), answer.text
+    died = f"of {name}_1.0 died: "
+    assert until(lambda: [line for line in shared.lines if died in line and "request ids: " in line])
+    assert shared.predict(name, "x") == b"answered"  # by the next worker
+
+
 def test_a_handler_that_exits_is_told_in_the_log(shared, add):
     add("quitting", "import sys\n\ndef handle(data, context):\n    if data is not None:\n        sys.exit(4)\n")
     assert "exit code 4" in status_of(lambda: shared.predict("quitting", "x"))[1]

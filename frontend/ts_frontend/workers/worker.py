@@ -79,6 +79,8 @@ EXIT_STATUS_S_MAX = 3.0
 #: The share of responseTimeout that a model's own call may take, so that it gets an error before it counts as hanging
 #: itself.
 CALL_LIMIT_PART: Final = 0.9
+#: The workers that may die before they begin a request; then it isn't tried again.
+DEATHS_MAX: Final = 3
 #: The most requests that the log names as lost with their worker.
 LOGGED_IDS_MAX: Final = 20
 
@@ -552,11 +554,21 @@ class Worker:
         self._settling = watched(self._settle(reason), f"The end of worker {self.id}")
 
     def _put_back_unstarted(self) -> None:
-        """Puts jobs whose handler call had not begun back into the queue."""
+        """Puts jobs whose handler call had not begun back into the queue. If no other batch had begun, reading the
+        first one may have ended the worker: its jobs then go alone, and after `DEATHS_MAX` workers they count as
+        begun."""
         assert self.process is not None
         batches = self._running.batches
+        unbegun = sorted(self.process.unbegun(batches))
         back: list[Job] = []
-        for batch_id in sorted(self.process.unbegun(batches)):
+        for place, batch_id in enumerate(unbegun):
+            if place == 0 and len(unbegun) == len(batches):
+                suspects = batches[batch_id].open_jobs()
+                for job in suspects:
+                    job.deaths += 1
+                    job.alone = True
+                if any(job.deaths >= DEATHS_MAX for job in suspects):
+                    continue
             back += self._reclaimed(batches.pop(batch_id))
         if back:
             self._work.put_back(back)

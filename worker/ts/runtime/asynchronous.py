@@ -11,7 +11,6 @@ from ts.protocol.progress import Progress
 from ts.runtime.handlers import Loaded, waits_for_a_step
 from ts.runtime.jobs import Batch
 from ts.runtime.running import PREDICTION_FAILED, Opened, Running, Together
-from ts.runtime.tracebacks import say, traceback_of
 from ts.runtime.worker import Link
 
 
@@ -59,11 +58,11 @@ class AsyncRunner:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not issubclass(
-            type(error), SystemExit
-        ):  # a fault of the runtime: handlers' are answers
-            say(traceback_of(error))
-        self._take()
+        # Faults of handlers are answers; one of the runtime ends the worker, so that the callers are told
+        if error is not None and not self._end.done():
+            self._end.set_exception(error)
+        else:
+            self._take()
 
     # --- writing
 
