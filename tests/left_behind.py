@@ -19,7 +19,6 @@ MARK = "TORCHRELAY_TEST_RUN"
 #: So many looks find nothing new before the watcher ends: what it kills may just have started something.
 LOOKS = 3
 LOOK_EVERY_S = 0.1
-_watchers: list[subprocess.Popen[bytes]] = []
 
 
 def end_with_this_process() -> None:
@@ -27,12 +26,11 @@ def end_with_this_process() -> None:
     mark = os.environ.get(MARK, "")
     if mark.startswith(f"{os.getpid()}-"):
         return
-    for other in _watchers:
-        other.returncode = 0  # that of another process, which isn't waited for
     os.environ[MARK] = mark = f"{os.getpid()}-{secrets.token_hex(8)}"
     command = [sys.executable, __file__, mark]
     silent = subprocess.DEVNULL
-    _watchers.append(subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent, start_new_session=True))
+    watcher = subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
+    watcher.returncode = 0  # it outlives this process, which doesn't wait for it
 
 
 def marked(mark: str) -> list[psutil.Process]:
