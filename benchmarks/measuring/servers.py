@@ -12,11 +12,14 @@ from pathlib import Path
 
 import psutil
 
-from measuring import torchserve_environment
+from measuring import environments, torchserve_environment
 from measuring.processes import Processes, free_ports
 
 HANDLERS = Path(__file__).resolve().parent.parent / "handlers"
 BARE_INGRESS = Path(__file__).resolve().parent.parent / "bare_ingress.py"
+
+#: The variable with the packages of the sentence model, for networks that need them.
+TEXTS = {"TEXTS": str(environments.PLACE / "texts" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages")}
 
 TORCHSERVE_QUIET = """<?xml version="1.0" encoding="UTF-8"?>
 <Configuration>
@@ -60,7 +63,9 @@ class Folder:
         return {**kept, **{name: str(value) for name, value in own.items()}}
 
     def run(self, words: Sequence[str], more: Mapping[str, str] | None = None) -> psutil.Process:
-        return self.processes.start(words, {**self.env(), **(more or {})}, self.folder, self.folder / "console.log")
+        return self.processes.start(
+            words, {**self.env(), **TEXTS, **(more or {})}, self.folder, self.folder / "console.log"
+        )
 
 
 def run_ours(

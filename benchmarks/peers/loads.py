@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,10 +13,10 @@ from measuring import h2load
 from measuring.h2load import LoadFailed
 from measuring.machine import energy_j
 from measuring.processes import cpu_s
-from measuring.servers import Running
+from measuring.servers import TEXTS, Running
 
 from peers import open_loop
-from peers.questions import Question
+from peers.questions import Question, body
 from peers.rows import Row
 from peers.scenarios import CPU, IN_PROCESS, JOULES, P50, P99, P999, RATE, Kind, Load, Scenario
 from peers.systems import BATCH, FILES, SYSTEMS
@@ -75,7 +76,9 @@ def measure(scenario: Scenario, load: Load, name: str, running: Running, number:
         return [row(load.title, at_a_share(target, load, seconds, number))]
     if scenario.kind is Kind.OVERLOAD:
         return [row(load.title, overloaded(target, load, seconds, number))]
-    return [row(load.title, closed(target, load.clients, seconds))]
+    if scenario.kind is Kind.SEQUENCES:
+        return [row(load.title, sequences(target, load.clients, seconds))]
+    return [row(load.title, closed(target, load.clients, max(seconds, load.seconds_min)))]
 
 
 def closed(target: Target, clients: int, seconds: float) -> dict[str, float]:
@@ -109,17 +112,33 @@ def mixed(scenario: Scenario, name: str, running: Running, seconds: float) -> di
 def at_a_share(target: Target, load: Load, seconds: float, seed: int) -> dict[str, float]:
     """An open loop of so many seconds at a share of the capacity, which is measured first."""
     target.answer()
-    most = open_loop.capacity(target.port, target.question, load.clients, max(CAPACITY_S_MIN, seconds / 2))
+    most = open_loop.saturate(target.port, target.question, load.clients, max(CAPACITY_S_MIN, seconds / 2)).rate
     before_s = cpu_s(target.running.process)
     found = open_loop.offer(target.port, target.question, most * load.number, seconds, seed)
     used_s = cpu_s(target.running.process) - before_s
     return {**of_an_open_loop(found), CPU: used_s / found.offered * 1e6}
 
 
+def sequences(target: Target, clients: int, seconds: float) -> dict[str, float]:
+    """A closed loop whose clients send one sequence after the other. Raises LoadFailed if a step isn't answered."""
+    target.answer()
+    before_s = cpu_s(target.running.process)
+    found = open_loop.saturate(target.port, target.question, clients, seconds)
+    used_s = cpu_s(target.running.process) - before_s
+    if len(found.latencies_s) < found.offered:
+        raise LoadFailed(f"{found.offered - len(found.latencies_s)} of {found.offered} steps weren't answered with 200")
+    return {
+        RATE: found.rate,
+        P50: found.percentile_ms(0.5),
+        P99: found.percentile_ms(0.99),
+        CPU: used_s / found.offered * 1e6,
+    }
+
+
 def overloaded(target: Target, load: Load, seconds: float, seed: int) -> dict[str, float]:
     """An open loop beyond the capacity, long enough that queues fill."""
     target.answer()
-    most = open_loop.capacity(target.port, target.question, load.clients, max(CAPACITY_S_MIN, seconds / 2))
+    most = open_loop.saturate(target.port, target.question, load.clients, max(CAPACITY_S_MIN, seconds / 2)).rate
     found = open_loop.offer(target.port, target.question, most * load.number, OVERLOAD_SHARE_OF_S * seconds, seed)
     return of_an_open_loop(found)
 
@@ -140,11 +159,12 @@ def of_an_open_loop(found: open_loop.Offered) -> dict[str, float]:
 
 
 def in_process(scenario: Scenario, load: Load, number: int, seconds: float) -> list[Row]:
-    """The perceptron without a server, in a process of its own. Raises LoadFailed."""
-    words = [sys.executable, str(FILES / "bare_mlp.py"), str(BATCH), str(seconds)]
-    ended = subprocess.run(words, capture_output=True, text=True)
+    """The network without a server, in a process of its own. Raises LoadFailed."""
+    name, seconds = load.call.model, max(seconds, load.seconds_min)
+    words = [sys.executable, str(FILES / "bare_net.py"), name, str(BATCH), str(seconds)]
+    ended = subprocess.run(words, input=body(load.call), capture_output=True, env={**os.environ, **TEXTS})
     if ended.returncode:
-        raise LoadFailed(f"the perceptron fails: {ended.stderr.strip()[-300:]}")
+        raise LoadFailed(f"{name} fails: {ended.stderr.decode(errors='replace').strip()[-300:]}")
     count, took_s, used_s = (float(word) for word in ended.stdout.split())
     return [Row(scenario.name, load.title, IN_PROCESS, number, {RATE: count / took_s, CPU: used_s / count * 1e6})]
 

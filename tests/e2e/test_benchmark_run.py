@@ -34,6 +34,7 @@ def test_every_kind_of_scenario_has_its_figures(tmp_path: Path) -> None:
         "noop-http",
         "infer-grpc",
         "mlp-http",
+        "sequences-http",
         "streams-grpc",
         "mixed",
         "open",
@@ -48,7 +49,7 @@ def test_every_kind_of_scenario_has_its_figures(tmp_path: Path) -> None:
     assert {row["scenario"] for row in found["rows"]} == set(names)
     assert {row["system"] for row in found["rows"]} == set(ours.split(","))
     assert all(value >= 0 for row in found["rows"] for value in row["figures"].values())
-    assert page.count("\n## ") == 3 and all(f"| `{name}` |" in page for name in ("noop-http", "mlp-http"))
+    assert page.count("\n## ") == 5 and all(f"| `{name}` |" in page for name in ("noop-http", "mlp-http"))
 
 
 @pytest.mark.slow

