@@ -225,12 +225,12 @@ def test_loading_folders_in_both_layouts(bucket: Bucket, folder: Callable[[str],
             answer = httpx.post(f"{served.http}/v2/models/versions/versions/{version}/infer", json=infer)
             assert answer.json()["outputs"][0]["data"] == [version], answer.text
         served.wait_for_log("Model versions 2 unregistered")
-        assert len(place.copies()) == 2
+        until(lambda: len(place.copies()) == 2, place.copies)  # the two former ones go with their versions
         for name in ("greets", "versions"):
             assert post(served, f"models/{name}/unload").status_code == 200
         for name in ("greets 1.0", "versions 1", "versions 2"):
             served.wait_for_log(f"Model {name} unregistered", 2)
-        assert not place.copies()
+        until(lambda: not place.copies(), place.copies)
     finally:
         served.terminate()
 
