@@ -30,8 +30,8 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.limits.limits import Fleet, Limits
 from ts_frontend.listeners.listeners import Listeners
+from ts_frontend.models.archive import ExtractLimits, remove_abandoned, work_dir
 from ts_frontend.models.environments import Environments, EnvironmentStore
-from ts_frontend.models.extraction import ExtractLimits, remove_abandoned, work_dir
 from ts_frontend.models.formats.formats import known_formats
 from ts_frontend.models.health import Health
 from ts_frontend.models.loader import ModelFactory, ModelLoader, settings_of

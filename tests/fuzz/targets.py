@@ -50,8 +50,7 @@ from ts_frontend.http.request import BodyLimits, HttpRequest, Parameters, json_o
 from ts_frontend.http.routes import ROUTES
 from ts_frontend.http.routing import HTTP_INFERENCE, HTTP_MANAGEMENT, RouteTable, Switch
 from ts_frontend.models import settings as model_settings
-from ts_frontend.models.archive import parse_config
-from ts_frontend.models.extraction import ExtractLimits, extract
+from ts_frontend.models.archive import ExtractLimits, extract, parse_config
 from ts_frontend.models.formats import triton
 from ts_frontend.models.formats.formats import known_formats
 from ts_frontend.models.signature import as_json, signature_of

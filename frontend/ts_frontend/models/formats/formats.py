@@ -10,15 +10,15 @@ from pathlib import Path
 
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveNotFound, InvalidArchive
-from ts_frontend.models.archive import Archive, PackedFiles, real, root_of
-from ts_frontend.models.extraction import ExtractLimits
+from ts_frontend.models.archive import Archive, ExtractLimits, PackedFiles, Pin, real, root_of
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel, TorchServeFormat, bare
 from ts_frontend.models.formats.mlserver import MLServerFormat
 from ts_frontend.models.formats.program import InferenceGraphFormat, ProgramFormat, ScriptFormat
 from ts_frontend.models.formats.triton import TritonFormat
 from ts_frontend.models.formats.weights import LanguageModelFormat, WeightsFormat, completed
-from ts_frontend.models.store.http import Pin, Stop, limits_of
+from ts_frontend.models.store.http import limits_of
 from ts_frontend.models.store.hub import Hub
+from ts_frontend.tasks import Stop
 
 log = logging.getLogger(__name__)
 

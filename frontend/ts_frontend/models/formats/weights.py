@@ -16,8 +16,7 @@ from typing import Any
 
 from ts.protocol.tasks import ADAPTER_CONFIG, EMBED, GENERATE, OF_PIPELINES, RESULTS, task_of
 from ts_frontend.errors import InvalidArchive
-from ts_frontend.models.archive import CONFIG_FILE, GGUF, Archive, is_gguf, read_config, read_text
-from ts_frontend.models.extraction import refusal
+from ts_frontend.models.archive import CONFIG_FILE, GGUF, Archive, is_gguf, read_config, read_text, refusal
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
 from ts_frontend.models.inspection import SUFFIXES, how_to_serve
 from ts_frontend.models.signature import LANGUAGE_MODEL
