@@ -180,9 +180,9 @@ _CONCURRENCY = 1024
 _PARALLEL = 4
 
 
-def completed(handler: str | None, config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a model with that handler, a language model's or any other. Archives name them, too."""
-    return {**_USUAL, "maxConcurrency": _CONCURRENCY, **config} if handler in HANDLERS else config
+def completed(config: dict[str, Any]) -> dict[str, Any]:
+    """A language model's configuration, with the defaults of those."""
+    return {**_USUAL, "maxConcurrency": _CONCURRENCY, **config}
 
 
 class LanguageModelFormat(ModelFormat):
@@ -251,7 +251,7 @@ class LanguageModelFormat(ModelFormat):
             serialized_file=model.get("serializedFile"),
             requirements_file="requirements.txt" if requirements else None,
             config_file=CONFIG_FILE if configured else None,
-            config=completed(handler, config),
+            config=completed(config),
             handler_settings=settings,
             remembered=single or bool(files.hub),
         )
