@@ -53,7 +53,7 @@ from ts_frontend.models import settings as model_settings
 from ts_frontend.models.archive import ExtractLimits, extract, parse_config
 from ts_frontend.models.formats import triton
 from ts_frontend.models.formats.formats import known_formats
-from ts_frontend.models.signature import as_json, signature_of
+from ts_frontend.models.settings import as_json, signature_of
 from ts_frontend.models.store import store
 from ts_frontend.open_inference import requests
 from ts_frontend.open_inference.models import load_parameters, load_parameters_of_json

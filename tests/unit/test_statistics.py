@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ts_frontend.job import Job, JobState, Ledger
-from ts_frontend.models.statistics import CountedBatches
+from ts_frontend.models.model import CountedBatches
 from ts_frontend.telemetry.tracing.tracing import Sampling
 
 

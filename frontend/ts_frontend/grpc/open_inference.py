@@ -26,7 +26,7 @@ from ts_frontend.limits.clients import counting_items
 from ts_frontend.models.health import Health
 from ts_frontend.models.model import Registry
 from ts_frontend.models.repository import Repository
-from ts_frontend.models.signature import TensorSpec
+from ts_frontend.models.settings import TensorSpec
 from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.models import (

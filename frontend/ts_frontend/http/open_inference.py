@@ -26,7 +26,7 @@ from ts_frontend.job import Job
 from ts_frontend.models.health import Health
 from ts_frontend.models.model import ROUTE_MARK, Model, Registry
 from ts_frontend.models.repository import Repository
-from ts_frontend.models.signature import TensorSpec, as_json
+from ts_frontend.models.settings import TensorSpec, as_json
 from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.models import (

@@ -45,7 +45,7 @@ from ts_frontend.config.files import read_file
 from ts_frontend.errors import ArchiveNotFound, InvalidArchive, ServeError
 from ts_frontend.graphs.graph import Ensemble
 from ts_frontend.graphs.inference_graph import InferenceGraph
-from ts_frontend.models.signature import Signature
+from ts_frontend.models.settings import Signature
 from ts_frontend.scheduling.batcher import Priorities
 from ts_frontend.tasks import Stop, owned
 from ts_frontend.workers.resources import Needs

@@ -30,10 +30,16 @@ from ts_frontend.models.ensembles import EnsembleRequests, Find, GraphRequests, 
 from ts_frontend.models.environments import Environment, Environments
 from ts_frontend.models.formats.formats import Formats
 from ts_frontend.models.inspection import SUFFIXES, how_to_serve, may_need_torch
-from ts_frontend.models.model import NO_WORKER, Model
-from ts_frontend.models.settings import ModelSettings, Requested, model_name_for, resolve
-from ts_frontend.models.signature import LANGUAGE_MODEL, Signature, signature_of
-from ts_frontend.models.statistics import CountedBatches
+from ts_frontend.models.model import NO_WORKER, CountedBatches, Model
+from ts_frontend.models.settings import (
+    LANGUAGE_MODEL,
+    ModelSettings,
+    Requested,
+    Signature,
+    model_name_for,
+    resolve,
+    signature_of,
+)
 from ts_frontend.models.store.store import Fetched, ModelStore
 from ts_frontend.scheduling.batcher import Policy, Priorities, Repeats
 from ts_frontend.scheduling.queues import JobQueue, PriorityJobFactory, PriorityQueue, TicketQueue, WorkQueue

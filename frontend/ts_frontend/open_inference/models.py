@@ -37,9 +37,8 @@ from ts_frontend.errors import (
     ServeError,
     Unimplemented,
 )
-from ts_frontend.models.model import Model, Registry
-from ts_frontend.models.signature import as_json
-from ts_frontend.models.statistics import Kinds, Statistics
+from ts_frontend.models.model import Kinds, Model, Registry, Statistics
+from ts_frontend.models.settings import as_json
 from ts_frontend.open_inference.requests import texts_of_member
 from ts_frontend.telemetry.logging.writer import Logs
 from ts_frontend.telemetry.tracing.tracing import Sampling

@@ -29,7 +29,7 @@ from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.archive import Archive, read_text, refusal
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
 from ts_frontend.models.inspection import module_may_need_torch
-from ts_frontend.models.signature import Signature, specs_of
+from ts_frontend.models.settings import Signature, specs_of
 
 log = logging.getLogger(__name__)
 

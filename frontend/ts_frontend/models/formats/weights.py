@@ -19,7 +19,7 @@ from ts_frontend.errors import InvalidArchive
 from ts_frontend.models.archive import CONFIG_FILE, GGUF, Archive, is_gguf, read_config, read_text, refusal
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
 from ts_frontend.models.inspection import SUFFIXES, how_to_serve
-from ts_frontend.models.signature import LANGUAGE_MODEL
+from ts_frontend.models.settings import LANGUAGE_MODEL
 
 ADAPTER = "weights"
 #: The runtime of a file that has a graph, by its suffix. Of others, another file must name the class.
