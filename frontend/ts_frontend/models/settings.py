@@ -621,10 +621,10 @@ def signature_from(found: Mapping[str, Any]) -> Signature:
     """A signature from its parts. Raises InvalidArgument."""
     return Signature(
         str(found.get("platform") or ""),
-        specs_of(found.get("inputs"), f"openInference.inputs"),
-        specs_of(found.get("outputs"), f"openInference.outputs"),
+        specs_of(found.get("inputs"), "openInference.inputs"),
+        specs_of(found.get("outputs"), "openInference.outputs"),
         bool(found.get("decoupled", False)),
-        _parameters(found.get("parameters"), f"openInference.parameters"),
+        _parameters(found.get("parameters"), "openInference.parameters"),
         dict(found.get("metadata") or {}),
     )
 
