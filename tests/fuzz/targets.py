@@ -29,8 +29,7 @@ from ts.protocol.forms import MalformedForm, check, is_form, parts
 from ts.protocol.frames import FrameError, Input, Item, encode_bytes
 from ts.protocol.path_template import BadTemplate, PathTemplate
 from ts.tensors import values
-from ts.tensors.forms import ModelSpec, opened
-from ts.tensors.rows import request_of, row_of
+from ts.tensors.forms import ModelSpec, opened, request_of, row_of
 from ts.tensors.types import BadTensor, InferenceResponse
 from ts.tensors.v1_form import V1Response
 from ts_frontend.config import keys as key_texts

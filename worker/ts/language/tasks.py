@@ -29,8 +29,7 @@ from ts.language.surface import Fields, Refusal, whole
 from ts.protocol.frames import Input
 from ts.protocol.tasks import ANSWER, ARGUMENT, CLASSIFY, FILL, TAG
 from ts.tensors import values
-from ts.tensors.forms import ModelSpec
-from ts.tensors.rows import plain_value
+from ts.tensors.forms import ModelSpec, plain_value
 from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, Tensor
 from ts.tensors.v1_form import INSTANCES, V1Request, V1Response
 from ts.utils.util import PredictionException

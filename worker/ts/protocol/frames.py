@@ -87,7 +87,7 @@ def size_of(inputs: Sequence[Input]) -> int:
     return len(inputs[0].data) if len(inputs) == 1 else sum([len(part.data) for part in inputs])
 
 
-#: The content type of answers that a worker compares in place of running its handler (ts/runtime/comparing.py).
+#: The content type of answers that a worker compares in place of running its handler (ts/runtime/running.py).
 COMPARISON: Final = "\0compare"
 
 

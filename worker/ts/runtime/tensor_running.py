@@ -27,7 +27,7 @@ from ts.runtime.running import (
     wrong_shape,
 )
 from ts.runtime.worker import Link
-from ts.tensors import forms, rows, values
+from ts.tensors import forms, values
 from ts.tensors.forms import Form, ModelSpec
 from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, NoSuchRegion
 from ts.utils.util import PredictionException
@@ -148,12 +148,12 @@ class TensorRunning(Running):
             request = form.request
             if request.stream and forms.is_followed(item):
                 request.following = self._following(item)
-            return form, rows.row_of(request) if self._takes_rows else request, ()
+            return form, forms.row_of(request) if self._takes_rows else request, ()
         fields = fields_of(item)
         inputs = [part[:2] for part in fields]
         if self._takes_rows:
             return None, self.row(len(self._asked), fields, decode), inputs
-        made = values.request_of if self._model.values else rows.request_of
+        made = values.request_of if self._model.values else forms.request_of
         return None, made(fields, item.headers, self._model), inputs
 
     def _following(self, item: Item) -> AsyncIterator[InferenceRequest]:
@@ -221,7 +221,7 @@ class TensorRunning(Running):
     def _response(self, value: Any) -> InferenceResponse:
         """The response of a result; a result that isn't a tensor is the handler's fault."""
         try:
-            return rows.response_of(value, self._model)
+            return forms.response_of(value, self._model)
         except BadTensor as error:
             raise PredictionException(str(error), INTERNAL) from None
 
@@ -238,7 +238,7 @@ class TensorRunning(Running):
         outputs = value.outputs
         if len(outputs) == 1 and outputs[0].datatype == "BYTES" and outputs[0].array.size == 1:
             return outcome(outputs[0].array.ravel()[0])
-        plain = {tensor.name: rows.plain_value(tensor) for tensor in outputs}
+        plain = {tensor.name: forms.plain_value(tensor) for tensor in outputs}
         return outcome(plain[outputs[0].name] if self._model.values and len(outputs) == 1 else plain)
 
     def fail(self, failure: Failure) -> None:

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 
 from ts.protocol.frames import Buffer
-from ts.tensors.forms import Form, ModelSpec, payload
-from ts.tensors.json_form import from_json, text_bytes
-from ts.tensors.json_text import dumped
-from ts.tensors.rows import plain_value
+from ts.tensors.forms import Form, ModelSpec, payload, plain_value
+from ts.tensors.json_form import dumped, from_json, text_bytes
 from ts.tensors.types import BadTensor, Headers, InferenceRequest, InferenceResponse, Tensor, bytes_array, datatype
 
 EXPLAIN = "explain"
