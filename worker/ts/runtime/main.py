@@ -1,7 +1,7 @@
 """A worker process: `python -m ts.runtime.main --fd N --progress-fd M`, or `run` in a child of the forkserver.
 
-`--fd` is the connected socket to the frontend, `--progress-fd` a file of `ts.protocol.progress.PROGRESS_BYTES`, or
-`ts.protocol.arena.SHARED_BYTES`.
+`--fd` is the connected socket to the frontend, `--progress-fd` a file of `ts.protocol.shared.PROGRESS_BYTES`, or
+`SHARED_BYTES`.
 
 A `Stopwatch` has the times of measured requests (`Measure`). None of it is in the path of a request until the first
 measurement: only then it is put before the handler's entry and before the function that takes answers.
@@ -27,7 +27,7 @@ from ts.context import Context
 from ts.protocol.codes import SHOWS_STACKS
 from ts.protocol.frames import LoadFailed, Ready, Times
 from ts.protocol.memory import give_back_freed, keep_freed
-from ts.protocol.progress import Progress
+from ts.protocol.shared import Progress
 from ts.protocol.text import repr_of, text_of
 from ts.runtime.asynchronous import AsyncRunner
 from ts.runtime.blocking import BlockingRunner

@@ -93,7 +93,7 @@ BAD_REQUEST: Final = 400
 NOT_FOUND: Final = 404
 INTERNAL: Final = 500
 
-#: The method `spend` of `ts.protocol.progress.Progress`.
+#: The method `spend` of `ts.protocol.shared.Progress`.
 Spend: TypeAlias = "Callable[[int, float, float], object]"
 
 
