@@ -538,7 +538,8 @@ def _cluster(
     section = given if isinstance(given, dict) else {}
     device_type, ids = devices
     if not defaults.ray_address or given is False:
-        read_request(section, device_type, 0, yaml.warnings.append)  # warns of mistakes also without a cluster
+        if section:  # warns of mistakes also without a cluster
+            read_request(section, device_type, 0, yaml.warnings.append)
         return None
     if kind not in ("", "custom"):
         yaml.warnings.append("torchrun's workers run on this machine: Ray doesn't place them (ray: false says so)")
