@@ -59,7 +59,7 @@ from ts_frontend.models.store.store import ModelStore
 from ts_frontend.open_inference.calls import ModelCalls
 from ts_frontend.redis_calls import is_installed
 from ts_frontend.rollouts.manager import Rollouts
-from ts_frontend.scheduling.sequence_queue import sequence_headers
+from ts_frontend.scheduling.queues import sequence_headers
 from ts_frontend.tasks import kept, owned, watched
 from ts_frontend.telemetry.logging.logs import ModelLog
 from ts_frontend.telemetry.logging.writer import Logs

@@ -43,11 +43,10 @@ from ts_frontend.graphs import tensors as graph_tensors
 from ts_frontend.graphs.inference_graph import Condition
 from ts_frontend.grpc import protocol as grpc_protocol
 from ts_frontend.http import management
-from ts_frontend.http.guard import Guard, Hosts
 from ts_frontend.http.management import _json_parameters, page_asked
 from ts_frontend.http.request import BodyLimits, HttpRequest, Parameters, json_object, query_pairs
 from ts_frontend.http.routes import ROUTES
-from ts_frontend.http.routing import HTTP_INFERENCE, HTTP_MANAGEMENT, RouteTable, Switch
+from ts_frontend.http.routing import HTTP_INFERENCE, HTTP_MANAGEMENT, Guard, Hosts, RouteTable, Switch
 from ts_frontend.models import settings as model_settings
 from ts_frontend.models.archive import ExtractLimits, extract, parse_config
 from ts_frontend.models.formats import triton

@@ -25,8 +25,15 @@ from ts_frontend.limits.fair import FairLane, Share, Ticket, Workload
 from ts_frontend.limits.limits import LOOKS_MAX, UNMEASURED_MAX, Accounts, Bucket, Kept, Limits, ModelLimits, told
 from ts_frontend.limits.rules import OTHER, BadLimits, Rule, parsed_rules
 from ts_frontend.scheduling.batcher import Policy, Priorities
-from ts_frontend.scheduling.queues import IDLE, PRIORITY, JobQueue, PriorityJobFactory
-from ts_frontend.scheduling.sequence_queue import SequenceHeaders, SequenceJobFactory, SequenceQueue
+from ts_frontend.scheduling.queues import (
+    IDLE,
+    PRIORITY,
+    JobQueue,
+    PriorityJobFactory,
+    SequenceHeaders,
+    SequenceJobFactory,
+    SequenceQueue,
+)
 from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.transport.connection import name_in
 

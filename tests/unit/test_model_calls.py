@@ -15,8 +15,7 @@ from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.models.settings import Signature
 from ts_frontend.open_inference.calls import ModelCalls
 from ts_frontend.scheduling.batcher import Policy
-from ts_frontend.scheduling.queues import JobQueue
-from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+from ts_frontend.scheduling.queues import JobQueue, SequenceHeaders
 from ts_frontend.workers import calls as worker_calls
 from ts_frontend.workers.calls import Caller, HandlerCalls
 from ts_frontend.workers.in_flight import Batch, InFlight

@@ -17,9 +17,8 @@ from ts.runtime.jobs import SilentLedger
 from ts.runtime.main import MEASURED_MAX, Stopwatch
 from ts_frontend.grpc.call import Call, identified
 from ts_frontend.http.app import Cors, HttpApp
-from ts_frontend.http.guard import Guard, Hosts
 from ts_frontend.http.request import BodyLimits, HttpAnswer
-from ts_frontend.http.routing import RouteTable
+from ts_frontend.http.routing import Guard, Hosts, RouteTable
 from ts_frontend.job import Job, Ledger, RequestIds, Whereabouts
 from ts_frontend.telemetry.timing import JOBS_TOLD_MAX, Asking, JobTimes, RequestTimes
 

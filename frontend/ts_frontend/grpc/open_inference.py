@@ -48,7 +48,7 @@ from ts_frontend.open_inference.requests import (
     joined_messages,
     value_of,
 )
-from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+from ts_frontend.scheduling.queues import SequenceHeaders
 from ts_frontend.scheduling.stream import Multiplexer, StreamRequest, chunks
 
 SERVICE = "inference.GRPCInferenceService"

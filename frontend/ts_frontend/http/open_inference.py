@@ -43,7 +43,7 @@ from ts_frontend.open_inference.models import (
     unloads_dependents,
 )
 from ts_frontend.open_inference.requests import WHOLE_BYTES_MAX, count_items, joined_generate, joined_json, refused
-from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+from ts_frontend.scheduling.queues import SequenceHeaders
 from ts_frontend.scheduling.stream import chunks
 
 #: Smaller answers are not compressed: they fit into one packet.

@@ -42,8 +42,16 @@ from ts_frontend.models.settings import (
 )
 from ts_frontend.models.store.store import Fetched, ModelStore
 from ts_frontend.scheduling.batcher import Policy, Priorities, Repeats
-from ts_frontend.scheduling.queues import JobQueue, PriorityJobFactory, PriorityQueue, TicketQueue, WorkQueue
-from ts_frontend.scheduling.sequence_queue import SequenceJobFactory, SequenceQueue, sequence_headers
+from ts_frontend.scheduling.queues import (
+    JobQueue,
+    PriorityJobFactory,
+    PriorityQueue,
+    SequenceJobFactory,
+    SequenceQueue,
+    TicketQueue,
+    WorkQueue,
+    sequence_headers,
+)
 from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.tasks import Notifier, in_thread, undone_on_failure
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry

@@ -18,7 +18,7 @@ from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.models import load_parameters
 from ts_frontend.open_inference.requests import joined_messages
-from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+from ts_frontend.scheduling.queues import SequenceHeaders
 from ts_frontend.scheduling.stream import chunks
 from ts_frontend.workers.calls import Caller
 

@@ -26,7 +26,7 @@ from ts_frontend.errors import InvalidArgument, Unimplemented
 from ts_frontend.limits.clients import counting_items
 from ts_frontend.models.model import Model
 from ts_frontend.scheduling import queues as ranked_queue
-from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+from ts_frontend.scheduling.queues import SequenceHeaders
 
 #: Smaller requests are parsed entirely, which takes a fraction of a millisecond, less than the search for their heads.
 WHOLE_BYTES_MAX = 16 * 1024
