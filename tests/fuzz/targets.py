@@ -42,6 +42,7 @@ from ts_frontend.errors import InvalidArchive, InvalidArgument, ServeError
 from ts_frontend.graphs import tensors as graph_tensors
 from ts_frontend.graphs.inference_graph import Condition
 from ts_frontend.grpc import protocol as grpc_protocol
+from ts_frontend.grpc.call import answering_s, timeout_s
 from ts_frontend.http import management
 from ts_frontend.http.management import _json_parameters, page_asked
 from ts_frontend.http.request import BodyLimits, HttpRequest, Parameters, json_object, query_pairs
@@ -175,8 +176,8 @@ def grpc_headers(data: bytes) -> None:
     for key, given in entries:
         assert isinstance(given, bytes if key.endswith("-bin") else str)
     for _, value in headers:
-        seconds = grpc_protocol.timeout_s(value)
-        assert 0 <= grpc_protocol.answering_s(seconds) <= seconds < math.inf
+        seconds = timeout_s(value)
+        assert 0 <= answering_s(seconds) <= seconds < math.inf
 
 
 @target(InvalidArgument)

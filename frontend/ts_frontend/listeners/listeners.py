@@ -62,7 +62,8 @@ from ts_frontend.models.health import Health
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.metrics import certificate_ends, flooded_connections, unread_answers
 from ts_frontend.models.repository import Repository
-from ts_frontend.open_inference.models import About, LogSettings, Regions, TraceSettings
+from ts_frontend.open_inference.models import About, LogSettings, TraceSettings
+from ts_frontend.open_inference.requests import Regions
 from ts_frontend.rollouts.manager import Rollouts
 from ts_frontend.scheduling.queues import sequence_headers
 from ts_frontend.telemetry.logging.writer import Logs
