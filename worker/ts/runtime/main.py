@@ -23,7 +23,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ts.context import Context
 from ts.protocol.codes import SHOWS_STACKS
 from ts.protocol.frames import LoadFailed, Ready, Times
 from ts.protocol.memory import give_back_freed, keep_freed
@@ -34,9 +33,9 @@ from ts.runtime.blocking import BlockingRunner
 from ts.runtime.calls import Calls
 from ts.runtime.continuous import ContinuousRunner
 from ts.runtime.handlers import Loaded, describe_failure, load
-from ts.runtime.jobs import Batch, Failure, Job, Ledger, Outcome, SilentLedger
+from ts.runtime.jobs import Failure, Job, Ledger, Outcome, SilentLedger
 from ts.runtime.process import log_to_stdout, mark_lines, modules_in, outlive_stops, set_threads, turn_to
-from ts.runtime.running import Opened, Opening, Running
+from ts.runtime.running import Opened, Opening
 from ts.runtime.tracebacks import place_of, say
 from ts.runtime.worker import Link, leave
 
@@ -193,19 +192,9 @@ def answer(
 
 
 def _with_tensors(link: Link, loaded: Loaded, progress: Progress) -> Opened:
-    from ts.runtime.running import Comparing, is_comparison
-    from ts.runtime.tensor_running import TensorRunning
-    from ts.tensors.forms import ModelSpec
+    from ts.runtime.tensor_running import with_tensors
 
-    model = ModelSpec(**{"name": "", "version": "", "inputs": {}, "outputs": {}, **(loaded.tensors or {})})
-    takes_rows = loaded.takes == "rows"
-
-    def opened(batch: Batch, context: Context) -> Running:
-        if is_comparison(batch):
-            return Comparing(batch, context, link)
-        return TensorRunning(batch, context, link, model, takes_rows, progress.spend)
-
-    return opened
+    return with_tensors(link, loaded.tensors or {}, loaded.takes == "rows", progress)
 
 
 def prepare_process() -> None:

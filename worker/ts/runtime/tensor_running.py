@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Final, TypeAlias
 
 from ts.context import Context
 from ts.protocol.frames import FEED_BYTES, FEED_COST_BYTES, Feed, Item, size_of
+from ts.protocol.shared import Progress
 from ts.protocol.text import said, text_of
 from ts.runtime.jobs import Batch, Failure, Job, Ledger, Outcome
 from ts.runtime.running import (
     PLAIN_HEAD,
     PREDICTION_FAILED,
+    Comparing,
     Ended,
     Head,
+    Opened,
     Refused,
     Running,
     failure_of,
     fields_of,
+    is_comparison,
     is_tensor_request,
     outcome,
     raised,
@@ -277,3 +281,16 @@ def _internal(error: Exception, job: Job) -> Failure:
     if not failure.by_handler:
         return failure
     return failure._replace(code=INTERNAL, message=said(error), cause="")
+
+
+def with_tensors(link: Link, tensors: Mapping[str, Any], takes_rows: bool, progress: Progress) -> Opened:
+    """The function that opens batches with requests of a tensor protocol among them. `tensors`: what the model
+    declares of its own."""
+    model = ModelSpec(**{"name": "", "version": "", "inputs": {}, "outputs": {}, **tensors})
+
+    def opened(batch: Batch, context: Context) -> Running:
+        if is_comparison(batch):
+            return Comparing(batch, context, link)
+        return TensorRunning(batch, context, link, model, takes_rows, progress.spend)
+
+    return opened
