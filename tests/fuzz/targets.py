@@ -28,7 +28,7 @@ from ts.protocol.decoder import Decoder, decode_bytes
 from ts.protocol.forms import MalformedForm, check, is_form, parts
 from ts.protocol.frames import FrameError, Input, Item, encode_bytes
 from ts.protocol.path_template import BadTemplate, PathTemplate
-from ts.tensors import values
+from ts.tensors import v1_form
 from ts.tensors.forms import ModelSpec, opened, request_of, row_of
 from ts.tensors.types import BadTensor, InferenceResponse
 from ts.tensors.v1_form import V1Response
@@ -406,8 +406,8 @@ def tensors_of_rows(data: bytes) -> None:
 def tensors_of_values(data: bytes) -> None:
     """The content type, and the body."""
     kind, body = _halves(data)
-    values.request_of([Input("body", kind.decode("latin-1"), body)], {}, _FREE)
-    values.request_of([Input("body", kind.decode("latin-1"), body)], {}, _DECLARED)
+    v1_form.request_of([Input("body", kind.decode("latin-1"), body)], {}, _FREE)
+    v1_form.request_of([Input("body", kind.decode("latin-1"), body)], {}, _DECLARED)
 
 
 # --- files of an operator

@@ -31,7 +31,7 @@ from ts.runtime.running import (
     wrong_shape,
 )
 from ts.runtime.worker import Link
-from ts.tensors import forms, values
+from ts.tensors import forms, v1_form
 from ts.tensors.forms import Form, ModelSpec
 from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, NoSuchRegion
 from ts.utils.util import PredictionException
@@ -157,7 +157,7 @@ class TensorRunning(Running):
         inputs = [part[:2] for part in fields]
         if self._takes_rows:
             return None, self.row(len(self._asked), fields, decode), inputs
-        made = values.request_of if self._model.values else forms.request_of
+        made = v1_form.request_of if self._model.values else forms.request_of
         return None, made(fields, item.headers, self._model), inputs
 
     def _following(self, item: Item) -> AsyncIterator[InferenceRequest]:
