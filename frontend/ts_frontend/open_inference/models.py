@@ -22,12 +22,7 @@ from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.model_config_pb2 import ModelConfig
 from ts.protocol.pool import POOL
 from ts_frontend.caching.cache import ModelCache
-from ts_frontend.errors import (
-    Code,
-    HandlerFailed,
-    InvalidArgument,
-    MessageTooLarge,
-)
+from ts_frontend.errors import Code, HandlerFailed, InvalidArgument, MessageTooLarge
 from ts_frontend.models.model import Kinds, Model, Registry, Statistics
 from ts_frontend.models.settings import as_json
 from ts_frontend.open_inference.requests import Regions, find, texts_of_member
