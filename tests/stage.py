@@ -15,7 +15,7 @@ from typing import Any
 from support import GUARD_S, until_async
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Chunk, Failed, Input, LoadFailed, Message, Predict, Ready, encode_bytes
-from ts.protocol.progress import PROGRESS_BYTES, Progress
+from ts.protocol.shared import PROGRESS_BYTES, Progress
 from ts_frontend.job import Job, Ledger
 from ts_frontend.scheduling.batcher import Policy
 from ts_frontend.scheduling.queues import JobQueue

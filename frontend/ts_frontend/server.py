@@ -30,8 +30,8 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.limits.limits import Fleet, Limits
 from ts_frontend.listeners.listeners import Listeners
+from ts_frontend.models.archive import ExtractLimits, remove_abandoned, work_dir
 from ts_frontend.models.environments import Environments, EnvironmentStore
-from ts_frontend.models.extraction import ExtractLimits, remove_abandoned, work_dir
 from ts_frontend.models.formats.formats import known_formats
 from ts_frontend.models.health import Health
 from ts_frontend.models.loader import ModelFactory, ModelLoader, settings_of
@@ -59,7 +59,7 @@ from ts_frontend.models.store.store import ModelStore
 from ts_frontend.open_inference.calls import ModelCalls
 from ts_frontend.redis_calls import is_installed
 from ts_frontend.rollouts.manager import Rollouts
-from ts_frontend.scheduling.sequence_queue import sequence_headers
+from ts_frontend.scheduling.queues import sequence_headers
 from ts_frontend.tasks import kept, owned, watched
 from ts_frontend.telemetry.logging.logs import ModelLog
 from ts_frontend.telemetry.logging.writer import Logs

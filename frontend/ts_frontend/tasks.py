@@ -2,6 +2,7 @@
 
 `owned`: work that its starter awaits; `watched`: work that nobody awaits; `kept`: loops that run as long as the server.
 `Tasks` holds work that goes on when its caller is cancelled: the shutdown cancels loads, and waits for the rest.
+`in_thread`: work that blocks, with a `Stop` that ends it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from ts_frontend.errors import Draining, ServeError, WorkerStartFailed
@@ -272,3 +277,90 @@ class Notifier:
         finally:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
+
+
+class Stopped(Exception):
+    """The work was ended; the text says why."""
+
+
+class Stop:
+    """Cancels a download: a thread that waits for the network wakes up at once. The first `reason` counts."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reason = ""
+        self._wake: Callable[[], None] | None = None
+
+    def set(self, reason: str = "it was cancelled") -> None:
+        with self._lock:
+            self._reason = self._reason or reason
+            wake = self._wake
+        if wake is not None:
+            wake()
+
+    @property
+    def reason(self) -> str:
+        """The reason why it was ended, "" as long as it wasn't."""
+        return self._reason
+
+    def check(self) -> None:
+        """Raises Stopped if it was set."""
+        if self._reason:
+            raise Stopped(self._reason)
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """Sets the function that interrupts the download's wait; calls it at once if that was already cancelled."""
+        with self._lock:
+            self._wake = wake
+            ended = bool(self._reason)
+        if ended:
+            wake()
+
+    @contextmanager
+    def after(self, seconds: float, reason: str) -> Iterator[None]:
+        """Ends the block's work when it takes longer than `seconds`."""
+        timer = threading.Timer(seconds, self.set, (reason,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def waited(self, work: Callable[[], T]) -> T:
+        """Returns the result of `work` or raises its error, for libraries whose waits can't be interrupted. It runs in
+        a daemon thread of its own: when this is set first, the caller gets Stopped and the thread goes on alone."""
+        outcome: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result = work()
+            except BaseException as error:
+                _settle(partial(outcome.set_exception, error))
+            else:
+                _settle(partial(outcome.set_result, result))
+
+        threading.Thread(target=run, daemon=True).start()
+        self.watch(lambda: _settle(partial(outcome.set_exception, Stopped(self._reason))))
+        return outcome.result()
+
+
+async def in_thread(work: Callable[[Stop], T], unwanted: Callable[[T], None]) -> T:
+    """Returns the result of `work`, run in a thread. If the caller is cancelled, `work` is stopped and awaited, and a
+    result that it still returns goes to `unwanted`. `work` should check its Stop often."""
+    stop = Stop()
+    running = owned(asyncio.to_thread(work, stop))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait({running})
+        if not running.cancelled() and running.exception() is None:
+            await asyncio.to_thread(unwanted, running.result())
+        raise
+
+
+def _settle(settle: Callable[[], None]) -> None:
+    """Settles a future, of which only the first outcome counts."""
+    with suppress(InvalidStateError):
+        settle()

@@ -18,7 +18,7 @@ from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 from ts.protocol.completions import ASKING, PROMPTS_MAX, STOP_CHARS_MAX, STOPS_MAX
 from ts.runtime.handlers import openai_of
 from ts.torch_handler.base_handler import compile_options
-from ts_frontend.telemetry.metrics.text import parse_record
+from ts_frontend.telemetry.metrics.requests import parse_record
 
 
 def blocks(root: Path, page: str, language: str) -> list[str]:

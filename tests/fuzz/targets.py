@@ -28,9 +28,8 @@ from ts.protocol.decoder import Decoder, decode_bytes
 from ts.protocol.forms import MalformedForm, check, is_form, parts
 from ts.protocol.frames import FrameError, Input, Item, encode_bytes
 from ts.protocol.path_template import BadTemplate, PathTemplate
-from ts.tensors import values
-from ts.tensors.forms import ModelSpec, opened
-from ts.tensors.rows import request_of, row_of
+from ts.tensors import v1_form
+from ts.tensors.forms import ModelSpec, opened, request_of, row_of
 from ts.tensors.types import BadTensor, InferenceResponse
 from ts.tensors.v1_form import V1Response
 from ts_frontend.config import keys as key_texts
@@ -43,18 +42,17 @@ from ts_frontend.errors import InvalidArchive, InvalidArgument, ServeError
 from ts_frontend.graphs import tensors as graph_tensors
 from ts_frontend.graphs.inference_graph import Condition
 from ts_frontend.grpc import protocol as grpc_protocol
+from ts_frontend.grpc.call import answering_s, timeout_s
 from ts_frontend.http import management
-from ts_frontend.http.guard import Guard, Hosts
 from ts_frontend.http.management import _json_parameters, page_asked
 from ts_frontend.http.request import BodyLimits, HttpRequest, Parameters, json_object, query_pairs
 from ts_frontend.http.routes import ROUTES
-from ts_frontend.http.routing import HTTP_INFERENCE, HTTP_MANAGEMENT, RouteTable, Switch
+from ts_frontend.http.routing import HTTP_INFERENCE, HTTP_MANAGEMENT, Guard, Hosts, RouteTable, Switch
 from ts_frontend.models import settings as model_settings
-from ts_frontend.models.archive import parse_config
-from ts_frontend.models.extraction import ExtractLimits, extract
+from ts_frontend.models.archive import ExtractLimits, extract, parse_config
 from ts_frontend.models.formats import triton
 from ts_frontend.models.formats.formats import known_formats
-from ts_frontend.models.signature import as_json, signature_of
+from ts_frontend.models.settings import as_json, signature_of
 from ts_frontend.models.store import store
 from ts_frontend.open_inference import requests
 from ts_frontend.open_inference.models import load_parameters, load_parameters_of_json
@@ -178,8 +176,8 @@ def grpc_headers(data: bytes) -> None:
     for key, given in entries:
         assert isinstance(given, bytes if key.endswith("-bin") else str)
     for _, value in headers:
-        seconds = grpc_protocol.timeout_s(value)
-        assert 0 <= grpc_protocol.answering_s(seconds) <= seconds < math.inf
+        seconds = timeout_s(value)
+        assert 0 <= answering_s(seconds) <= seconds < math.inf
 
 
 @target(InvalidArgument)
@@ -408,8 +406,8 @@ def tensors_of_rows(data: bytes) -> None:
 def tensors_of_values(data: bytes) -> None:
     """The content type, and the body."""
     kind, body = _halves(data)
-    values.request_of([Input("body", kind.decode("latin-1"), body)], {}, _FREE)
-    values.request_of([Input("body", kind.decode("latin-1"), body)], {}, _DECLARED)
+    v1_form.request_of([Input("body", kind.decode("latin-1"), body)], {}, _FREE)
+    v1_form.request_of([Input("body", kind.decode("latin-1"), body)], {}, _DECLARED)
 
 
 # --- files of an operator

@@ -34,7 +34,7 @@ from ts.protocol.frames import (
     chunks_of,
     encode_bytes,
 )
-from ts.protocol.progress import PROGRESS_BYTES, has_begun
+from ts.protocol.shared import PROGRESS_BYTES, has_begun
 from ts.runtime.forkserver import MORE_PRELOADED, PRELOADED
 from ts.runtime.process import THREAD_VARIABLES
 from warm_start import Program, Template

@@ -24,8 +24,8 @@ import pytest
 from cluster_stage import PlayedCluster, certificates
 from support import GUARD_S, until, until_async
 from ts.protocol.frames import Input
-from ts.protocol.progress import NOTE, PROGRESS_BYTES
 from ts.protocol.secure import PeerCertificate, SecureSocket, client_context, server_context
+from ts.protocol.shared import NOTE, PROGRESS_BYTES
 from ts.runtime.remote_link import SentProgress
 from ts_frontend.errors import WorkerDied
 from ts_frontend.job import Job, Ledger

@@ -113,7 +113,7 @@ def test_metrics_of_the_older_names_work(capsys: pytest.CaptureFixture[str]) -> 
     from ts.metrics.dimension import Dimension
     from ts.metrics.metric import Metric
     from ts.metrics.metric_encoder import MetricEncoder
-    from ts_frontend.telemetry.metrics.text import parse_record
+    from ts_frontend.telemetry.metrics.requests import parse_record
 
     metric = Metric("Load", 2, "ms", [Dimension("Level", "Host")])
     found = json.loads(json.dumps([metric, {"of": metric}], cls=MetricEncoder))

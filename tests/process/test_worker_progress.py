@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ts.protocol.frames import Failed, encode_bytes
-from ts.protocol.progress import PLACES, PROGRESS_BYTES, SIZES_MAX, Progress, has_begun, spent
+from ts.protocol.shared import PLACES, PROGRESS_BYTES, SIZES_MAX, Progress, has_begun, spent
 
 
 def test_a_batch_that_was_overtaken_on_the_socket_is_noted_when_its_own_turn_comes(start_worker):

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from ts.protocol.progress import PLACES
+from ts.protocol.shared import PLACES
 
 GUARD_S = 60.0
 #: For the notes of one worker. The file has holes: what isn't written takes no room.

@@ -22,8 +22,17 @@ from hypothesis import strategies as st
 
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveNotFound, DownloadFailed, InvalidArchive
-from ts_frontend.models.archive import Archive, PackedFiles, parse_config, unpack_to
-from ts_frontend.models.extraction import OUTLINE_BYTES_MAX, ExtractLimits, extract, not_unpacked, safe_parts
+from ts_frontend.models.archive import (
+    OUTLINE_BYTES_MAX,
+    Archive,
+    ExtractLimits,
+    PackedFiles,
+    extract,
+    not_unpacked,
+    parse_config,
+    safe_parts,
+    unpack_to,
+)
 from ts_frontend.models.formats.formats import Formats, known_formats
 from ts_frontend.models.store.store import Fetched, ModelStore
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from model_archiver import ModelArchiver, ModelArchiverConfig, ModelArchiverError
-from ts_frontend.models.extraction import ExtractLimits
+from ts_frontend.models.archive import ExtractLimits
 from ts_frontend.models.formats.formats import Formats
 
 FORMATS = {"default": "m.mar", "zip-store": "m.mar", "tgz": "m.tar.gz", "no-archive": "m"}

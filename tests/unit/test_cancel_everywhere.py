@@ -23,9 +23,8 @@ from ts.protocol.frames import Cancel, Chunk, Credit, Input, Predict
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.job import CREDIT_GRANT_BYTES, FINAL, FedJob, JobState, Ledger
-from ts_frontend.models.archive import Archive
+from ts_frontend.models.archive import Archive, ExtractLimits
 from ts_frontend.models.environments import Environments, EnvironmentStore
-from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.formats.formats import Formats
 from ts_frontend.models.loader import ModelFactory, ModelLoader
 from ts_frontend.models.manager import ModelManager

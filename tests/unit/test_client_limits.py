@@ -20,13 +20,32 @@ from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Chunk, Input, Pairs
 from ts_frontend.errors import LimitExceeded, QueueFull
 from ts_frontend.job import Job, Ledger
-from ts_frontend.limits.clients import TOKENS_USUAL, Asker, Client, Clients, Signs, asker, most_tokens, used_by
+from ts_frontend.limits.clients import (
+    OTHER,
+    TOKENS_USUAL,
+    Asker,
+    BadLimits,
+    Client,
+    Clients,
+    Rule,
+    Signs,
+    asker,
+    most_tokens,
+    parsed_rules,
+    used_by,
+)
 from ts_frontend.limits.fair import FairLane, Share, Ticket, Workload
 from ts_frontend.limits.limits import LOOKS_MAX, UNMEASURED_MAX, Accounts, Bucket, Kept, Limits, ModelLimits, told
-from ts_frontend.limits.rules import OTHER, BadLimits, Rule, parsed_rules
 from ts_frontend.scheduling.batcher import Policy, Priorities
-from ts_frontend.scheduling.queues import IDLE, PRIORITY, JobQueue, PriorityJobFactory
-from ts_frontend.scheduling.sequence_queue import SequenceHeaders, SequenceJobFactory, SequenceQueue
+from ts_frontend.scheduling.queues import (
+    IDLE,
+    PRIORITY,
+    JobQueue,
+    PriorityJobFactory,
+    SequenceHeaders,
+    SequenceJobFactory,
+    SequenceQueue,
+)
 from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.transport.connection import name_in
 

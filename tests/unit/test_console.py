@@ -28,10 +28,8 @@ from ts_frontend.errors import Draining
 from ts_frontend.http.console import prefers_html
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.models.health import Health
-from ts_frontend.models.model import OpenAIHandler, Registry
-from ts_frontend.models.settings import ModelSettings
-from ts_frontend.models.signature import Signature, TensorSpec
-from ts_frontend.models.statistics import CountedBatches
+from ts_frontend.models.model import CountedBatches, OpenAIHandler, Registry
+from ts_frontend.models.settings import ModelSettings, Signature, TensorSpec
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import (
     DEFAULT_FILE,

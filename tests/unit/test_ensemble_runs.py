@@ -19,7 +19,7 @@ from ts_frontend.errors import HandlerFailed, InvalidArgument, QueueFull, ServeE
 from ts_frontend.graphs.graph import UNREAD_BYTES_MAX, Ensemble, Running, Runs, Step, make_ensemble
 from ts_frontend.job import Job, JobState, Ledger, Whereabouts
 from ts_frontend.models.ensembles import EnsembleRequests, checked_signature
-from ts_frontend.models.signature import Signature, TensorSpec
+from ts_frontend.models.settings import Signature, TensorSpec
 from ts_frontend.scheduling.batcher import Policy
 from ts_frontend.scheduling.queues import FULL, IDLE, JobQueue
 from ts_frontend.scheduling.stream import chunks

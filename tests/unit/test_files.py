@@ -23,8 +23,7 @@ from ts_frontend.errors import ServeError
 from ts_frontend.listeners.certificates import CertificateEnds, CertificateFiles, read
 from ts_frontend.listeners.descriptors import few_open_files, open_files_max, report_full
 from ts_frontend.listeners.sockets import Tls
-from ts_frontend.models.archive import read_config, read_manifest
-from ts_frontend.models.extraction import NEW, NEW_S_MAX, PREFIX, remove_abandoned, work_dir
+from ts_frontend.models.archive import NEW, NEW_S_MAX, PREFIX, read_config, read_manifest, remove_abandoned, work_dir
 from ts_frontend.models.loader import requirements_in
 from ts_frontend.telemetry.logging.log_config import apply_dict_config, read_plan
 from ts_frontend.telemetry.metrics.families import read_definitions

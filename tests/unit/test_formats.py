@@ -20,9 +20,8 @@ from ts_frontend.config.foreign.mlserver import MLServerDefaults
 from ts_frontend.config.kinds import ConfigError
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveNotFound, InvalidArchive, InvalidArgument
-from ts_frontend.models.archive import Archive
+from ts_frontend.models.archive import Archive, ExtractLimits
 from ts_frontend.models.environments import Environments, EnvironmentStore
-from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
 from ts_frontend.models.formats.formats import Formats, known_formats
 from ts_frontend.models.formats.mlserver import MLServerFormat

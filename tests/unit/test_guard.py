@@ -17,11 +17,10 @@ from ts_frontend.config.kinds import parse_name
 from ts_frontend.errors import ServeError
 from ts_frontend.http.errors import ErrorDialect
 from ts_frontend.http.errors import refusal as told
-from ts_frontend.http.guard import Guard, Hosts
 from ts_frontend.http.openapi import document
 from ts_frontend.http.request import BodyLimits, HttpAnswer, HttpRequest, Serve
 from ts_frontend.http.routes import ROUTES
-from ts_frontend.http.routing import HTTP_MANAGEMENT, Effect, RouteTable, Row, Switch
+from ts_frontend.http.routing import HTTP_MANAGEMENT, Effect, Guard, Hosts, RouteTable, Row, Switch
 
 LOAD = ("POST", "/v2/repository/models/X/load")
 EVIL = (b"origin", b"http://evil.example")

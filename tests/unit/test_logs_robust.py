@@ -23,7 +23,7 @@ from ts_frontend.telemetry.logging.logs import ModelLog, setup_logs
 from ts_frontend.telemetry.logging.writer import RotatedFile, daily
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry, open_metrics
-from ts_frontend.telemetry.metrics.text import parse_record
+from ts_frontend.telemetry.metrics.requests import parse_record
 from ts_frontend.workers.process import LineReader
 
 

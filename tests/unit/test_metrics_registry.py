@@ -16,16 +16,9 @@ from ts_frontend.grpc.around import CallMetrics
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.models.metrics import ServedModels, compatible_families
 from ts_frontend.models.model import Registry
-from ts_frontend.telemetry.metrics.families import (
-    BUCKETS,
-    NEW,
-    TIMES_MAX,
-    Definitions,
-    read_definitions,
-)
+from ts_frontend.telemetry.metrics.families import BUCKETS, NEW, TIMES_MAX, Definitions, read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, ELSEWHERE, MetricsRegistry
-from ts_frontend.telemetry.metrics.requests import EVENTS_MAX, MetricLine
-from ts_frontend.telemetry.metrics.text import parse_record
+from ts_frontend.telemetry.metrics.requests import EVENTS_MAX, MetricLine, parse_record
 
 #: What TorchServe 0.12.0 answered, in an order that differs run by run.
 RECORDED = Path(__file__).parents[1] / "data" / "metrics"

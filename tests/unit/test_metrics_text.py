@@ -10,15 +10,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from ts_frontend.http.torchserve import wanted
 from ts_frontend.job import Job, Ledger
 from ts_frontend.telemetry.metrics.families import SERIES_MAX, Definition, Family, MetricKind
-from ts_frontend.telemetry.metrics.text import (
-    Examples,
-    Record,
-    java_double,
-    openmetrics,
-    parse_record,
-    preferred,
-    trace_of,
-)
+from ts_frontend.telemetry.metrics.requests import Record, java_double, parse_record
+from ts_frontend.telemetry.metrics.text import Examples, openmetrics, preferred, trace_of
 
 LINE = "[METRICS]ProbeTime.Milliseconds:12.5|#ModelName:probe,Level:Model|#type:GAUGE|#hostname:vm,1795217651,ID-1,ID-2"
 

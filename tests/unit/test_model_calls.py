@@ -12,11 +12,10 @@ from typing import Any
 from ts.protocol.frames import CALL_ID_MIN, Buffer, Call, Chunk, Credit, Failed, Message
 from ts_frontend.errors import DeadlineExceeded, ModelNotFound, ServeError
 from ts_frontend.job import Job, JobState, Ledger
-from ts_frontend.models.signature import Signature
+from ts_frontend.models.settings import Signature
 from ts_frontend.open_inference.calls import ModelCalls
 from ts_frontend.scheduling.batcher import Policy
-from ts_frontend.scheduling.queues import JobQueue
-from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+from ts_frontend.scheduling.queues import JobQueue, SequenceHeaders
 from ts_frontend.workers import calls as worker_calls
 from ts_frontend.workers.calls import Caller, HandlerCalls
 from ts_frontend.workers.in_flight import Batch, InFlight

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ts.protocol.arena import ARENA_BYTES, REQUESTS_AT, SHARED_BYTES, Giver, Taker
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import (
     CHUNK,
@@ -27,6 +26,7 @@ from ts.protocol.frames import (
     shared_frame,
 )
 from ts.protocol.outbox import IOV_MAX, WRITE_BYTES_MAX, Outbox
+from ts.protocol.shared import ARENA_BYTES, REQUESTS_AT, SHARED_BYTES, Giver, Taker
 
 
 def write(outbox, take=1 << 30):

@@ -18,8 +18,7 @@ from ts_frontend.models.formats import triton as configs
 from ts_frontend.models.formats import triton as layout
 from ts_frontend.models.formats.format import ModelFiles
 from ts_frontend.models.formats.formats import known_formats
-from ts_frontend.models.settings import Requested, resolve
-from ts_frontend.models.signature import TensorSpec
+from ts_frontend.models.settings import Requested, TensorSpec, resolve
 
 CONFIG = """
 # a comment

@@ -14,8 +14,9 @@ import pytest
 from support import GUARD_S
 from ts_frontend.errors import ArchiveNotFound, DownloadFailed
 from ts_frontend.models.store import objects
-from ts_frontend.models.store.http import DownloadLimits, Stop
+from ts_frontend.models.store.http import DownloadLimits
 from ts_frontend.models.store.store import ModelStore
+from ts_frontend.tasks import Stop
 
 URL = "s3://models/a/m.mar"
 SETTINGS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_REGION")

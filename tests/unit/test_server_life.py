@@ -18,7 +18,7 @@ from support import GUARD_S, until_async
 from ts.protocol.frames import Predict
 from ts_frontend.config.load import Option, load_config
 from ts_frontend.config.snapshot import SnapshotFiles
-from ts_frontend.models.extraction import PREFIX
+from ts_frontend.models.archive import PREFIX
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 from ts_frontend.protos.management_pb2 import DescribeModelRequest, ManagementResponse

@@ -36,7 +36,7 @@ from ts_frontend.models.sharing import (
     merged,
     shared_place,
 )
-from ts_frontend.models.store.http import Stop
+from ts_frontend.tasks import Stop
 
 NOW = datetime(2026, 11, 20, 23, 36, 21, 195_000)
 STATE = VersionState(archive="probe.mar", default=True, min_workers=1, max_workers=4, url="https://x/probe.mar")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from ts_frontend.job import Job, JobState, Ledger
-from ts_frontend.models.statistics import CountedBatches
+from ts_frontend.models.model import CountedBatches
 from ts_frontend.telemetry.tracing.tracing import Sampling
 
 
@@ -23,13 +21,18 @@ class Nobody:
         pass
 
 
+def ended(state: JobState) -> Job:
+    job = Job(Ledger(), [], request_id="r")
+    job.state = state
+    return job
+
+
 @pytest.mark.parametrize(("worked_s", "handler_s"), [(0.5, 0.5), (0.8, 0.8), (1.5, 0.8)])
 def test_the_parts_are_never_more_than_the_whole(worked_s: float, handler_s: float) -> None:
     """Also where the end of a batch was seen late, as on a busy machine."""
     batches, ledger = CountedBatches(Nobody()), Ledger()
     ledger.answered, ledger.answered_s, ledger.queued_s = 1, 1.0, 0.1
-    job: Any = SimpleNamespace(state=JobState.ANSWERED)
-    batches.answered([job], 0.1, worked_s, 0.0)
+    batches.answered([ended(JobState.ANSWERED)], 0.1, worked_s, 0.0)
     found = batches.read(ledger)
     assert found.queue_s == pytest.approx(0.2) and found.handler_s == pytest.approx(handler_s)
     assert found.batches == {1: (1, worked_s, 0.0, 0.0)}
@@ -39,8 +42,7 @@ def test_reading_and_writing_are_parts_of_the_time_on_the_worker() -> None:
     """Of workers that have ended, and of those that work; of a batch of two, one of which failed, half of it counts."""
     batches, ledger = CountedBatches(Nobody()), Ledger()
     ledger.answered, ledger.answered_s = 1, 10.0
-    jobs: Any = [SimpleNamespace(state=JobState.ANSWERED), SimpleNamespace(state=JobState.FAILED)]
-    batches.answered(jobs, 0.0, 4.0, 0.0)
+    batches.answered([ended(JobState.ANSWERED), ended(JobState.FAILED)], 0.0, 4.0, 0.0)
     batches.spent({2: (0.5, 0.25), 3: (9.0, 9.0)})
     found = batches.read(ledger, [{2: (0.5, 0.0)}])
     assert found.batches == {2: (1, 4.0, 1.0, 0.25)}
@@ -55,12 +57,10 @@ def test_a_failed_call_makes_no_sum_smaller() -> None:
     """Reading for the first request takes a worker far longer than for those after it."""
     batches, ledger = CountedBatches(Nobody()), Ledger()
     ledger.answered, ledger.answered_s = 1, 1.0
-    answered: Any = [SimpleNamespace(state=JobState.ANSWERED)]
-    failed: Any = [SimpleNamespace(state=JobState.FAILED)]
-    batches.answered(answered, 0.0, 1.0, 0.0)
+    batches.answered([ended(JobState.ANSWERED)], 0.0, 1.0, 0.0)
     before = batches.read(ledger, [{1: (0.5, 0.25)}])
     assert (before.read_s, before.written_s, before.handler_s) == (0.5, 0.25, 0.25)
-    batches.answered(failed, 0.0, 1.0, 0.0)
+    batches.answered([ended(JobState.FAILED)], 0.0, 1.0, 0.0)
     after = batches.read(ledger, [{1: (0.625, 0.25)}])
     assert (after.read_s, after.written_s, after.handler_s) == (0.5, 0.25, 0.25)
     assert after.batches == {1: (2, 2.0, 0.625, 0.25)}

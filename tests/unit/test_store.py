@@ -18,16 +18,9 @@ import pytest
 
 from support import GUARD_S
 from ts_frontend.errors import ArchiveExists, ArchiveNotFound, DownloadFailed, InvalidArgument, ServeError
-from ts_frontend.models.store.http import (
-    DownloadLimits,
-    DownloadProgress,
-    Stop,
-    is_public,
-    new_file,
-    new_folder,
-    open_remote,
-)
+from ts_frontend.models.store.http import DownloadLimits, DownloadProgress, is_public, new_file, new_folder, open_remote
 from ts_frontend.models.store.store import Fetched, ModelStore
+from ts_frontend.tasks import Stop
 
 DIGEST = hashlib.sha256(b"archive").hexdigest()
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ts.protocol.datatypes import DATATYPES
 from ts.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse
-from ts.tensors import grpc_form, grpc_usual
+from ts.tensors import grpc_form
 from ts.tensors.types import BadTensor, InferenceRequest, RequestedOutput, Tensor
 
 names = st.sampled_from(["x", "y", "é", ""])
@@ -102,10 +102,10 @@ def test_usual_calls_go_the_short_way() -> None:
             patch.setattr(grpc_form, long_way, None)
         sent = ModelInferRequest.FromString(grpc_form.request_bytes(request))
         assert (sent.model_name, sent.id, sent.raw_input_contents[0]) == ("m", "1", values.tobytes())
-        for number in range(3 * grpc_usual.LAYOUTS_MAX):
+        for number in range(3 * grpc_form.LAYOUTS_MAX):
             answer = ModelInferResponse(model_name="m", id="1" * number)
             answer.outputs.add(name="y", datatype="FP32", shape=[1, 40])
             answer.raw_output_contents.append(values.tobytes())
             found = grpc_form.response_from(answer.SerializeToString())
             assert found.outputs[0].array.tolist() == values.tolist()
-            assert len(grpc_usual._ANSWERS) <= grpc_usual.LAYOUTS_MAX
+            assert len(grpc_form._ANSWERS) <= grpc_form.LAYOUTS_MAX

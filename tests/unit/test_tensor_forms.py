@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as arrays
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.datatypes import DATATYPES
 from ts.protocol.frames import Input, Item, PackedPairs, packed
-from ts.tensors import forms, rows
+from ts.tensors import forms
 from ts.tensors.forms import Form, ModelSpec
 from ts.tensors.types import MESSAGE_CHARS_MAX, BadTensor, InferenceResponse, Tensor
 
@@ -141,7 +141,7 @@ JSON = st.recursive(
 )
 def test_any_bytes_are_a_request_or_a_bad_one(form: str, data: bytes, length: int | None) -> None:
     try:
-        rows.row_of(opened(form, data, length).request)
+        forms.row_of(opened(form, data, length).request)
     except BadTensor:
         pass
 
@@ -165,7 +165,7 @@ def test_any_message_is_a_request_or_a_bad_one(inputs: list[dict[str, Any]], raw
     for tensor in request.inputs:
         tensor.contents.int_contents.extend(ints)
     try:
-        rows.row_of(opened("grpc", request.SerializeToString()).request)
+        forms.row_of(opened("grpc", request.SerializeToString()).request)
     except BadTensor:
         pass
 
@@ -187,7 +187,7 @@ HOSTILE: dict[str, Callable[[], object]] = {
     "a length of thousands of digits": lambda: opened("json", body(one([1], [1])), "9" * 5000),
     "an element of megabytes": lambda: opened("json", body(one([1], ["x" * 5_000_000]))),
     "lists in lists in lists": lambda: opened("json", b'{"inputs":' + b"[" * 200_000),
-    "text that is no UTF-8": lambda: rows.row_of(
+    "text that is no UTF-8": lambda: forms.row_of(
         opened(
             "grpc",
             pb.ModelInferRequest(

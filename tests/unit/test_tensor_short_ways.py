@@ -21,10 +21,9 @@ from ts.compat.triton_backend.messages import TritonModelException
 from ts.protocol.datatypes import DATATYPES
 from ts.protocol.frames import Input, Item
 from ts.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse
-from ts.tensors import forms, grpc_form, grpc_usual, json_form, json_text, json_usual
+from ts.tensors import forms, grpc_form, json_form
 from ts.tensors.forms import ModelSpec
-from ts.tensors.json_form import data_text, to_json
-from ts.tensors.json_text import dumped, list_text, loaded
+from ts.tensors.json_form import data_text, dumped, list_text, loaded, to_json
 from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, RequestedOutput, Tensor
 
 MODEL = ModelSpec("m", "1", {}, {})
@@ -75,7 +74,7 @@ LISTS: list[list[Any]] = [[1.0, 1e-9, math.inf, math.nan], [1, -(1 << 63)], [Tru
 
 
 def test_a_models_own_environment_without_msgspec_imports_the_forms() -> None:
-    code = "import sys; sys.modules['msgspec'] = None; import ts.runtime.tensor_running, ts.tensors.json_usual"
+    code = "import sys; sys.modules['msgspec'] = None; import ts.runtime.tensor_running, ts.tensors.json_form"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -86,8 +85,8 @@ def test_a_models_own_environment_without_msgspec_reads_and_writes_the_same(monk
         return [*written, *(repr(loaded(one)) for one in written), *(list_text(one) for one in LISTS)]
 
     with_msgspec = made()
-    monkeypatch.setattr(json_text, "_decode", None)
-    monkeypatch.setattr(json_text, "_encode", None)
+    monkeypatch.setattr(json_form, "_decode_any", None)
+    monkeypatch.setattr(json_form, "_encode_any", None)
     assert made() == with_msgspec
 
 
@@ -227,7 +226,7 @@ def test_a_json_request_that_comes_again_is_read_as_before(
     )
     elements = chosen.draw(st.lists(elements_of["FP32"] | elements_of["INT8"] | st.booleans(), max_size=4))
     again = b'"data": ' + json.dumps(elements).encode()
-    lists = [again if chosen.draw(st.booleans()) else found[0] for found in json_usual._LIST.finditer(data)]
+    lists = [again if chosen.draw(st.booleans()) else found[0] for found in json_form._LIST.finditer(data)]
     changed = chosen.draw(
         st.sampled_from(
             [
@@ -246,7 +245,7 @@ def test_a_json_request_that_comes_again_is_read_as_before(
 def replaced(data: bytes, lists: list[bytes]) -> bytes:
     """The request with other lists in place of its own."""
     following = iter(lists)
-    return json_usual._LIST.sub(lambda _: next(following), data)
+    return json_form._LIST.sub(lambda _: next(following), data)
 
 
 def json_told(data: bytes, short: bool, model: ModelSpec) -> Any:
@@ -275,8 +274,8 @@ def test_json_requests_like_earlier_ones_are_read_by_their_elements(datatype: st
     for elements in ((1, 0), (0, 1), (1, 1)):
         json_described(body(*elements), True, model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_usual, "_whole", lambda *_: None)
-        found = json_usual.usual_request(body(0, 0), {}, model)
+        patch.setattr(json_form, "_whole", lambda *_: None)
+        found = json_form.usual_request(body(0, 0), {}, model)
     usual = datatype not in ("BYTES", "BF16", "BOOL")  # a truth value is no number
     assert (found is not None) is usual
     if found is not None:
@@ -295,8 +294,8 @@ def test_json_requests_like_the_last_one_are_read_without_a_search_for_their_lis
     for number in range(3):
         json_described(body(f"[{number}, 1.5]"), True, model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_usual, "_LIST", None)
-        found = json_usual.usual_request(body(" [-1e3, 2.25]"), {}, model)
+        patch.setattr(json_form, "_LIST", None)
+        found = json_form.usual_request(body(" [-1e3, 2.25]"), {}, model)
     assert found is not None and found[0].inputs[0].array.tolist() == [-1000.0, 2.25]
     for text in (
         "[1]",
@@ -317,13 +316,13 @@ def test_json_requests_like_the_last_one_are_read_without_a_search_for_their_lis
 
 def test_layouts_of_json_requests_that_all_differ_are_few() -> None:
     model = ModelSpec("m", "1", {}, {})
-    for number in range(3 * json_usual.LAYOUTS_MAX):
+    for number in range(3 * json_form.LAYOUTS_MAX):
         tensor = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
         data = json.dumps({"id": str(number), "inputs": [tensor]}).encode()
         assert json_described(data, True, model) == json_described(data, False, model)
-        assert len(model.layouts) <= json_usual.LAYOUTS_MAX
+        assert len(model.layouts) <= json_form.LAYOUTS_MAX
     model.layouts.clear()
-    json_described(json.dumps({"id": "x" * json_usual.LAYOUT_BYTES_MAX, "inputs": [tensor]}).encode(), True, model)
+    json_described(json.dumps({"id": "x" * json_form.LAYOUT_BYTES_MAX, "inputs": [tensor]}).encode(), True, model)
     assert not model.layouts
 
 
@@ -477,7 +476,7 @@ def test_usual_grpc_requests_and_answers_go_the_short_way(
         patch.setattr(grpc_form.GrpcForm, "_read", None)
         patch.setattr(grpc_form, "completed", None)
         if raw and not request_id:  # then the answer is a known head and its elements
-            patch.setattr(grpc_usual, "_written", None)
+            patch.setattr(grpc_form, "_written", None)
         form = grpc_form.opened(message.SerializeToString(), {}, frozenset(), MODEL)
         answered = form.answer(InferenceResponse([Tensor("y", datatype, form.request.inputs[0].array)]), True)
     answer = ModelInferResponse.FromString(answered)

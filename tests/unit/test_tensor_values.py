@@ -12,7 +12,7 @@ import pytest
 from ts.protocol.frames import Input
 from ts.tensors.forms import ModelSpec
 from ts.tensors.types import BadTensor
-from ts.tensors.values import request_of
+from ts.tensors.v1_form import request_of
 
 FREE = ModelSpec("m", "1.0", {}, {}, values=True)
 DECLARED = ModelSpec("m", "1.0", {"x": {"datatype": "FP32", "shape": [-1, 2]}}, {}, values=True)

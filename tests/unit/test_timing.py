@@ -14,12 +14,11 @@ from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Input, Item, Measure, Message, Predict, Times
 from ts.runtime.jobs import Ledger as WorkerLedger
 from ts.runtime.jobs import SilentLedger
-from ts.runtime.stopwatch import MEASURED_MAX, Stopwatch
+from ts.runtime.main import MEASURED_MAX, Stopwatch
 from ts_frontend.grpc.call import Call, identified
 from ts_frontend.http.app import Cors, HttpApp
-from ts_frontend.http.guard import Guard, Hosts
 from ts_frontend.http.request import BodyLimits, HttpAnswer
-from ts_frontend.http.routing import RouteTable
+from ts_frontend.http.routing import Guard, Hosts, RouteTable
 from ts_frontend.job import Job, Ledger, RequestIds, Whereabouts
 from ts_frontend.telemetry.timing import JOBS_TOLD_MAX, Asking, JobTimes, RequestTimes
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ts.context import Context
-from ts.tensors.rows import row_of
+from ts.tensors.forms import row_of
 from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor, bytes_array
 from ts.torch_handler.request_envelope.base import BaseEnvelope
 from ts.torch_handler.request_envelope.body import BodyEnvelope

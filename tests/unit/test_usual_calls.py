@@ -19,9 +19,8 @@ from ts_frontend.grpc.around import CallMetrics
 from ts_frontend.grpc.call import JOIN_BYTES_MAX, Call, Exchange, Method, Shape, identified
 from ts_frontend.grpc.protocol import PREFIX, MalformedHeader, ReceivedMetadata, encode
 from ts_frontend.http.app import ASKS, Cors, HttpApp
-from ts_frontend.http.guard import Guard, Hosts
 from ts_frontend.http.request import BodyLimits, HttpRequest
-from ts_frontend.http.routing import RouteTable
+from ts_frontend.http.routing import Guard, Hosts, RouteTable
 from ts_frontend.job import RequestIds
 from ts_frontend.telemetry.metrics.text import exposition
 from ts_frontend.transport.limits import ListenerLimits

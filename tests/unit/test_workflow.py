@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ts_frontend.errors import InvalidGraph, InvalidWorkflow
 from ts_frontend.graphs.graph import NODES_MAX, make_graph
-from ts_frontend.models.extraction import ExtractLimits
+from ts_frontend.models.archive import ExtractLimits
 from ts_frontend.workflows.specification import WorkflowSpec, open_workflow, parse_spec
 from workflow_archiver.workflow_packaging import WorkflowArchiverError, make_archive, package_workflow
 from workflow_archiver.workflow_packaging_utils import WorkflowExportUtils

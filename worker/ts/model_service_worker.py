@@ -18,7 +18,7 @@ from typing import Any
 from ts.arg_parser import ArgParser
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 from ts.model_loader import ModelLoaderFactory
-from ts.protocol.progress import PROGRESS_BYTES
+from ts.protocol.shared import PROGRESS_BYTES
 from ts.service import Service
 
 SOCKET_ACCEPT_TIMEOUT = 30.0

@@ -22,7 +22,7 @@ from ts_frontend.errors import Code, Draining, ServeError
 from ts_frontend.job import FINAL, Job, JobState
 from ts_frontend.models.health import Health
 from ts_frontend.models.model import Model, Registry
-from ts_frontend.models.signature import TensorSpec
+from ts_frontend.models.settings import TensorSpec
 from ts_frontend.tasks import watched
 from ts_frontend.telemetry.metrics.registry import FIRST_TOKEN, GENERATED_TOKENS, PROMPT_TOKENS
 from ts_frontend.telemetry.metrics.requests import LatencyCounts, quantiles_s

@@ -23,8 +23,7 @@ from ts_frontend.diagnosis.lint import lint
 from ts_frontend.diagnosis.report import Report, Section, Severity, size
 from ts_frontend.errors import ServeError
 from ts_frontend.job import Job
-from ts_frontend.models.archive import Archive, is_gguf, real
-from ts_frontend.models.extraction import work_dir
+from ts_frontend.models.archive import Archive, is_gguf, real, work_dir
 from ts_frontend.models.formats.format import ModelFiles
 from ts_frontend.models.formats.formats import FOLDERS_MAX
 from ts_frontend.models.loader import settings_of

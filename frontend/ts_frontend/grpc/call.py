@@ -32,11 +32,9 @@ from ts_frontend.grpc.protocol import (
     Header,
     MalformedHeader,
     ReceivedMetadata,
-    answering_s,
     encode_metadata,
     status_details,
     status_headers,
-    timeout_s,
 )
 from ts_frontend.job import RequestIds
 from ts_frontend.tasks import Expiry, current_task, each, uncancel
@@ -55,6 +53,26 @@ Entries: TypeAlias = "list[tuple[str, str | bytes]]"
 #: The headers of a request, and their last values by name.
 ReceivedHeaders: TypeAlias = "tuple[Sequence[Header], Mapping[bytes, bytes]]"
 _NO_HEADERS: Final[ReceivedHeaders] = ((), {})
+_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+#: Seconds before a deadline at which its status is sent: a LAN's round trip and a timer's resolution.
+EARLY_S_MAX: Final = 0.005
+EARLY_SHARE: Final = 0.05
+
+
+def timeout_s(value: bytes) -> float:
+    """Seconds of a `grpc-timeout` value such as b"250m". Raises MalformedHeader."""
+    match = _TIMEOUT.fullmatch(value)
+    if match is None:
+        raise MalformedHeader(
+            f"grpc-timeout is malformed: {value.decode('latin-1')!r}; write up to 8 digits and a unit"
+        )
+    return int(match[1]) * _UNIT_S[match[2]]
+
+
+def answering_s(seconds: float) -> float:
+    """Seconds after which to answer a deadline of `seconds`: a little less, so that the client gets the status."""
+    return seconds - min(EARLY_S_MAX, seconds * EARLY_SHARE)
 
 
 class Call:

@@ -15,7 +15,7 @@ from ts_frontend.models.health import Health
 from ts_frontend.models.model import Registry
 from ts_frontend.protos.inference_pb2 import PredictionResponse, TorchServeHealthResponse
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub as Names
-from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+from ts_frontend.scheduling.queues import SequenceHeaders
 from ts_frontend.scheduling.stream import Multiplexer, StreamRequest, chunks
 
 

@@ -26,29 +26,29 @@ from ts_frontend.limits.clients import counting_items
 from ts_frontend.models.health import Health
 from ts_frontend.models.model import Registry
 from ts_frontend.models.repository import Repository
-from ts_frontend.models.signature import TensorSpec
+from ts_frontend.models.settings import TensorSpec
 from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.models import (
     LoadParameters,
     LogSettings,
-    Regions,
     TraceSettings,
-    check_cuda,
     config_of,
     load_parameters,
-    refuse_cuda,
     statistics_of,
     unloads_dependents,
 )
 from ts_frontend.open_inference.requests import (
+    Regions,
+    check_cuda,
     check_fields,
     head_of_message,
     items_of_message,
     joined_messages,
+    refuse_cuda,
     value_of,
 )
-from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+from ts_frontend.scheduling.queues import SequenceHeaders
 from ts_frontend.scheduling.stream import Multiplexer, StreamRequest, chunks
 
 SERVICE = "inference.GRPCInferenceService"
@@ -129,7 +129,7 @@ class OpenInferenceService:
 
     async def model_ready(self, call: Call, data: bytes) -> bytes:
         request = message(pb.ModelReadyRequest, data)
-        ready = not self.health.draining and tensor_models.is_ready(self.models, request.name, request.version)
+        ready = not self.health.draining and tensor_requests.is_ready(self.models, request.name, request.version)
         return pb.ModelReadyResponse(ready=ready).SerializeToString()
 
     async def server_metadata(self, call: Call, data: bytes) -> bytes:
@@ -139,7 +139,7 @@ class OpenInferenceService:
 
     async def model_metadata(self, call: Call, data: bytes) -> bytes:
         request = message(pb.ModelMetadataRequest, data)
-        model = tensor_models.find(self.models, request.name, request.version)
+        model = tensor_requests.find(self.models, request.name, request.version)
         signature = model.signature
         return pb.ModelMetadataResponse(
             name=model.name,
@@ -156,7 +156,7 @@ class OpenInferenceService:
         answers are sent as they come; otherwise max_response_size limits all of them together."""
         if not request.model_name:
             raise InvalidArgument("model_name is empty: name the model to ask")
-        model = tensor_models.find(self.models, request.model_name, request.model_version)
+        model = tensor_requests.find(self.models, request.model_name, request.model_version)
         own = counting_items()
         if own is not None:
             own.items = items_of_message(data) if model.takes_batches else 1
@@ -178,7 +178,7 @@ class OpenInferenceService:
         """The job of a stream that begins with this request; None if the model's handler takes single requests."""
         if not request.model_name:
             return None
-        model = tensor_models.find(self.models, request.model_name, request.model_version)
+        model = tensor_requests.find(self.models, request.model_name, request.model_version)
         if not model.takes_streams:
             return None
         headers, request_id = identified(call, self._ids)
@@ -193,7 +193,7 @@ class OpenInferenceService:
     def answers_mix(self, request: pb.ModelInferRequest) -> bool:
         """Whether answers to several requests of the model may interleave; False for an unknown model."""
         try:
-            return tensor_models.find(self.models, request.model_name, request.model_version).streams
+            return tensor_requests.find(self.models, request.model_name, request.model_version).streams
         except ServeError:
             return False
 

@@ -15,7 +15,7 @@ from ts_frontend.job import Job, RequestIds
 from ts_frontend.models.model import Registry
 from ts_frontend.open_inference.requests import WHOLE_BYTES_MAX, check_fields
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
-from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+from ts_frontend.scheduling.queues import SequenceHeaders
 
 INPUTS_MAX: Final = 4096
 #: The most fields of a large request, which are parsed one by one: inputs, names, and some that are unknown here.

@@ -206,8 +206,6 @@ ERROR_DOMAIN = "torchrelay"
 HANDLER_FAILED = "HANDLER_FAILED"
 
 _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
-_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
-_UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 METADATA_KEY = re.compile(r"[0-9a-z_.\-]+")
 METADATA_VALUE = re.compile(r"[\x20-\x7e]*")
 
@@ -222,26 +220,6 @@ class MalformedHeader(ServeError):
 
     remedy = "Fix the client: the message names the header."
     code, http_status, type_name = Code.INTERNAL, 400, "BadRequestException"
-
-
-#: Seconds before a deadline at which its status is sent: a LAN's round trip and a timer's resolution.
-EARLY_S_MAX = 0.005
-EARLY_SHARE = 0.05
-
-
-def timeout_s(value: bytes) -> float:
-    """Seconds of a `grpc-timeout` value such as b"250m". Raises MalformedHeader."""
-    match = _TIMEOUT.fullmatch(value)
-    if match is None:
-        raise MalformedHeader(
-            f"grpc-timeout is malformed: {value.decode('latin-1')!r}; write up to 8 digits and a unit"
-        )
-    return int(match[1]) * _UNIT_S[match[2]]
-
-
-def answering_s(seconds: float) -> float:
-    """Seconds after which to answer a deadline of `seconds`: a little less, so that the client gets the status."""
-    return seconds - min(EARLY_S_MAX, seconds * EARLY_SHARE)
 
 
 def is_grpc(content_type: bytes | None) -> bool:

@@ -14,7 +14,6 @@ from typing import Final, TypeAlias
 from ts_frontend.errors import ClientGone, ServeError
 from ts_frontend.http.around import HttpLimits
 from ts_frontend.http.errors import ErrorDialect, MethodNotAllowed, ResourceNotFound, refusal
-from ts_frontend.http.guard import Guard, HttpKeys
 from ts_frontend.http.request import (
     CONTENT_TYPE,
     DOCUMENT,
@@ -31,7 +30,7 @@ from ts_frontend.http.request import (
     HttpRequest,
     error_body,
 )
-from ts_frontend.http.routing import Find, Match, RouteTable
+from ts_frontend.http.routing import Find, Guard, HttpKeys, Match, RouteTable
 from ts_frontend.tasks import each
 from ts_frontend.telemetry.logging.writer import Logs
 from ts_frontend.telemetry.timing import ANSWER, ASK, RequestTimes, asking

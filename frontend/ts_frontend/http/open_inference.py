@@ -26,24 +26,30 @@ from ts_frontend.job import Job
 from ts_frontend.models.health import Health
 from ts_frontend.models.model import ROUTE_MARK, Model, Registry
 from ts_frontend.models.repository import Repository
-from ts_frontend.models.signature import TensorSpec, as_json
+from ts_frontend.models.settings import TensorSpec, as_json
 from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.models import (
     LogSettings,
-    Regions,
     TraceSettings,
-    check_cuda,
     config_of,
     load_parameters_of_json,
-    refuse_cuda,
-    region_given,
     statistics_json,
     trace_given,
     unloads_dependents,
 )
-from ts_frontend.open_inference.requests import WHOLE_BYTES_MAX, count_items, joined_generate, joined_json, refused
-from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+from ts_frontend.open_inference.requests import (
+    WHOLE_BYTES_MAX,
+    Regions,
+    check_cuda,
+    count_items,
+    joined_generate,
+    joined_json,
+    refuse_cuda,
+    refused,
+    region_given,
+)
+from ts_frontend.scheduling.queues import SequenceHeaders
 from ts_frontend.scheduling.stream import chunks
 
 #: Smaller answers are not compressed: they fit into one packet.
@@ -129,7 +135,7 @@ class HttpOpenInference:
 
     def _model(self, request: HttpRequest) -> Model:
         params = request.path_params
-        return tensor_models.find(self.models, params["model_name"], params.get("model_version", ""))
+        return tensor_requests.find(self.models, params["model_name"], params.get("model_version", ""))
 
     # --- health and metadata
 

@@ -31,8 +31,7 @@ from ts_frontend.job import Job
 from ts_frontend.limits.clients import TOKEN_BYTES, TOKENS_USUAL, expect_tokens
 from ts_frontend.models.health import Health
 from ts_frontend.models.model import Model, OpenAIHandler, Registry
-from ts_frontend.open_inference.models import find
-from ts_frontend.open_inference.requests import MEMBER_BYTES_MAX, members
+from ts_frontend.open_inference.requests import MEMBER_BYTES_MAX, find, members
 from ts_frontend.scheduling.stream import chunks
 from ts_frontend.tasks import merged, owned
 

@@ -13,7 +13,6 @@ from ts_frontend.config.keys import KeyKind
 from ts_frontend.config.parameters import REGISTER, REGISTER_WORKFLOW, SCALE
 from ts_frontend.http.console import CONSOLE_PATH, HttpConsole, HttpPages
 from ts_frontend.http.errors import ErrorDialect
-from ts_frontend.http.guard import HttpKeys
 from ts_frontend.http.management import HttpManagement, HttpRollouts, HttpWorkflows
 from ts_frontend.http.open_inference import HttpKServe, HttpOpenInference, HttpTriton
 from ts_frontend.http.openai import HttpOpenAI
@@ -27,6 +26,7 @@ from ts_frontend.http.routing import (
     HTTP_METRICS,
     Effect,
     Function,
+    HttpKeys,
     Row,
     Switch,
 )

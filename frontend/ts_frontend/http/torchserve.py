@@ -31,7 +31,7 @@ from ts_frontend.models.health import Health
 from ts_frontend.models.model import Registry
 from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.requests import WHOLE_BYTES_MAX
-from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+from ts_frontend.scheduling.queues import SequenceHeaders
 from ts_frontend.scheduling.stream import chunks, resumed
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.telemetry.metrics.system import Gpus

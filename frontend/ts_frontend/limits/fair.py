@@ -14,8 +14,7 @@ from typing import Final
 
 from ts_frontend.job import Job
 from ts_frontend.scheduling.batcher import Lane, Policy, Priorities, PriorityBatcher
-from ts_frontend.scheduling.queues import PriorityQueue
-from ts_frontend.scheduling.sequence_queue import SequenceJob
+from ts_frontend.scheduling.queues import PriorityQueue, SequenceJob
 from ts_frontend.scheduling.sequences import Sequence, SequenceBatcher, SequenceLimits
 
 #: The cost of a request of a model that has measured none, and the least one.

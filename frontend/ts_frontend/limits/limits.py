@@ -25,9 +25,20 @@ from ts.protocol.frames import Input, size_of
 from ts_frontend.config.kinds import ConfigError
 from ts_frontend.errors import LimitExceeded
 from ts_frontend.job import Job, Ledger
-from ts_frontend.limits.clients import Asker, Client, Clients, asker, most_tokens, used_by
+from ts_frontend.limits.clients import (
+    NO_SCOPE,
+    OTHER,
+    Asker,
+    BadLimits,
+    Client,
+    Clients,
+    Rule,
+    asker,
+    most_tokens,
+    read_rules,
+    used_by,
+)
 from ts_frontend.limits.fair import FairQueue, FairSequences, Share, Ticket, Workload
-from ts_frontend.limits.rules import NO_SCOPE, OTHER, BadLimits, Rule, read_rules
 from ts_frontend.redis_calls import RedisCalls
 from ts_frontend.scheduling.batcher import Policy, Priorities
 from ts_frontend.scheduling.sequences import SequenceLimits

@@ -33,7 +33,6 @@ from ts_frontend.grpc.open_inference import (
 from ts_frontend.http.app import Cors, HttpApp, noting
 from ts_frontend.http.around import HttpLimits, traced_service
 from ts_frontend.http.console import CONSOLE_PATH, HttpConsole, HttpPages
-from ts_frontend.http.guard import Guard, Hosts, HttpKeys
 from ts_frontend.http.management import HttpManagement, HttpRollouts, HttpWorkflows
 from ts_frontend.http.open_inference import HttpCustomHandlers, HttpKServe, HttpOpenInference, HttpTriton
 from ts_frontend.http.openai import HttpOpenAI
@@ -46,6 +45,9 @@ from ts_frontend.http.routing import (
     HTTP_INFERENCE,
     HTTP_MANAGEMENT,
     HTTP_METRICS,
+    Guard,
+    Hosts,
+    HttpKeys,
     RouteTable,
     Switch,
     served_rows,
@@ -60,9 +62,10 @@ from ts_frontend.models.health import Health
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.metrics import certificate_ends, flooded_connections, unread_answers
 from ts_frontend.models.repository import Repository
-from ts_frontend.open_inference.models import About, LogSettings, Regions, TraceSettings
+from ts_frontend.open_inference.models import About, LogSettings, TraceSettings
+from ts_frontend.open_inference.requests import Regions
 from ts_frontend.rollouts.manager import Rollouts
-from ts_frontend.scheduling.sequence_queue import sequence_headers
+from ts_frontend.scheduling.queues import sequence_headers
 from ts_frontend.telemetry.logging.writer import Logs
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.telemetry.metrics.system import Gpus

@@ -22,7 +22,7 @@ from ts_frontend.graphs.inference_graph import ENSEMBLE, ROOT, SEQUENCE, SWITCH,
 from ts_frontend.graphs.tensors import INLINE_BYTES_MAX, Answer, Request, Tensor
 from ts_frontend.job import Job
 from ts_frontend.models.model import Model
-from ts_frontend.models.signature import Signature, TensorSpec
+from ts_frontend.models.settings import Signature, TensorSpec
 from ts_frontend.scheduling.stream import chunks
 
 #: The sets of outputs whose part of the graph is kept.

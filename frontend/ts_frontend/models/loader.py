@@ -25,23 +25,35 @@ from ts_frontend.graphs.graph import Ensemble, Runs
 from ts_frontend.graphs.inference_graph import InferenceGraph
 from ts_frontend.job import FedJob, Job, Ledger
 from ts_frontend.limits.limits import Limits, ModelLimits
-from ts_frontend.models.archive import Archive
+from ts_frontend.models.archive import Archive, ExtractLimits
 from ts_frontend.models.ensembles import EnsembleRequests, Find, GraphRequests, checked_signature, trouble_of
 from ts_frontend.models.environments import Environment, Environments
-from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.formats.formats import Formats
 from ts_frontend.models.inspection import SUFFIXES, how_to_serve, may_need_torch
-from ts_frontend.models.model import NO_WORKER, Model
-from ts_frontend.models.settings import ModelSettings, Requested, model_name_for, resolve
-from ts_frontend.models.signature import LANGUAGE_MODEL, Signature, signature_of
-from ts_frontend.models.statistics import CountedBatches
-from ts_frontend.models.store.http import in_thread
+from ts_frontend.models.model import NO_WORKER, CountedBatches, Model
+from ts_frontend.models.settings import (
+    LANGUAGE_MODEL,
+    ModelSettings,
+    Requested,
+    Signature,
+    model_name_for,
+    resolve,
+    signature_of,
+)
 from ts_frontend.models.store.store import Fetched, ModelStore
 from ts_frontend.scheduling.batcher import Policy, Priorities, Repeats
-from ts_frontend.scheduling.queues import JobQueue, PriorityJobFactory, PriorityQueue, TicketQueue, WorkQueue
-from ts_frontend.scheduling.sequence_queue import SequenceJobFactory, SequenceQueue, sequence_headers
+from ts_frontend.scheduling.queues import (
+    JobQueue,
+    PriorityJobFactory,
+    PriorityQueue,
+    SequenceJobFactory,
+    SequenceQueue,
+    TicketQueue,
+    WorkQueue,
+    sequence_headers,
+)
 from ts_frontend.scheduling.sequences import SequenceLimits
-from ts_frontend.tasks import Notifier, undone_on_failure
+from ts_frontend.tasks import Notifier, in_thread, undone_on_failure
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.workers.calls import Answer
 from ts_frontend.workers.cluster.resources import ClusterRequest

@@ -16,8 +16,7 @@ from weakref import WeakValueDictionary
 from ts_frontend.config.kinds import names_there
 from ts_frontend.errors import Code, InvalidArchive, InvalidArgument, ModelNotFound, ServeError, UrlForbidden
 from ts_frontend.graphs.graph import Ensemble
-from ts_frontend.models.archive import GGUF, Archive
-from ts_frontend.models.extraction import create_file, safe_parts
+from ts_frontend.models.archive import GGUF, Archive, create_file, safe_parts
 from ts_frontend.models.formats.format import ModelFiles
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model

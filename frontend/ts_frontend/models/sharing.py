@@ -33,10 +33,10 @@ from ts_frontend.errors import ArchiveNotFound, InvalidArgument, ServeError
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
 from ts_frontend.models.startup import kept_in_store, requested_of, state_of
-from ts_frontend.models.store.http import DownloadLimits, Stop, Stopped, in_thread
+from ts_frontend.models.store.http import DownloadLimits
 from ts_frontend.models.store.objects import is_of_s3, parse, s3_client, s3_code, s3_reason
 from ts_frontend.models.store.store import SCHEME, Fetched
-from ts_frontend.tasks import side_by_side
+from ts_frontend.tasks import Stop, Stopped, in_thread, side_by_side
 from ts_frontend.workers.pool import Clock
 
 log = logging.getLogger(__name__)

@@ -14,11 +14,10 @@ from ts_frontend.errors import Cancelled, DeadlineExceeded, InvalidArgument
 from ts_frontend.job import Job
 from ts_frontend.models.model import Model, Registry
 from ts_frontend.models.repository import Repository
-from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.models import load_parameters
 from ts_frontend.open_inference.requests import joined_messages
-from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+from ts_frontend.scheduling.queues import SequenceHeaders
 from ts_frontend.scheduling.stream import chunks
 from ts_frontend.workers.calls import Caller
 
@@ -47,7 +46,7 @@ class ModelCalls:
         if what.get("operation") != INFER:
             yield json.dumps(await self._administer(what)).encode(), True
             return
-        model = tensor_models.find(self._models, str(what["model"]), str(what["version"]))
+        model = tensor_requests.find(self._models, str(what["model"]), str(what["version"]))
         deadline_s = tensor_requests.deadline_s(what["parameters"], caller.deadline_s)
         answer = self._submit(model, what, data, caller, deadline_s)
         patience = _Patience(answer, caller, deadline_s, model.name)
@@ -86,7 +85,7 @@ class ModelCalls:
     async def _administer(self, what: Mapping[str, Any]) -> dict[str, Any]:
         operation, model = what.get("operation"), str(what["model"])
         if operation == READY:
-            return {"ready": tensor_models.is_ready(self._models, model, str(what["version"]))}
+            return {"ready": tensor_requests.is_ready(self._models, model, str(what["version"]))}
         if self._repository is None:
             raise InvalidArgument("Models can't be loaded and unloaded before the server has read its repositories")
         if operation == LOAD:

@@ -1,11 +1,9 @@
 """What the services of the Open Inference Protocol say and keep of the served models, over every transport: their
-configuration, their statistics, the parameters of repository calls; the regions of shared memory that clients have
-registered; the settings of logs and traces that Triton's clients read and change on a running server.
+configuration, their statistics, the parameters of repository calls; and the settings of logs and traces that Triton's
+clients read and change on a running server.
 
-Of a region, the frontend only keeps and checks name and location; the worker copies a request's tensors, so that a
-truncated region affects only its own request (`ts.tensors.shared_memory`). GPU memory can't be shared. The log level
-takes effect at once; the log's location and format are fixed at the start. Trace settings, of the server and of each
-model, select the traced requests if there is a collector; without one they are only stored.
+The log level takes effect at once; the log's location and format are fixed at the start. Trace settings, of the server
+and of each model, select the traced requests if there is a collector; without one they are only stored.
 """
 
 from __future__ import annotations
@@ -14,12 +12,9 @@ import base64
 import binascii
 import json
 import logging
-import os
-import re
 import reprlib
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from google.protobuf import json_format, text_format
 
@@ -27,150 +22,13 @@ from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.model_config_pb2 import ModelConfig
 from ts.protocol.pool import POOL
 from ts_frontend.caching.cache import ModelCache
-from ts_frontend.errors import (
-    Code,
-    HandlerFailed,
-    InvalidArgument,
-    MessageTooLarge,
-    ModelNotFound,
-    ModelVersionNotFound,
-    ServeError,
-    Unimplemented,
-)
-from ts_frontend.models.model import Model, Registry
-from ts_frontend.models.signature import as_json
-from ts_frontend.models.statistics import Kinds, Statistics
-from ts_frontend.open_inference.requests import texts_of_member
+from ts_frontend.errors import Code, HandlerFailed, InvalidArgument, MessageTooLarge
+from ts_frontend.models.model import Kinds, Model, Registry, Statistics
+from ts_frontend.models.settings import as_json
+from ts_frontend.open_inference.requests import Regions, find, texts_of_member
 from ts_frontend.telemetry.logging.writer import Logs
 from ts_frontend.telemetry.tracing.tracing import Sampling
 
-DIRECTORY = "/dev/shm"
-REGIONS_MAX = 1024
-NAME_CHARACTERS_MAX = 256
-#: The parameter for a region in every form of a request.
-MARK = b"shared_memory_region"
-NO_CUDA = "CUDA shared memory is not supported: send tensors in the request, or use system shared memory"
-_KEY = re.compile(r"/?[^/\0]{1,255}")
-
-
-class RegionExists(ServeError):
-    remedy = "Unregister the region first, or take another name."
-    code, http_status, type_name = Code.ALREADY_EXISTS, 400, "BadRequestException"
-
-
-class RegionNotFound(ServeError):
-    remedy = "Register the region first."
-    code, http_status, type_name = Code.NOT_FOUND, 404, "ResourceNotFoundException"
-
-
-class Forbidden(ServeError):
-    """The settings don't allow clients this shared memory."""
-
-    remedy = "Allow the key with `shared_memory_keys`."
-    code, http_status, type_name = Code.PERMISSION_DENIED, 403, "ForbiddenException"
-
-
-class Region(NamedTuple):
-    """`key` is a file of DIRECTORY."""
-
-    name: str
-    key: str
-    offset: int
-    byte_size: int
-
-
-class Regions:
-    """The registered regions. `keys`: the pattern of allowed keys, matched whole; "" for none."""
-
-    def __init__(self, keys: str) -> None:
-        self._allowed = re.compile(keys) if keys else None
-        self._regions: dict[str, Region] = {}
-
-    @property
-    def allowed(self) -> bool:
-        return self._allowed is not None
-
-    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Registers a region. Raises Forbidden, RegionExists, InvalidArgument for missing or smaller shared memory."""
-        if self._allowed is None:
-            raise Forbidden("shared memory is not allowed: shared_memory_keys says which keys are")
-        if not self._allowed.fullmatch(key):
-            raise Forbidden(f"shared memory key {key!r} is not one that shared_memory_keys allows")
-        if not _KEY.fullmatch(key) or key.lstrip("/") in (".", ".."):
-            raise InvalidArgument(f"shared memory key {key!r} is not the name of a file of {DIRECTORY}")
-        if not name or len(name) > NAME_CHARACTERS_MAX:
-            raise InvalidArgument(f"the name of a region has 1 to {NAME_CHARACTERS_MAX} characters, not {name[:80]!r}")
-        if name in self._regions:
-            raise RegionExists(f"shared memory region {name!r} is registered already")
-        if len(self._regions) >= REGIONS_MAX:
-            raise InvalidArgument(f"{REGIONS_MAX} regions of shared memory are registered: unregister some")
-        if byte_size <= 0 or offset < 0:
-            raise InvalidArgument(f"region {name!r}: offset {offset} and byte_size {byte_size} are not a valid range")
-        size = _size_of(key)
-        if offset + byte_size > size:
-            raise InvalidArgument(
-                f"region {name!r}: {key!r} has {size} bytes, fewer than offset {offset} and byte_size {byte_size} take"
-            )
-        self._regions[name] = Region(name, key, offset, byte_size)
-
-    def unregister(self, name: str = "") -> None:
-        """Unregisters a region, or all for "". An unknown name isn't an error: Triton's clients use it to clean up."""
-        if name:
-            self._regions.pop(name, None)
-        else:
-            self._regions.clear()
-
-    def status(self, name: str = "") -> list[Region]:
-        """Returns one region, or all for "". Raises RegionNotFound."""
-        if name and name not in self._regions:
-            raise RegionNotFound(f"Unable to find system shared memory region: {name!r}")
-        return [self._regions[name]] if name else list(self._regions.values())
-
-    def option(self, data: bytes) -> str:
-        """Returns the form option with the locations of the request's regions, for the worker; "" without regions."""
-        if not self._regions or MARK not in data:
-            return ""
-        places = {one.name: [one.key.lstrip("/"), one.offset, one.byte_size] for one in self._regions.values()}
-        return f";regions={json.dumps(places).encode().hex()}"
-
-
-def _size_of(key: str) -> int:
-    """Returns the size of a regular file of DIRECTORY. Raises InvalidArgument for anything else."""
-    try:
-        fd = os.open(f"{DIRECTORY}/{key.lstrip('/')}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise InvalidArgument(f"shared memory {key!r} can't be opened: {error.strerror}") from None
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise InvalidArgument(f"shared memory {key!r} is not a regular file of {DIRECTORY}")
-        return found.st_size
-    finally:
-        os.close(fd)
-
-
-def check_cuda(name: str) -> None:
-    """Raises RegionNotFound when a region is named."""
-    if name:
-        raise RegionNotFound(f"Unable to find cuda shared memory region: {name!r}")
-
-
-def refuse_cuda() -> NoReturn:
-    raise Unimplemented(NO_CUDA)
-
-
-def region_given(name: str, body: Mapping[str, Any]) -> tuple[str, str, int, int]:
-    """Returns the arguments of `Regions.register` from a body in JSON. Raises InvalidArgument."""
-    key, offset, byte_size = body.get("key"), body.get("offset", 0), body.get("byte_size")
-    if not isinstance(key, str) or type(offset) is not int or type(byte_size) is not int:
-        raise InvalidArgument(
-            "a region needs a text `key` and a number `byte_size`; the number `offset` is 0 by default"
-        )
-    return name, key, offset, byte_size
-
-
-#: Clients of MAX send version 0 for the served one.
-ANY_VERSION = "0"
 EXTENSIONS = (
     *("classification", "sequence", "sequence(string_id)", "model_repository", "model_repository(unload_dependents)"),
     *("model_configuration", "binary_tensor_data", "parameters", "statistics", "trace", "logging", "generate"),
@@ -191,24 +49,6 @@ class About(NamedTuple):
 
 def extensions(regions: Regions) -> list[str]:
     return [*EXTENSIONS, *(("system_shared_memory",) if regions.allowed else ())]
-
-
-def find(models: Registry, name: str, version: str) -> Model:
-    """Returns the model version for a client's name and version. Raises ModelNotFound, ModelVersionNotFound."""
-    if version != ANY_VERSION:
-        return models.find(name, version or None)
-    try:
-        return models.find(name, version)
-    except ModelVersionNotFound:
-        return models.find(name)
-
-
-def is_ready(models: Registry, name: str, version: str) -> bool:
-    """Returns whether a model is ready; False for an unknown model."""
-    try:
-        return find(models, name, version).ready
-    except (ModelNotFound, ModelVersionNotFound):
-        return False
 
 
 CONFIG, MODEL_PATH, UNLOAD_DEPENDENTS = "config", "model_path", "unload_dependents"

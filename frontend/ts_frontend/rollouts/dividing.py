@@ -20,7 +20,7 @@ from ts_frontend.errors import Draining, NoWorker, QueueFull, SequenceOver, Serv
 from ts_frontend.job import Job, JobState
 from ts_frontend.models.model import Model
 from ts_frontend.rollouts.rule import Answered, Judge, Rule, difference
-from ts_frontend.scheduling.sequence_queue import SequenceQueue
+from ts_frontend.scheduling.queues import SequenceQueue
 from ts_frontend.tasks import watched
 from ts_frontend.telemetry.metrics.requests import BOUNDS_S, quantiles_s
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from mmap import mmap
 from typing import Any, Final, Protocol, TypeAlias
 
-from ts.protocol.arena import ANSWERS_AT, REQUESTS_AT, Giver, Taker
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Chunk, Failed, FrameError, Message, Pieces, Predict, chunks_of, request_frame
 from ts.protocol.outbox import Outbox
+from ts.protocol.shared import ANSWERS_AT, REQUESTS_AT, Giver, Taker
 from ts_frontend.errors import DeadlineExceeded
 from ts_frontend.job import Job, Owner
 from ts_frontend.scheduling import queues

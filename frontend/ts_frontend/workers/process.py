@@ -20,9 +20,8 @@ from typing import IO, Any, TypeAlias
 
 import psutil
 
-from ts.protocol.arena import SHARED_BYTES
 from ts.protocol.codes import REASON_OF_EXIT, SHOWS_STACKS
-from ts.protocol.progress import PROGRESS_BYTES, has_begun, spent, waiting
+from ts.protocol.shared import PROGRESS_BYTES, SHARED_BYTES, has_begun, spent, waiting
 from ts.protocol.text import unmarked
 from ts_frontend.scheduling.batcher import Repeats
 from ts_frontend.workers.calls import Answer

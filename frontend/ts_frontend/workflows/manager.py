@@ -32,15 +32,13 @@ from ts_frontend.errors import (
     WorkflowNotFound,
 )
 from ts_frontend.graphs.graph import Graph, run_through
-from ts_frontend.models.archive import Archive
-from ts_frontend.models.extraction import ExtractLimits
+from ts_frontend.models.archive import Archive, ExtractLimits
 from ts_frontend.models.manager import LIST_LIMIT, ModelManager, Outcome, page
 from ts_frontend.models.model import Model
 from ts_frontend.models.settings import Requested, check_name
 from ts_frontend.models.startup import kept_in_store, snapshot_failure
-from ts_frontend.models.store.http import in_thread
 from ts_frontend.models.store.store import Fetched, ModelStore
-from ts_frontend.tasks import side_by_side, undone_on_failure
+from ts_frontend.tasks import in_thread, side_by_side, undone_on_failure
 from ts_frontend.workflows.specification import Node, WorkflowArchive, open_workflow
 
 log = logging.getLogger(__name__)

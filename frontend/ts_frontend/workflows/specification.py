@@ -15,10 +15,19 @@ from typing import Any
 
 from ts_frontend.errors import InvalidArchive, InvalidGraph, InvalidWorkflow
 from ts_frontend.graphs.graph import Graph, make_graph
-from ts_frontend.models.archive import file_name, member, read_config, read_manifest, text, unpack
-from ts_frontend.models.extraction import ExtractLimits, refusal
+from ts_frontend.models.archive import (
+    ExtractLimits,
+    Pin,
+    file_name,
+    member,
+    read_config,
+    read_manifest,
+    refusal,
+    text,
+    unpack,
+)
 from ts_frontend.models.settings import INT_MAX
-from ts_frontend.models.store.http import Pin, Stop
+from ts_frontend.tasks import Stop
 
 #: Settings of `models` and of each model: (default, least).
 SETTINGS = {

@@ -21,8 +21,9 @@ from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.errors import ArchiveExists, ArchiveNotFound, DownloadFailed, InvalidArchive, ServeError
 from ts_frontend.models.sharing import SharedObject
-from ts_frontend.models.store.http import DownloadLimits, Stop
+from ts_frontend.models.store.http import DownloadLimits
 from ts_frontend.models.store.store import ModelStore
+from ts_frontend.tasks import Stop
 
 pytestmark = pytest.mark.external
 

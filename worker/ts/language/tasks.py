@@ -28,9 +28,8 @@ from ts.language.handler import Answer, json_bytes, parameters, results, strings
 from ts.language.surface import Fields, Refusal, whole
 from ts.protocol.frames import Input
 from ts.protocol.tasks import ANSWER, ARGUMENT, CLASSIFY, FILL, TAG
-from ts.tensors import values
-from ts.tensors.forms import ModelSpec
-from ts.tensors.rows import plain_value
+from ts.tensors import v1_form
+from ts.tensors.forms import ModelSpec, plain_value
 from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, Tensor
 from ts.tensors.v1_form import INSTANCES, V1Request, V1Response
 from ts.utils.util import PredictionException
@@ -157,7 +156,7 @@ class TaskModel:
                 alone = isinstance(inputs, str) and self._task == CLASSIFY and "top_k" not in given
                 return json_bytes(found if isinstance(inputs, list) or alone else found[0])
         sent = [Input(key, "", _bytes(part)) for key, part in parts.items()]
-        request = values.request_of(sent, (), ModelSpec(name, "", {}, {}))
+        request = v1_form.request_of(sent, (), ModelSpec(name, "", {}, {}))
         if _are_texts(request.inputs):
             found = await self._results(self._joined(request.inputs), {})
             return json_bytes(found if self._task == CLASSIFY or len(found) > 1 else found[0])

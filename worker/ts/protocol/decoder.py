@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from ts.protocol import frames
-from ts.protocol.arena import Taker
 from ts.protocol.frames import (
     CHUNK,
     CHUNK_HEAD,
@@ -38,6 +37,7 @@ from ts.protocol.frames import (
     Predict,
 )
 from ts.protocol.memory import unfilled
+from ts.protocol.shared import Taker
 
 #: Makes a named tuple of its values at half the cost of calling its type.
 new: Final = tuple.__new__

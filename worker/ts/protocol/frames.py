@@ -5,7 +5,7 @@ A frame is a 16-byte header (`length u32, kind u8, flags u8, reserved u16, key u
 `length` bytes of body. A message larger than `FRAME_BYTES_MAX` travels as several frames with the same
 kind and key; the first one's body starts with the whole length (u64), so that the receiver allocates once.
 Frames of different messages may be interleaved; those of one (kind, key) never overlap. A frame with the flag `SHARED`
-has the place and the size of its body, which lies in an arena (`ts.protocol.arena`).
+has the place and the size of its body, which lies in an arena (`ts.protocol.shared`).
 
 Strings are UTF-8. Times are seconds of `time.monotonic()`, which is one clock for all processes of a machine.
 """
@@ -87,7 +87,7 @@ def size_of(inputs: Sequence[Input]) -> int:
     return len(inputs[0].data) if len(inputs) == 1 else sum([len(part.data) for part in inputs])
 
 
-#: The content type of answers that a worker compares in place of running its handler (ts/runtime/comparing.py).
+#: The content type of answers that a worker compares in place of running its handler (ts/runtime/running.py).
 COMPARISON: Final = "\0compare"
 
 

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
-from ts.protocol.arena import Giver
 from ts.protocol.frames import (
     CHUNK,
     CONTROL_KINDS,
@@ -23,6 +22,7 @@ from ts.protocol.frames import (
     shared_frame,
     small_frame,
 )
+from ts.protocol.shared import Giver
 
 IOV_MAX: Final = 256
 WRITE_BYTES_MAX: Final = 512 * 1024

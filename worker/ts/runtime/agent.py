@@ -20,8 +20,8 @@ import time
 from collections.abc import Mapping
 from typing import IO, Any
 
-from ts.protocol.progress import PROGRESS_BYTES, newest
 from ts.protocol.secure import PeerCertificate, SecureSocket, client_context, keep_watch
+from ts.protocol.shared import PROGRESS_BYTES, newest
 
 READ_BYTES = 64 * 1024
 #: The longest line; a longer one is sent in parts.

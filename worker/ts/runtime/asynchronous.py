@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 from ts.protocol.frames import Feed
-from ts.protocol.progress import Progress
+from ts.protocol.shared import Progress
 from ts.runtime.handlers import Loaded, waits_for_a_step
 from ts.runtime.jobs import Batch
 from ts.runtime.running import PREDICTION_FAILED, Opened, Running, Together

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from time import perf_counter
 from typing import Any, Final, TypeAlias, cast
 
-from ts.protocol.progress import Progress
+from ts.protocol.shared import Progress
 from ts.runtime.handlers import Loaded, waits_for_a_step
 from ts.runtime.jobs import Batch
 from ts.runtime.running import PREDICTION_FAILED, Opened, Running

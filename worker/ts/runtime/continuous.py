@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ts.context import Context, RequestCancelled
 from ts.protocol.frames import Input
-from ts.protocol.progress import Progress
+from ts.protocol.shared import Progress
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import CANCELLED, Batch, Failure, Job, Outcome
 from ts.runtime.running import (

@@ -1,7 +1,10 @@
 """A worker process: `python -m ts.runtime.main --fd N --progress-fd M`, or `run` in a child of the forkserver.
 
-`--fd` is the connected socket to the frontend, `--progress-fd` a file of `ts.protocol.progress.PROGRESS_BYTES`, or
-`ts.protocol.arena.SHARED_BYTES`.
+`--fd` is the connected socket to the frontend, `--progress-fd` a file of `ts.protocol.shared.PROGRESS_BYTES`, or
+`SHARED_BYTES`.
+
+A `Stopwatch` has the times of measured requests (`Measure`). None of it is in the path of a request until the first
+measurement: only then it is put before the handler's entry and before the function that takes answers.
 """
 
 from __future__ import annotations
@@ -12,30 +15,101 @@ import atexit
 import contextlib
 import faulthandler
 import gc
+import inspect
 import mmap
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ts.context import Context
 from ts.protocol.codes import SHOWS_STACKS
-from ts.protocol.frames import LoadFailed, Ready
+from ts.protocol.frames import LoadFailed, Ready, Times
 from ts.protocol.memory import give_back_freed, keep_freed
-from ts.protocol.progress import Progress
+from ts.protocol.shared import Progress
 from ts.protocol.text import repr_of, text_of
 from ts.runtime.asynchronous import AsyncRunner
 from ts.runtime.blocking import BlockingRunner
 from ts.runtime.calls import Calls
 from ts.runtime.continuous import ContinuousRunner
 from ts.runtime.handlers import Loaded, describe_failure, load
-from ts.runtime.jobs import Batch, Ledger, SilentLedger
+from ts.runtime.jobs import Failure, Job, Ledger, Outcome, SilentLedger
 from ts.runtime.process import log_to_stdout, mark_lines, modules_in, outlive_stops, set_threads, turn_to
-from ts.runtime.running import Opened, Opening, Running
-from ts.runtime.stopwatch import Stopwatch
+from ts.runtime.running import Opened, Opening
 from ts.runtime.tracebacks import place_of, say
 from ts.runtime.worker import Link, leave
+
+#: The most measured requests that have not ended; of more, the oldest are forgotten.
+MEASURED_MAX = 1024
+
+
+class _Lap:
+    """One request's times, `time.monotonic()` seconds, 0 for none yet."""
+
+    __slots__ = ("begun_s", "ended_s")
+
+    def __init__(self) -> None:
+        self.begun_s = self.ended_s = 0.0
+
+
+class Stopwatch:
+    """Measures requests of one worker. `runner`: what calls the handler by its `entry`, with the rows and the context
+    of a batch; `awaits`: the result is awaited."""
+
+    def __init__(self, ledger: Ledger, runner: Any, *, awaits: bool) -> None:
+        self._ledger, self._runner, self._awaits = ledger, runner, awaits
+        self._laps: dict[int, _Lap] = {}
+        self._entry: Any = None
+
+    def measure(self, job_id: int) -> None:
+        """Measures this request, which hasn't arrived yet or waits here."""
+        if self._entry is None:
+            self._entry = self._runner.entry
+            self._runner.entry = self._called
+            self._ledger.on_given = self._given
+        self._laps[job_id] = _Lap()
+        if len(self._laps) > MEASURED_MAX:
+            del self._laps[next(iter(self._laps))]
+
+    def _called(self, rows: Sequence[Any], context: Any) -> Any:
+        laps = self._laps
+        mine = [laps[job.job_id] for job in context._batch.jobs if job.job_id in laps] if laps else []
+        if not mine:
+            return self._entry(rows, context)
+        begun_s = time.monotonic()
+        for lap in mine:
+            lap.begun_s = lap.begun_s or begun_s
+        result = self._entry(rows, context)
+        if self._awaits and inspect.isawaitable(result):
+            return _awaited(result, mine)
+        _end(mine, result)
+        return result
+
+    def _given(self, job: Job, value: Outcome, last: bool) -> None:
+        """Sends the times before the last piece, or the failure."""
+        if self._laps and (last or type(value) is Failure):
+            lap = self._laps.pop(job.job_id, None)
+            if lap is not None:
+                now_s = time.monotonic()
+                times = Times(job.job_id, lap.begun_s or now_s, lap.ended_s or now_s, now_s)
+                with self._ledger.lock:
+                    if not job.done:
+                        self._ledger.outbox.push(times)
+
+
+async def _awaited(result: Awaitable[Any], laps: Sequence[_Lap]) -> Any:
+    value = await result
+    _end(laps, value)
+    return value
+
+
+def _end(laps: Sequence[_Lap], result: Any) -> None:
+    """Notes the handler's end. A stream ends with its last piece."""
+    if not (inspect.isgenerator(result) or inspect.isasyncgen(result)):
+        now_s = time.monotonic()
+        for lap in laps:
+            lap.ended_s = now_s
+
 
 CREDIT_BYTES = 256 * 1024
 REQUEST_BYTES_MAX = RESPONSE_BYTES_MAX = 6_553_500
@@ -118,19 +192,9 @@ def answer(
 
 
 def _with_tensors(link: Link, loaded: Loaded, progress: Progress) -> Opened:
-    from ts.runtime.comparing import Comparing, is_comparison
-    from ts.runtime.tensor_running import TensorRunning
-    from ts.tensors.forms import ModelSpec
+    from ts.runtime.tensor_running import with_tensors
 
-    model = ModelSpec(**{"name": "", "version": "", "inputs": {}, "outputs": {}, **(loaded.tensors or {})})
-    takes_rows = loaded.takes == "rows"
-
-    def opened(batch: Batch, context: Context) -> Running:
-        if is_comparison(batch):
-            return Comparing(batch, context, link)
-        return TensorRunning(batch, context, link, model, takes_rows, progress.spend)
-
-    return opened
+    return with_tensors(link, loaded.tensors or {}, loaded.takes == "rows", progress)
 
 
 def prepare_process() -> None:

@@ -17,7 +17,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from ts.protocol.progress import PROGRESS_BYTES
+from ts.protocol.shared import PROGRESS_BYTES
 from ts.runtime.agent import greet
 from ts.runtime.handlers import Loaded, load
 from ts.runtime.main import answer, prepare_logging, prepare_process

@@ -11,8 +11,8 @@ from mmap import mmap
 
 from ts.protocol.frames import Message, Predict, Times
 from ts.protocol.outbox import Outbox
-from ts.protocol.progress import NOTE, PLACES, Progress
 from ts.protocol.secure import SecureSocket
+from ts.protocol.shared import NOTE, PLACES, Progress
 from ts.runtime.jobs import Ledger
 from ts.runtime.worker import Link, leave, parted
 

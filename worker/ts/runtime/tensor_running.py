@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Final, TypeAlias
 
 from ts.context import Context
 from ts.protocol.frames import FEED_BYTES, FEED_COST_BYTES, Feed, Item, size_of
+from ts.protocol.shared import Progress
 from ts.protocol.text import said, text_of
 from ts.runtime.jobs import Batch, Failure, Job, Ledger, Outcome
 from ts.runtime.running import (
     PLAIN_HEAD,
     PREDICTION_FAILED,
+    Comparing,
     Ended,
     Head,
+    Opened,
     Refused,
     Running,
     failure_of,
     fields_of,
+    is_comparison,
     is_tensor_request,
     outcome,
     raised,
     wrong_shape,
 )
 from ts.runtime.worker import Link
-from ts.tensors import forms, rows, values
+from ts.tensors import forms, v1_form
 from ts.tensors.forms import Form, ModelSpec
 from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, NoSuchRegion
 from ts.utils.util import PredictionException
@@ -93,7 +97,7 @@ BAD_REQUEST: Final = 400
 NOT_FOUND: Final = 404
 INTERNAL: Final = 500
 
-#: The method `spend` of `ts.protocol.progress.Progress`.
+#: The method `spend` of `ts.protocol.shared.Progress`.
 Spend: TypeAlias = "Callable[[int, float, float], object]"
 
 
@@ -148,12 +152,12 @@ class TensorRunning(Running):
             request = form.request
             if request.stream and forms.is_followed(item):
                 request.following = self._following(item)
-            return form, rows.row_of(request) if self._takes_rows else request, ()
+            return form, forms.row_of(request) if self._takes_rows else request, ()
         fields = fields_of(item)
         inputs = [part[:2] for part in fields]
         if self._takes_rows:
             return None, self.row(len(self._asked), fields, decode), inputs
-        made = values.request_of if self._model.values else rows.request_of
+        made = v1_form.request_of if self._model.values else forms.request_of
         return None, made(fields, item.headers, self._model), inputs
 
     def _following(self, item: Item) -> AsyncIterator[InferenceRequest]:
@@ -221,7 +225,7 @@ class TensorRunning(Running):
     def _response(self, value: Any) -> InferenceResponse:
         """The response of a result; a result that isn't a tensor is the handler's fault."""
         try:
-            return rows.response_of(value, self._model)
+            return forms.response_of(value, self._model)
         except BadTensor as error:
             raise PredictionException(str(error), INTERNAL) from None
 
@@ -238,7 +242,7 @@ class TensorRunning(Running):
         outputs = value.outputs
         if len(outputs) == 1 and outputs[0].datatype == "BYTES" and outputs[0].array.size == 1:
             return outcome(outputs[0].array.ravel()[0])
-        plain = {tensor.name: rows.plain_value(tensor) for tensor in outputs}
+        plain = {tensor.name: forms.plain_value(tensor) for tensor in outputs}
         return outcome(plain[outputs[0].name] if self._model.values and len(outputs) == 1 else plain)
 
     def fail(self, failure: Failure) -> None:
@@ -277,3 +281,16 @@ def _internal(error: Exception, job: Job) -> Failure:
     if not failure.by_handler:
         return failure
     return failure._replace(code=INTERNAL, message=said(error), cause="")
+
+
+def with_tensors(link: Link, tensors: Mapping[str, Any], takes_rows: bool, progress: Progress) -> Opened:
+    """The function that opens batches with requests of a tensor protocol among them. `tensors`: what the model
+    declares of its own."""
+    model = ModelSpec(**{"name": "", "version": "", "inputs": {}, "outputs": {}, **tensors})
+
+    def opened(batch: Batch, context: Context) -> Running:
+        if is_comparison(batch):
+            return Comparing(batch, context, link)
+        return TensorRunning(batch, context, link, model, takes_rows, progress.spend)
+
+    return opened

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from mmap import mmap
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from ts.protocol.arena import ANSWERS_AT, REQUESTS_AT, Giver, Taker
 from ts.protocol.codes import BROKEN_FRAME
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import FrameError, Load, LoadFailed, Message, Ready
+from ts.protocol.shared import ANSWERS_AT, REQUESTS_AT, Giver, Taker
 from ts.runtime.jobs import Batch, Ledger
 
 if TYPE_CHECKING:

@@ -7,10 +7,8 @@ from typing import Any
 
 from ts.protocol.datatypes import OF_PYTHON
 from ts.protocol.frames import Buffer
-from ts.tensors.forms import Form, ModelSpec, completed, payload
-from ts.tensors.json_form import JsonForm, from_json, json_object, to_json
-from ts.tensors.json_text import dumped
-from ts.tensors.rows import OUTPUT
+from ts.tensors.forms import OUTPUT, Form, ModelSpec, completed, payload
+from ts.tensors.json_form import JsonForm, dumped, from_json, json_object, to_json
 from ts.tensors.types import (
     BadTensor,
     Headers,

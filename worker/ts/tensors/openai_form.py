@@ -16,8 +16,7 @@ from ts.protocol.completions import SAID, BadCompletion
 from ts.protocol.frames import Buffer
 from ts.tensors.forms import Form, ModelSpec, completed, payload
 from ts.tensors.generate_form import TEXT_INPUT
-from ts.tensors.json_form import json_object, text_bytes
-from ts.tensors.json_text import dumped
+from ts.tensors.json_form import dumped, json_object, text_bytes
 from ts.tensors.types import BadTensor, Headers, InferenceRequest, InferenceResponse, Tensor, as_bytes, bytes_array
 
 #: The option for a body with `messages` instead of a `prompt`.

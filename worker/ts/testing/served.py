@@ -25,7 +25,7 @@ from ts.model_loader import read_manifest
 from ts.protocol import frames
 from ts.protocol.codes import Code, code_of_http
 from ts.protocol.decoder import Decoder
-from ts.protocol.progress import PROGRESS_BYTES
+from ts.protocol.shared import PROGRESS_BYTES
 from ts.runtime.main import live_in_process
 from ts.runtime.process import modules_in
 from ts.runtime.renewal import SourceImports

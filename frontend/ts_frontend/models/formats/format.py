@@ -20,9 +20,9 @@ from ts_frontend.models.archive import (
     read_config,
     read_manifest,
     read_text,
+    refusal,
     text,
 )
-from ts_frontend.models.extraction import refusal
 
 log = logging.getLogger(__name__)
 

@@ -10,18 +10,20 @@ from pathlib import Path
 
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveNotFound, InvalidArchive
-from ts_frontend.models.archive import Archive, PackedFiles, real, root_of
-from ts_frontend.models.extraction import ExtractLimits
+from ts_frontend.models.archive import Archive, ExtractLimits, PackedFiles, Pin, real, root_of
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel, TorchServeFormat, bare
 from ts_frontend.models.formats.mlserver import MLServerFormat
 from ts_frontend.models.formats.program import InferenceGraphFormat, ProgramFormat, ScriptFormat
 from ts_frontend.models.formats.triton import TritonFormat
-from ts_frontend.models.formats.weights import LanguageModelFormat, WeightsFormat, completed
-from ts_frontend.models.store.http import Pin, Stop, limits_of
+from ts_frontend.models.formats.weights import HANDLERS, LanguageModelFormat, WeightsFormat, completed
+from ts_frontend.models.store.http import limits_of
 from ts_frontend.models.store.hub import Hub
+from ts_frontend.tasks import Stop
 
 log = logging.getLogger(__name__)
 
+#: The suffix of an archive's file, which is no other format's sign.
+ARCHIVE = ".mar"
 #: The depth to which a store's folders are searched for models of `nested` formats.
 DEPTH_MAX = 8
 #: The folders of a store that are looked into for them.
@@ -139,7 +141,7 @@ class Formats:
             return self._open(ModelFiles(path, root_of(path.resolve())))
         if not path.is_file():
             raise ArchiveNotFound(f"Model not found at: {path}")
-        if self.shown(path) is not None:
+        if path.suffix != ARCHIVE and self.shown(path) is not None:
             return self._open(ModelFiles(real(path), real(path).parent), self.of(path))
         packed = PackedFiles(path, work_dir / "models", limits, pin)
         try:
@@ -188,7 +190,9 @@ class Formats:
     def _open(self, files: ModelFiles, found: ModelFormat | None = None) -> Archive:
         found = found or self.of(files.directory, unpacked=files.owned)
         (archive,) = found.open(files)
-        return replace(archive, config=completed(archive.handler, archive.config))
+        if archive.handler in HANDLERS:  # archives name those of language models, too
+            archive = replace(archive, config=completed(archive.config))
+        return archive
 
     def open_versions(self, files: ModelFiles) -> list[Archive]:
         """The versions of a model repository's directory, in ascending order. Raises InvalidArgument, OSError."""
@@ -229,7 +233,7 @@ class Formats:
         return found
 
     def _counts(self, path: Path, marked_only: bool) -> bool:
-        return not marked_only or self._torchserve.matches(path) or path.suffix == ".mar"
+        return not marked_only or self._torchserve.matches(path) or path.suffix == ARCHIVE
 
     def stored(self, root: Path, folders: Iterable[str]) -> list[StoredModel]:
         """The models whose names are known without opening them, in these folders of a store and in itself."""

@@ -26,11 +26,10 @@ from ts_frontend.config.foreign.mlserver import (
 from ts_frontend.config.kinds import is_hub_name, nearest
 from ts_frontend.config.parameters import WORKERS_MAX
 from ts_frontend.errors import InvalidArgument
-from ts_frontend.models.archive import Archive, read_text
-from ts_frontend.models.extraction import refusal
+from ts_frontend.models.archive import Archive, read_text, refusal
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
 from ts_frontend.models.inspection import module_may_need_torch
-from ts_frontend.models.signature import Signature, specs_of
+from ts_frontend.models.settings import Signature, specs_of
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from ts_frontend.graphs.graph import Ensemble, Step, make_ensemble
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
 from ts_frontend.models.inspection import may_need_torch
-from ts_frontend.models.signature import Signature, TensorSpec, as_json
+from ts_frontend.models.settings import Signature, TensorSpec, as_json
 from ts_frontend.scheduling.batcher import Priorities, WaitPolicy
 from ts_frontend.workers.resources import Need, Needs
 

@@ -16,11 +16,10 @@ from typing import Any
 
 from ts.protocol.tasks import ADAPTER_CONFIG, EMBED, GENERATE, OF_PIPELINES, RESULTS, task_of
 from ts_frontend.errors import InvalidArchive
-from ts_frontend.models.archive import CONFIG_FILE, GGUF, Archive, is_gguf, read_config, read_text
-from ts_frontend.models.extraction import refusal
+from ts_frontend.models.archive import CONFIG_FILE, GGUF, Archive, is_gguf, read_config, read_text, refusal
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
 from ts_frontend.models.inspection import SUFFIXES, how_to_serve
-from ts_frontend.models.signature import LANGUAGE_MODEL
+from ts_frontend.models.settings import LANGUAGE_MODEL
 
 ADAPTER = "weights"
 #: The runtime of a file that has a graph, by its suffix. Of others, another file must name the class.
@@ -181,9 +180,9 @@ _CONCURRENCY = 1024
 _PARALLEL = 4
 
 
-def completed(handler: str | None, config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a model with that handler, a language model's or any other. Archives name them, too."""
-    return {**_USUAL, "maxConcurrency": _CONCURRENCY, **config} if handler in HANDLERS else config
+def completed(config: dict[str, Any]) -> dict[str, Any]:
+    """A language model's configuration, with the defaults of those."""
+    return {**_USUAL, "maxConcurrency": _CONCURRENCY, **config}
 
 
 class LanguageModelFormat(ModelFormat):
@@ -252,7 +251,7 @@ class LanguageModelFormat(ModelFormat):
             serialized_file=model.get("serializedFile"),
             requirements_file="requirements.txt" if requirements else None,
             config_file=CONFIG_FILE if configured else None,
-            config=completed(handler, config),
+            config=completed(config),
             handler_settings=settings,
             remembered=single or bool(files.hub),
         )

@@ -2,14 +2,10 @@
 
 Every redirect's target is checked like the first URL, and the connection goes to the very address that was checked, so
 that a second DNS answer (DNS rebinding) has no effect.
-
-A path may name another file, and a file may have other content, between any two looks at it. What is checked and what
-is unpacked must be the same: both are read from one open file, whose stamp is compared before and after.
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import hashlib
 import http.client
@@ -20,116 +16,23 @@ import secrets
 import shutil
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, InvalidStateError
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, NamedTuple, TypeAlias, TypeVar
+from typing import IO, TypeAlias
 from urllib.parse import SplitResult, urljoin, urlsplit
 from urllib.request import url2pathname
 
 from ts_frontend.config.files import sync_directory
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveExists, DownloadFailed, ServeError
-from ts_frontend.tasks import owned
+from ts_frontend.tasks import Stop, Stopped
 
 log = logging.getLogger(__name__)
-
-
-_T = TypeVar("_T")
-
-
-class Stopped(Exception):
-    """The work was ended; the text says why."""
-
-
-class Stop:
-    """Cancels a download: a thread that waits for the network wakes up at once. The first `reason` counts."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._reason = ""
-        self._wake: Callable[[], None] | None = None
-
-    def set(self, reason: str = "it was cancelled") -> None:
-        with self._lock:
-            self._reason = self._reason or reason
-            wake = self._wake
-        if wake is not None:
-            wake()
-
-    @property
-    def reason(self) -> str:
-        """The reason why it was ended, "" as long as it wasn't."""
-        return self._reason
-
-    def check(self) -> None:
-        """Raises Stopped if it was set."""
-        if self._reason:
-            raise Stopped(self._reason)
-
-    def watch(self, wake: Callable[[], None]) -> None:
-        """Sets the function that interrupts the download's wait; calls it at once if that was already cancelled."""
-        with self._lock:
-            self._wake = wake
-            ended = bool(self._reason)
-        if ended:
-            wake()
-
-    @contextmanager
-    def after(self, seconds: float, reason: str) -> Iterator[None]:
-        """Ends the block's work when it takes longer than `seconds`."""
-        timer = threading.Timer(seconds, self.set, (reason,))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def waited(self, work: Callable[[], _T]) -> _T:
-        """Returns the result of `work` or raises its error, for libraries whose waits can't be interrupted. It runs in
-        a daemon thread of its own: when this is set first, the caller gets Stopped and the thread goes on alone."""
-        outcome: Future[_T] = Future()
-
-        def run() -> None:
-            try:
-                result = work()
-            except BaseException as error:
-                _settle(partial(outcome.set_exception, error))
-            else:
-                _settle(partial(outcome.set_result, result))
-
-        threading.Thread(target=run, daemon=True).start()
-        self.watch(lambda: _settle(partial(outcome.set_exception, Stopped(self._reason))))
-        return outcome.result()
-
-
-async def in_thread(work: Callable[[Stop], _T], unwanted: Callable[[_T], None]) -> _T:
-    """Returns the result of `work`, run in a thread. If the caller is cancelled, `work` is stopped and awaited, and a
-    result that it still returns goes to `unwanted`. `work` should check its Stop often."""
-    stop = Stop()
-    running = owned(asyncio.to_thread(work, stop))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        stop.set()
-        await asyncio.wait({running})
-        if not running.cancelled() and running.exception() is None:
-            await asyncio.to_thread(unwanted, running.result())
-        raise
-
-
-def _settle(settle: Callable[[], None]) -> None:
-    """Settles a future, of which only the first outcome counts."""
-    with suppress(InvalidStateError):
-        settle()
-
 
 _REDIRECTS_MAX = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -486,42 +389,3 @@ def _publish(partial: Path, target: Path) -> None:
 
 def exists(target: Path) -> ArchiveExists:
     return ArchiveExists(f"Model file already exists {target.name}")
-
-
-_READ_BYTES = 1 << 20
-
-
-class Stamp(NamedTuple):
-    """Changes with the file at a path and its content; `ctime_ns`, unwritable, also with links and permissions."""
-
-    device: int
-    inode: int
-    size_bytes: int
-    mtime_ns: int
-    ctime_ns: int
-
-    @staticmethod
-    def of(status: os.stat_result) -> Stamp:
-        return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-    def is_like(self, other: Stamp) -> bool:
-        """Whether both are equal apart from `ctime_ns`."""
-        return self[:-1] == other[:-1]
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """The digest that an archive must have, hexadecimal. `stamp`: of the file that had it, None if none was checked."""
-
-    sha256: str
-    stamp: Stamp | None = None
-
-
-def digest(file: IO[bytes], stop: Stop) -> str:
-    """The SHA-256 of an open file from its beginning. Raises OSError, Stopped."""
-    found = hashlib.sha256()
-    file.seek(0)
-    while data := file.read(_READ_BYTES):
-        stop.check()
-        found.update(data)
-    return found.hexdigest()

@@ -20,7 +20,8 @@ from ts_frontend.config.kinds import HUB_NAME
 from ts_frontend.errors import ArchiveNotFound, InvalidArgument, ServeError
 from ts_frontend.models.archive import WEIGHTS, is_gguf
 from ts_frontend.models.store import objects
-from ts_frontend.models.store.http import DownloadLimits, Stop, Transfer, bounded, failure
+from ts_frontend.models.store.http import DownloadLimits, Transfer, bounded, failure
+from ts_frontend.tasks import Stop
 
 EXTRA = 'pip install "torchrelay[transformers]"'
 SCHEME = "hf://"

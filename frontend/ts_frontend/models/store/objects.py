@@ -20,17 +20,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ts_frontend.errors import ArchiveNotFound, InvalidArgument, ServeError
-from ts_frontend.models.extraction import create_file, safe_parts
-from ts_frontend.models.store.http import (
-    DownloadLimits,
-    Stop,
-    Transfer,
-    bounded,
-    check_digest,
-    failure,
-    new_file,
-    new_folder,
-)
+from ts_frontend.models.archive import create_file, safe_parts
+from ts_frontend.models.store.http import DownloadLimits, Transfer, bounded, check_digest, failure, new_file, new_folder
+from ts_frontend.tasks import Stop
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 

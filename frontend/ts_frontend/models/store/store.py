@@ -22,23 +22,12 @@ from urllib.request import url2pathname
 
 from ts_frontend.config.kinds import is_hub_name, nearest
 from ts_frontend.errors import ArchiveNotFound, InvalidArgument, UrlForbidden
-from ts_frontend.models.archive import is_gguf, real
+from ts_frontend.models.archive import Pin, Stamp, digest, is_gguf, real
 from ts_frontend.models.formats.format import StoredModel
 from ts_frontend.models.formats.formats import Formats
 from ts_frontend.models.store import hub, objects
-from ts_frontend.models.store.http import (
-    DEFAULT_LIMITS,
-    DownloadLimits,
-    Pin,
-    Stamp,
-    Stop,
-    check_digest,
-    digest,
-    download,
-    exists,
-    failure,
-)
-from ts_frontend.tasks import owned, undone_on_failure
+from ts_frontend.models.store.http import DEFAULT_LIMITS, DownloadLimits, check_digest, download, exists, failure
+from ts_frontend.tasks import Stop, owned, undone_on_failure
 
 _URL_CHARS_MAX = 4096
 _NAME_BYTES_MAX = 255

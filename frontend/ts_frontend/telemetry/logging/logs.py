@@ -34,7 +34,7 @@ from ts_frontend.telemetry.logging.writer import (
     loggers,
 )
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
-from ts_frontend.telemetry.metrics.text import METRICS_PREFIX, parse_record
+from ts_frontend.telemetry.metrics.requests import METRICS_PREFIX, parse_record
 
 #: The logger of messages for the author of a handler.
 AUTHORS = f"{SERVER}.reloading"

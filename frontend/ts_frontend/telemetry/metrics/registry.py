@@ -43,11 +43,13 @@ from ts_frontend.telemetry.metrics.requests import (
     EventSource,
     LoggedRequests,
     ModelMetrics,
+    Record,
     RequestMetrics,
     Tally,
     Unsummed,
+    log_text,
 )
-from ts_frontend.telemetry.metrics.text import Examples, Record, exposition, log_text, openmetrics, prometheus_name
+from ts_frontend.telemetry.metrics.text import Examples, exposition, openmetrics, prometheus_name
 
 log: Final = logging.getLogger(__name__)
 

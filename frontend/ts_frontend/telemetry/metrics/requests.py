@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
 import threading
 import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ts.protocol.text import printable
 from ts_frontend.job import Job, JobState
 from ts_frontend.telemetry.logging.writer import MAIN, Source
-from ts_frontend.telemetry.metrics.families import NOTHING, TIMES_MAX, Definition, Definitions, Sample
-from ts_frontend.telemetry.metrics.text import Record, log_text
+from ts_frontend.telemetry.metrics.families import (
+    HOST_DIMENSION,
+    NOTHING,
+    TIMES_MAX,
+    Definition,
+    Definitions,
+    MetricKind,
+    Sample,
+)
 
 if TYPE_CHECKING:
     from ts_frontend.telemetry.metrics.registry import MetricsRegistry
@@ -50,6 +61,98 @@ EventSource: TypeAlias = "str | tuple[str, str]"
 #: (kind, source, a, b, `time.monotonic()` seconds, request ids)
 Event: TypeAlias = "tuple[int, EventSource, float, float, float, Sequence[str]]"
 Feed: TypeAlias = "deque[Event]"
+
+
+def java_double(value: float) -> str:
+    """`value` as Java's Double.toString writes it: 4.0, 1.0E7, 5.0E-4; infinities and NaN as Prometheus writes them."""
+    value = float(value)
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        return repr(value)
+    sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+    first, rest = digits[0], "".join(map(str, digits[1:])) or "0"
+    return f"{'-' * sign}{first}.{rest}E{len(digits) - 1 + int(exponent)}"
+
+
+def log_text(
+    definition: Definition, value: float, labels: Mapping[str, str], host: str, seconds: float, request_ids: str = ""
+) -> str:
+    """A metric as the metrics logs have it. `labels` without the host; `seconds`: since 1970."""
+    dimensions = ",".join(f"{name}:{text}" for name, text in labels.items())
+    ids = f"requestID:{request_ids}," if request_ids else ""
+    head = f"{definition.name}.{definition.unit}:{java_double(value)}|#{dimensions}"
+    return f"{head}|#hostname:{host},{ids}timestamp:{int(seconds)}"
+
+
+METRICS_PREFIX: Final = "[METRICS]"
+
+#: `NAME.UNIT:VALUE|#DIM:VALUE,…[|#type:COUNTER][|#help:TEXT][|#buckets:0.1;1]|#hostname:HOST,EPOCH_S[,REQUEST_ID,…]`
+_RECORD: Final = re.compile(
+    r"(?P<name>[\w\s:]+)\.(?P<unit>[\w\s]+):(?P<value>[^|]+)\|#(?P<labels>[^|]*)(?:\|#type:(?P<kind>\w+))?"
+    r"(?:\|#help:(?P<help>[^|]*))?(?:\|#buckets:(?P<buckets>[^|]*))?"
+    r"\|#hostname:(?P<host>[^,|]*),(?:timestamp:)?(?P<seconds>\d{1,18})(?:,(?P<ids>.*))?"
+)
+#: The most buckets of a histogram that a model declares.
+BOUNDS_MAX: Final = 100
+_KINDS: Final = {kind.name: kind for kind in MetricKind}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One value of one metric. `labels` in the order of the line; `request_ids`: joined by commas. `help`: the text of
+    a metric that the model declares itself, None for one that metrics.yaml should list; `bounds`: of its histogram."""
+
+    name: str
+    unit: str
+    value: float
+    labels: dict[str, str]
+    kind: MetricKind
+    host: str
+    seconds: int
+    request_ids: str
+    help: str | None = None
+    bounds: tuple[float, ...] = ()
+
+    def definition(self) -> Definition:
+        """The metric's definition by the record itself."""
+        return Definition(self.name, self.kind, self.unit, (*self.labels, HOST_DIMENSION))
+
+    def values(self, definition: Definition) -> tuple[str, ...] | None:
+        """Its label values in the definition's order: by name, or else by position; None if they don't match it."""
+        names = definition.dimensions[:-1]
+        if len(names) != len(self.labels):
+            return None
+        if self.labels.keys() == set(names):
+            return (*(self.labels[name] for name in names), self.host)
+        return (*self.labels.values(), self.host)
+
+    def text(self, definition: Definition, values: tuple[str, ...]) -> str:
+        """Its line in the metrics log, with that definition and the label values that `values` returned for it."""
+        labels = dict(zip(definition.dimensions[:-1], values, strict=False))
+        return log_text(definition, self.value, labels, self.host, self.seconds, self.request_ids)
+
+
+def parse_record(line: str) -> Record | None:
+    """The record in a line, with or without METRICS_PREFIX; None when it isn't one."""
+    match = _RECORD.fullmatch(line.removeprefix(METRICS_PREFIX))
+    if match is None:
+        return None
+    try:
+        value = float(match["value"])
+        texts = (match["buckets"] or "").split(";")[:BOUNDS_MAX]
+        bounds = tuple(sorted(bound for bound in map(float, filter(None, texts)) if math.isfinite(bound)))
+    except ValueError:
+        return None
+    kind = _KINDS.get((match["kind"] or "GAUGE").upper())
+    if kind is None or (kind is MetricKind.COUNTER and (value < 0 or math.isnan(value))):
+        return None
+    labels = dict(part.partition(":")[::2] for part in match["labels"].split(",") if part)
+    seconds = int(match["seconds"])
+    ids = match["ids"] or ""
+    return Record(match["name"], match["unit"], value, labels, kind, match["host"], seconds, ids, match["help"], bounds)
 
 
 class MetricLine(NamedTuple):

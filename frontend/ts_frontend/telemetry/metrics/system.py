@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
-from ts_frontend.telemetry.metrics.text import parse_record
+from ts_frontend.telemetry.metrics.requests import parse_record
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ts.protocol.progress import NOTE, PROGRESS_BYTES, Progress, has_begun
 from ts.protocol.secure import SecureSocket
+from ts.protocol.shared import NOTE, PROGRESS_BYTES, Progress, has_begun
 from ts.protocol.text import unmarked
 from ts_frontend.tasks import watched
 from ts_frontend.workers.cluster.link import BridgeLink, Gate, ended
