@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
-from e2e.conftest import issue, openssl, write_model
+from e2e.servers import issue, openssl, write_model
 from support import GUARD_S, http_call
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub

@@ -256,9 +256,9 @@ def test_describing_asks_the_handler_apart(served: Any, stub: InferenceAPIsServi
     running.call.cancel()
 
 
-def test_a_handler_that_yields_cannot_have_it(served: Any, model_writer: Callable[..., str]) -> None:
+def test_a_handler_that_yields_cannot_have_it(served: Any, write_to: Callable[..., str]) -> None:
     source = "def handle(data, context):\n    yield ['x']\n"
-    model_writer(served.store, "yields", source, config="continuousBatching: true\n")
+    write_to(served.store, "yields", source, config="continuousBatching: true\n")
     with pytest.raises(grpc.RpcError, match="continuousBatching calls handle for every step"):
         served.register("yields")
 

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from e2e.conftest import text_request
+from e2e.servers import text_request
 from support import GUARD_S, http_call
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -47,12 +47,12 @@ def samples(text: str, method: str) -> dict[str, float]:
 def served(
     tmp_path_factory: pytest.TempPathFactory,
     serving: Callable[..., Any],
-    model_writer: Callable[..., str],
+    write_to: Callable[..., str],
 ) -> Iterator[Any]:
     directory: Path = tmp_path_factory.mktemp("grpc_metrics")
     store = directory / "store"
     store.mkdir()
-    model_writer(store, "words", WORDS)
+    write_to(store, "words", WORDS)
     with serving(directory, store, {"grpc_metrics": "true"}, ["--ncs", "--models", "words"]) as server:
         server.wait_for_log("http_metrics listens")
         yield server

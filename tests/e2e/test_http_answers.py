@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from e2e.conftest import write_model
+from e2e.servers import write_model
 from support import GUARD_S, http_call
 
 HANDLER = """

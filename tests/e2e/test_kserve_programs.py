@@ -21,7 +21,7 @@ import grpc
 import psutil
 import pytest
 
-from e2e.conftest import write_model
+from e2e.servers import write_model
 from support import GUARD_S, free_port, http_call
 from ts.compat import start as start_module
 from ts.compat.kserve_api.messages import InferInput, InferRequest

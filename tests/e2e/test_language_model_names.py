@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 
-from e2e.conftest import TRANSFORMERS
+from e2e.servers import TRANSFORMERS
 from support import GUARD_S
 
 PACKAGES = Path(sys.prefix) / "clients" / "gguf" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"

@@ -129,10 +129,10 @@ def test_dynamos_commands(number: int, run: Callable[..., Any], tmp_path: Path) 
         assert client.model_ready("llm_model")
 
 
-def test_maxs_command(run: Callable[..., Any], tmp_path: Path, model_writer: Callable[..., str]) -> None:
+def test_maxs_command(run: Callable[..., Any], tmp_path: Path, write_to: Callable[..., str]) -> None:
     """Promise 000-03: the program of the page's Bazel target, with its option."""
     (tmp_path / "model_store").mkdir()
-    model_writer(tmp_path / "model_store", "llama31", UPPER)
+    write_to(tmp_path / "model_store", "llama31", UPPER)
     port = free_port()
     words = shlex.split((BLOCKS / "max" / "1.txt").read_text().partition(" -- ")[2])
     run("-m", "max.serve.grpc_server", *words, f"--grpc-port={port}")

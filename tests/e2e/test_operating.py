@@ -45,10 +45,10 @@ ASK = {"x-torchrelay-timing": "1"}
 
 
 @pytest.fixture(scope="module")
-def operated(serving: Any, model_writer: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def operated(serving: Any, write_to: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     directory = tmp_path_factory.mktemp("operating")
-    model_writer(directory / "store", "quick", HANDLER)
-    model_writer(directory / "store", "stream", STREAM)
+    write_to(directory / "store", "quick", HANDLER)
+    write_to(directory / "store", "stream", STREAM)
     with serving(
         directory,
         directory / "store",

@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from e2e.conftest import text_of, text_request
+from e2e.servers import text_of, text_request
 from support import GUARD_S
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -123,13 +123,13 @@ def served(
     collecting: tuple[Collector, str, str],
     tmp_path_factory: pytest.TempPathFactory,
     serving: Callable[..., Any],
-    model_writer: Callable[..., str],
+    write_to: Callable[..., str],
 ) -> Iterator[Any]:
     collector, url, protocol = collecting
     directory: Path = tmp_path_factory.mktemp("tracing")
     store = directory / "store"
     store.mkdir()
-    model_writer(store, "probe", PROBE)
+    write_to(store, "probe", PROBE)
     env = {"OTEL_BSP_SCHEDULE_DELAY": "50", "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
     settings: dict[str, object] = {"metrics_mode": "prometheus", "env": env}
     if protocol == "grpc":

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from browser import Browser
-from e2e.conftest import write_model
+from e2e.servers import write_model
 from support import GUARD_S, until
 from ts_frontend.http.routes import ROUTES
 from ts_frontend.http.routing import Effect, RouteTable, Row, Switch
@@ -352,11 +352,11 @@ form.submit();
 
 
 @pytest.fixture(scope="module")
-def echoing(serving: Any, page: str, model_writer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def echoing(serving: Any, page: str, write_to: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A server that lets the page show answers, since others are refused before a model answers."""
     directory = tmp_path_factory.mktemp("echoing")
     for name, deed in MODELS.items():
-        model_writer(directory / "store", name, ECHO.replace("{deed}", deed))
+        write_to(directory / "store", name, ECHO.replace("{deed}", deed))
     settings = {"cors_allowed_origin": page, "enable_docs_url": "true"}
     with serving(directory, directory / "store", settings, ["--ncs", "--models", *MODELS]) as server:
         site = Site(server.wait_started())
