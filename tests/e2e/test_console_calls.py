@@ -25,12 +25,8 @@ def handle(data, context):
 
 
 @pytest.fixture(scope="module")
-def console(serving: Any, write_to: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    directory = tmp_path_factory.mktemp("console")
-    write_to(directory / "store", "m", HANDLER)
-    with serving(
-        directory, directory / "store", {"default_workers_per_model": 1}, ["--ncs", "--models", "m"]
-    ) as server:
+def console(server_of: Callable[..., Any]) -> Iterator[Any]:
+    with server_of({"m": (HANDLER, "")}, default_workers_per_model=1) as server:
         yield server
 
 

@@ -119,24 +119,15 @@ def collecting(request: pytest.FixtureRequest) -> Iterator[tuple[Collector, str,
 
 
 @pytest.fixture(scope="module")
-def served(
-    collecting: tuple[Collector, str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-    serving: Callable[..., Any],
-    write_to: Callable[..., str],
-) -> Iterator[Any]:
+def served(collecting: tuple[Collector, str, str], server_of: Callable[..., Any]) -> Iterator[Any]:
     collector, url, protocol = collecting
-    directory: Path = tmp_path_factory.mktemp("tracing")
-    store = directory / "store"
-    store.mkdir()
-    write_to(store, "probe", PROBE)
     env = {"OTEL_BSP_SCHEDULE_DELAY": "50", "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
     settings: dict[str, object] = {"metrics_mode": "prometheus", "env": env}
     if protocol == "grpc":
         env |= {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_SERVICE_NAME": "tested"}
     else:
         settings["otlp_endpoint"] = url
-    with serving(directory, store, settings, ["--ncs", "--models", "probe"]) as server:
+    with server_of({"probe": (PROBE, "")}, **settings) as server:
         server.collector = collector
         yield server
 
