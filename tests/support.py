@@ -170,6 +170,16 @@ def _said(look: Callable[[], object], message: object, timeout_s: float) -> str:
     return f"not within {timeout_s} s: {text or getattr(look, '__self__', look)}"
 
 
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self, now_s: float = 100.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 class OneBatchWorker:
     """What the worker of a queue does that has one batch at a time, `running`, which its `dispatch` sets."""
 

@@ -15,7 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support import OneBatchWorker
+from support import Clock, OneBatchWorker
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Chunk, Input, Pairs
 from ts_frontend.errors import LimitExceeded, QueueFull
@@ -31,17 +31,9 @@ from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.transport.connection import name_in
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -134,26 +134,6 @@ def test_the_end_of_a_job_is_final():
 
 class Body(bytearray):
     """Bytes that a weak reference can be made to."""
-
-
-@pytest.fixture(scope="module")
-def frozen() -> Iterator[None]:
-    """The collector ignores the objects that already exist, so that a collection takes no time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture
-def no_collector(frozen: None) -> Iterator[None]:
-    """An object that goes away meanwhile was in no cycle."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 async def joined(job: Job) -> object:

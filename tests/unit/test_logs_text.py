@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import re
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -19,22 +18,7 @@ from ts_frontend.telemetry.logging import writer as log_writer
 from ts_frontend.telemetry.logging.logs import setup_logs
 from ts_frontend.telemetry.logging.writer import Console, Logs, RotatedFile, daily
 
-
-@pytest.fixture(autouse=True)
-def _levels() -> Iterator[None]:
-    """`logging` as it was, for the other tests."""
-    names = ["", "ts_frontend", "ACCESS_LOG", "MODEL_LOG", "TS_METRICS", "MODEL_METRICS"]
-    before = [(logging.getLogger(n), logging.getLogger(n).level, logging.getLogger(n).propagate) for n in names]
-    root_handlers = list(logging.getLogger().handlers)
-    for logger, _, _ in before:  # also if a server ran in this process before
-        logger.setLevel(logging.NOTSET)
-        logger.propagate = True
-    yield
-    for logger, level, propagate in before:
-        logger.setLevel(level)
-        logger.propagate = propagate
-        logger.handlers[:] = []
-    logging.getLogger().handlers[:] = root_handlers
+pytestmark = pytest.mark.usefixtures("logging_as_before")
 
 
 def config(tmp_path: Path, **more: object) -> ServerConfig:

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import logging
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -369,17 +369,6 @@ async def test_nothing_runs_on_wherever_the_caller_is_when_it_leaves(in_turn: bo
 
 
 # --- memory
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """An object that goes away meanwhile was in no cycle."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 async def answered(talk: Talk, caller: asyncio.Task[Any]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from support import Clock
 from ts_frontend.authorization.authorization import (
     NOT_RENEWED,
     REFUSED,
@@ -29,15 +30,8 @@ from ts_frontend.config.load import Option, load_config
 from ts_frontend.errors import InvalidArgument, PermissionDenied
 
 
-class Clock:
-    now_s = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def made(directory: Path, outside: Callable[[], Keys] | None = None, **more: float) -> tuple[Authorization, Clock]:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     settings = {"life_s": 60.0, "overlap_s": 0.0} | more
     return Authorization(outside, KeyFile(directory), clock=clock, **settings), clock
 
