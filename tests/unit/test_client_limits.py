@@ -392,16 +392,6 @@ async def test_each_limit_refuses_with_its_name_and_the_time_to_come_again(
         served.ask("b", size=80, tokens=500, items=8)
 
 
-async def test_a_request_with_many_items_owes_them(limits_of: Callable[..., Limits], clock: Clock) -> None:
-    limits = limits_of(defaults={"items_per_second": 10})
-    assert limits.clients.asker(signs()).counts_items
-    served = Served(limits)
-    served.ask("a", items=64)
-    assert refused(lambda: served.ask("a")).retry_after_s == pytest.approx(5.5), "54 are owed, and one is needed"
-    clock.now_s += 5.5
-    served.ask("a")
-
-
 async def test_a_full_queue_gives_back_what_was_reserved(limits_of: Callable[..., Limits], clock: Clock) -> None:
     served = Served(limits_of(defaults={"worker_ms_per_second": 100, "concurrent": 5}), Policy(jobs_max=1))
     served.running = [served.ask("b")]  # the worker is busy

@@ -245,16 +245,6 @@ SIDE_BY_SIDE = [
 ]
 
 
-@pytest.mark.parametrize("does", [FAILS, IS_FULL])
-async def test_a_failure_says_the_step_and_cancels_its_sibling(does: str) -> None:
-    stage = stage_of(SIDE_BY_SIDE, ["in0"], ["a", "b"], {"m1": RUNS, "m2": does})
-    with pytest.raises(ServeError, match="^in ensemble 'e', step 2: ") as failed:
-        await stage.ask({"in0": 1}).result()
-    assert failed.value.http_status == (503 if does == IS_FULL else 500)
-    await stage.nothing_left()
-    assert stage.models["m1"].cancelled == 1
-
-
 async def test_the_end_of_the_ensemble_ends_what_runs() -> None:
     stage = stage_of(SIDE_BY_SIDE, ["in0"], ["a", "b"], {"m1": RUNS, "m2": RUNS})
     job = stage.ask({"in0": 1})

@@ -19,7 +19,6 @@ from ts_frontend.errors import (
     WorkerDied,
 )
 from ts_frontend.job import (
-    FINAL,
     FedJob,
     IllegalTransition,
     Job,
@@ -126,10 +125,6 @@ async def test_an_answer_over_the_limit_fails_with_both_sizes_and_stops_the_hand
     assert passed_on == []
     with pytest.raises(MessageTooLarge, match="11 bytes is over max_response_size of 10"):
         await job.result()
-
-
-def test_the_end_of_a_job_is_final():
-    assert {JobState.ANSWERED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED} == FINAL
 
 
 class Body(bytearray):
