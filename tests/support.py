@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import psutil
 
 if TYPE_CHECKING:
-    from ts_frontend.job import Job
+    from ts.protocol.frames import Feed
+    from ts_frontend.job import Job, Whereabouts
 
 #: A guard against a wait for ever, far above what a busy machine takes: no test's result depends on it.
 GUARD_S = 120
@@ -180,8 +181,29 @@ class Clock:
         return self.now_s
 
 
+class JobOwner:
+    """An owner of jobs that notes what it is told. It feeds and times none."""
+
+    def __init__(self) -> None:
+        self.released: list[Job] = []
+        self.granted_bytes = 0
+
+    def release(self, job: Job) -> None:
+        self.released.append(job)
+
+    def grant(self, job: Job, size_bytes: int) -> None:
+        self.granted_bytes += size_bytes
+
+    def feed(self, job: Job, feed: Feed) -> None:
+        raise AssertionError("no job is fed here")
+
+    def measure(self, job: Job) -> Whereabouts:
+        raise AssertionError("no job is timed here")
+
+
 class OneBatchWorker:
-    """What the worker of a queue does that has one batch at a time, `running`, which its `dispatch` sets."""
+    """What a worker of a queue does that keeps the batch that it runs in `running`, which its `dispatch` sets. It runs
+    nothing again."""
 
     running: list[Job]
 

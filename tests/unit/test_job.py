@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ts.protocol.frames import Chunk, Failed, Feed, Input
+from support import JobOwner
+from ts.protocol.frames import Chunk, Failed, Input
 from ts_frontend.errors import (
     Code,
     DeadlineExceeded,
@@ -25,35 +26,14 @@ from ts_frontend.job import (
     JobState,
     Ledger,
     Owner,
-    Whereabouts,
 )
 from ts_frontend.scheduling.stream import chunks
 
 
-class Recording:
-    """An owner that records its calls."""
-
-    def __init__(self) -> None:
-        self.released: list[Job] = []
-        self.granted: list[int] = []
-
-    def release(self, job: Job) -> None:
-        self.released.append(job)
-
-    def grant(self, job: Job, size_bytes: int) -> None:
-        self.granted.append(size_bytes)
-
-    def feed(self, job: Job, feed: Feed) -> None:
-        raise AssertionError("no job of these tests is fed by its owner")
-
-    def measure(self, job: Job) -> Whereabouts:
-        return Whereabouts(9000, 1, 0.0, None)
-
-
-def sent(ledger: Ledger | None = None, **more: object) -> tuple[Job, Recording]:
+def sent(ledger: Ledger | None = None, **more: object) -> tuple[Job, JobOwner]:
     """A job that is on a worker."""
     job = Job(ledger or Ledger(), [Input("data", "", b"12345")], request_id="r", **more)  # type: ignore[arg-type]
-    owner = Recording()
+    owner = JobOwner()
     job.owner = owner
     job.move(JobState.QUEUED)
     job.move(JobState.SENT)
@@ -84,7 +64,7 @@ def test_a_method_of_the_usual_way_does_what_the_table_does(old, way, kind):
         ledger = Ledger()
         told: list[object] = []
         job = kind(ledger, [], request_id="r", recorder=lambda *times: told.append((*times[:2], times[2] > times[1])))
-        job.state, job.owner, job.queued_at_s, job.sent_at_s = old, Recording(), 1.0, 2.0
+        job.state, job.owner, job.queued_at_s, job.sent_at_s = old, JobOwner(), 1.0, 2.0
         if old is not JobState.NEW:
             ledger.counts[old] = 1
             ledger.live[job.id] = job
@@ -173,7 +153,7 @@ async def test_a_failed_job_is_freed_as_soon_as_its_caller_has_its_error(no_coll
 
     body = Body(b"12345")
     job = kind(Ledger(), [Input("data", "", body)], request_id="r", response_bytes_max=100)
-    job.owner = Recording()
+    job.owner = JobOwner()
     job.move(JobState.QUEUED)
     job.move(JobState.SENT)
     alive = weakref.ref(body)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, JobOwner
 from ts.protocol.frames import FEED_BYTES, Buffer, Chunk, Failed, Feed, Input
 from ts_frontend.errors import Code, HandlerFailed, InvalidArgument, ModelNotFound, ServeError
 from ts_frontend.job import WAITING_BYTES_MAX as FED_BYTES_MAX
-from ts_frontend.job import FedJob, Job, JobState, Ledger, Whereabouts
+from ts_frontend.job import FedJob, Job, JobState, Ledger
 from ts_frontend.scheduling.stream import (
     READY_BYTES_MAX,
     REQUEST_BYTES_MAX,
@@ -33,25 +33,15 @@ class Body(bytearray):
     """Bytes that a weak reference can be made to."""
 
 
-class Worker:
-    """Keeps every job of a stream, and records the events."""
+class Worker(JobOwner):
+    """Keeps every job of a stream, and records what they are fed."""
 
     def __init__(self) -> None:
-        self.released: list[Job] = []
-        self.granted_bytes = 0
+        super().__init__()
         self.fed: list[Feed] = []
-
-    def release(self, job: Job) -> None:
-        self.released.append(job)
-
-    def grant(self, job: Job, size_bytes: int) -> None:
-        self.granted_bytes += size_bytes
 
     def feed(self, job: Job, feed: Feed) -> None:
         self.fed.append(feed)
-
-    def measure(self, job: Job) -> Whereabouts:
-        raise AssertionError("no job of these tests is timed")
 
 
 class Talk:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from streams import Http2Client
+from support import JobOwner
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Input, Item, Measure, Message, Predict, Times
 from ts.runtime.jobs import Ledger as WorkerLedger
@@ -26,20 +27,12 @@ from ts_frontend.telemetry.timing import JOBS_TOLD_MAX, Asking, JobTimes, Reques
 INPUT = [Input("data", "", b"x")]
 
 
-class Placing:
+class Placing(JobOwner):
     """A worker that jobs are sent to."""
 
     def __init__(self, place: Whereabouts) -> None:
+        super().__init__()
         self.place = place
-
-    def release(self, job: Job) -> None:
-        raise AssertionError("nothing is released here")
-
-    def grant(self, job: Job, size_bytes: int) -> None:
-        raise AssertionError("nothing is granted here")
-
-    def feed(self, job: Job, feed: object) -> None:
-        raise AssertionError("nothing is fed here")
 
     def measure(self, job: Job) -> Whereabouts:
         return self.place
