@@ -87,6 +87,12 @@ async def until_async(look: Callable[[], Found], message: object = "", *, timeou
     return found
 
 
+async def turns(count: int = 3) -> None:
+    """The loop's other tasks have so many turns."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def _pause_s(waited_s: float, limits_s: tuple[float, float]) -> float:
     return min(max(waited_s / 10, limits_s[0]), limits_s[1])
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from support import GUARD_S, OneBatchWorker
+from support import GUARD_S, OneBatchWorker, turns
 from ts.protocol.frames import Chunk, Input
 from ts_frontend.errors import DeadlineExceeded, QueueFull
 from ts_frontend.job import Job, JobState, Ledger
@@ -46,11 +46,6 @@ class Taking(OneBatchWorker):
 
 def job(ledger: Ledger, **more: object) -> Job:
     return Job(ledger, [Input("data", "", b"x")], request_id="r", **more)  # type: ignore[arg-type]
-
-
-async def turns(count: int = 3) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def test_idle_workers_take_turns_and_reading_ahead_is_only_for_when_none_is_idle():

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streams import Answer, Http1Client
-from support import JobOwner
+from support import JobOwner, turns
 from ts.context import Context
 from ts.protocol.decoder import Decoder, decode_bytes
 from ts.protocol.frames import (
@@ -265,8 +265,7 @@ def test_a_job_takes_pieces_together_as_one_by_one(
                 for chunk in chunks_of(Pieces(job.id, data, last)):
                     job.deliver(chunk, 2.0)
             if reader is not None:
-                for _ in range(3):
-                    await asyncio.sleep(0)
+                await turns()
         granted = 0 if job.done else owner.granted_bytes  # one that has ended needs none
         state = job.state, job.status, job.phrase, list(job.headers), job.received_bytes, granted, len(owner.released)
         unread = [bytes(one) for one in job._chunks] if reader is None else []

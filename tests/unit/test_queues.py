@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from support import GUARD_S, OneBatchWorker
+from support import GUARD_S, OneBatchWorker, turns
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Cancel, Chunk, Input, Predict, encode_bytes
 from ts_frontend.errors import Code, DeadlineExceeded, InvalidArgument, QueueFull, WorkerDied
@@ -42,11 +42,6 @@ class Taking(OneBatchWorker):
 
 def job(ledger: Ledger, name: str = "data", **more: object) -> Job:
     return Job(ledger, [Input(name, "", b"x")], request_id="r", **more)  # type: ignore[arg-type]
-
-
-async def turns(count: int = 3) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 class Looked(JobQueue):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stage import Skipping, Stage, pool_of, waiting
-from support import until_async
+from support import turns, until_async
 from ts.protocol.frames import Chunk, Input, Predict
 from ts_frontend.errors import Code, DeadlineExceeded, Quarantined, WorkerDied
 from ts_frontend.job import FedJob, Job, Ledger
@@ -91,8 +91,7 @@ async def test_what_runs_again_after_a_death_has_its_worker_to_itself() -> None:
     for job in jobs:
         batch = await actor.batch()
         assert [item.job_id for item in batch.items] == [job.id]
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await turns(5)
         assert actor.heard(Predict) is None, "nothing beside it"
         actor.answer(batch)
         assert await job.result() == b"ok"
@@ -119,8 +118,7 @@ async def test_a_busy_worker_is_kept_free_for_what_goes_alone() -> None:
     stage.actors[0].end(-9)
     await until_async(lambda: pool.queue.waiting() == [first])
     later = waiting(pool, ledger)
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
     assert stage.actors[1].heard(Predict) is None, "it takes nothing new"
     stage.actors[1].answer(batch)
     assert await busy.result() == b"ok"
