@@ -108,6 +108,13 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(whole())
 
 
+def self_signed(folder: Path, certificate: str = "server.crt", key: str = "server.key") -> None:
+    """Makes a certificate of localhost that signed itself, and its key."""
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=GUARD_S)
+
+
 class Reply(NamedTuple):
     """An answer over HTTP. The names of headers are in lower case."""
 

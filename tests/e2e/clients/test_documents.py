@@ -21,7 +21,7 @@ import yaml
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc
 
-from support import GUARD_S, free_port
+from support import GUARD_S, free_port, self_signed
 from torchrelay_client import TLS, Client, Retry
 from torchrelay_client import grpc_predict_v2_pb2 as pb
 from torchrelay_client.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
@@ -354,10 +354,7 @@ def test_dynamo_is_it_running(pages: Any, tmp_path: Path) -> None:
 
 def test_dynamo_certificate_commands(tmp_path: Path) -> None:
     """Promises 001-45."""
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
-    subprocess.run(
-        [*made, "-keyout", "server.key", "-out", "server.crt"], cwd=tmp_path, check=True, capture_output=True
-    )
+    self_signed(tmp_path)
     done = subprocess.run(["sh", "-e"], input=block("dynamo", 17), cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     certificate, key = done.stdout.splitlines()[-2:]
@@ -372,9 +369,7 @@ def secured(
     directory: Path = tmp_path_factory.mktemp("secured")
     (directory / "store").mkdir()
     write_to(directory / "store", "llm-model", UPPER)
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
-    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", "server.key", "-out", "server.crt"]
-    subprocess.run([*made, *names], cwd=directory, check=True, capture_output=True)
+    self_signed(directory)
     files = {"certificate_file": directory / "server.crt", "private_key_file": directory / "server.key"}
     more = {"enable_grpc_ssl": "true", "disable_token_authorization": "false", "token_path": keys}
     with serving(directory, directory / "store", {**files, **more, "load_models": "llm-model"}, ["--ncs"]) as server:
@@ -413,9 +408,7 @@ def test_dynamo_start(number: int, tmp_path: Path, serving: Callable[..., Any], 
     words = words_of(yaml_words(block("dynamo", 5)) if number == 5 else block("dynamo", number), port)
     (tmp_path / "store").mkdir()
     write_to(tmp_path / "store", "llm-model", UPPER)
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
-    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", "server.key", "-out", "server.crt"]
-    subprocess.run([*made, *names], cwd=tmp_path, check=True, capture_output=True)
+    self_signed(tmp_path)
     server = serving(tmp_path, tmp_path / "store", {"load_models": "llm-model"}, ["--ncs", *words])
     tls = TLS(tmp_path / "server.crt") if "--use-tls" in words else None
     try:
