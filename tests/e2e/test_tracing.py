@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from e2e.servers import text_of, text_request
-from support import GUARD_S
+from support import GUARD_S, QuietHandler, http_server
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
@@ -80,19 +79,13 @@ class OverGrpc(TraceServiceServicer):
         return ExportTraceServiceResponse()
 
 
-def over_http(collector: Collector) -> type[BaseHTTPRequestHandler]:
-    class OverHttp(BaseHTTPRequestHandler):
+def over_http(collector: Collector) -> type[QuietHandler]:
+    class OverHttp(QuietHandler):
         def do_POST(self) -> None:
             assert self.path == "/v1/traces"
             body = self.rfile.read(int(self.headers["content-length"]))
             collector.take(ExportTraceServiceRequest.FromString(body))
-            self.send_response(200)
-            self.send_header("content-type", "application/x-protobuf")
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
+            self.answer(200, headers={"content-type": "application/x-protobuf"})
 
     return OverHttp
 
@@ -109,13 +102,8 @@ def collecting(request: pytest.FixtureRequest) -> Iterator[tuple[Collector, str,
         yield collector, f"http://127.0.0.1:{port}", request.param
         server.stop(0).wait(GUARD_S)
         return
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), over_http(collector))
-    thread = threading.Thread(target=listening.serve_forever)
-    thread.start()
-    yield collector, f"http://127.0.0.1:{listening.server_port}", request.param
-    listening.shutdown()
-    thread.join(GUARD_S)
-    listening.server_close()
+    with http_server(over_http(collector)) as url:
+        yield collector, url, request.param
 
 
 @pytest.fixture(scope="module")
