@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -110,11 +111,26 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(whole())
 
 
+def write_wheel(path: Path, needs: str = "", word: str = "hello") -> None:
+    """The smallest package that pip installs without building anything."""
+    name, version = path.name.split("-")[:2]
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{name}.py", f"WORD = {word!r}\n")
+        more = f"Requires-Dist: {needs}\n" if needs else ""
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def openssl(folder: Path, *words: str) -> None:
+    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=GUARD_S)
+
+
 def self_signed(folder: Path, certificate: str = "server.crt", key: str = "server.key") -> None:
     """Makes a certificate of localhost that signed itself, and its key."""
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
-    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=GUARD_S)
+    words = ("-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
+    openssl(folder, "req", "-x509", *words, "-days", "2", "-keyout", key, "-out", certificate)
 
 
 class Reply(NamedTuple):
@@ -193,6 +209,13 @@ def module_of(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def end_server(pid_file: Path, mark: str) -> None:

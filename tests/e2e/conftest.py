@@ -23,12 +23,11 @@ from e2e.servers import (
     Start,
     close_templates,
     issue,
-    openssl,
     server_template,
     write_model,
 )
 from redis_server import Redis
-from support import GUARD_S
+from support import GUARD_S, openssl
 from ts.runtime.forkserver import PRELOADED_WITH_TORCH
 
 

@@ -25,7 +25,7 @@ import httpx._transports.default
 import psutil
 
 import ts.version
-from support import GUARD_S, http_call
+from support import GUARD_S, http_call, openssl
 from ts.protocol import open_inference_pb2 as tensors
 from ts.runtime.forkserver import MORE_PRELOADED, PRELOADED, PRELOADED_WITH_TORCH
 from ts.runtime.process import THREAD_VARIABLES
@@ -297,10 +297,6 @@ def text_of(answer: tensors.ModelInferResponse) -> str:
     (tensor,) = answer.outputs
     (raw,) = answer.raw_output_contents or [b"0000" + tensor.contents.bytes_contents[0]]
     return raw[4:].decode()
-
-
-def openssl(folder: Path, *words: str) -> None:
-    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
 
 
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
