@@ -98,7 +98,63 @@ def close_templates() -> None:
         template.close()
 
 
-class Serving:
+class LoggedProcess:
+    """A running process whose output is read as it comes. `log`: its output so far."""
+
+    process: Program | subprocess.Popen[str]
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._ended = False
+        self._changed = threading.Condition()
+
+    def follow(self, process: Program | subprocess.Popen[str]) -> None:
+        self.process = process
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.lines.append(line.rstrip("\n"))
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def count_of(self, text: str) -> int:
+        return sum(text in line for line in self.lines)
+
+    def wait_for_log(self, text: str, count: int = 1, timeout_s: float = GUARD_S) -> None:
+        """Returns when `text` has been logged `count` times, which has to be before the output ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self.count_of(text) >= count, timeout_s)
+        assert self.count_of(text) >= count, f"{text!r} was not logged:\n{self.log}"
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.lines)
+
+    def port(self, name: str) -> int:
+        match = re.search(rf"{name} listens on \S+:(\d+)", self.log)
+        return int(match[1]) if match else 0
+
+    def terminate(self) -> int:
+        """SIGTERM; the exit status once it has ended."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        status = self.process.wait(GUARD_S)
+        self._reader.join(GUARD_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return status
+
+
+class Serving(LoggedProcess):
     """A running server. `log`: its output so far. `settings` may have `env`, further variables, `command`, which
     replaces `torchserve` and finds a config.properties, and `preloaded`, modules that its workers have imported: torch,
     if they preload it. A server without a command or variables of the interpreter, or with `preloaded` and a
@@ -115,7 +171,7 @@ class Serving:
     ) -> None:
         self.directory = directory
         self.store = store
-        self.lines: list[str] = []
+        super().__init__()
         more_env: dict[str, str] = dict(settings.pop("env", {}))  # type: ignore[call-overload]
         instead: Any = settings.pop("command", None)
         with_torch = PRELOADED_WITH_TORCH if settings.get("preload_torch") == "true" else ()
@@ -140,37 +196,19 @@ class Serving:
             "TMPDIR": str(directory / "tmp")
         }
         env |= more_env
-        self.process: Program | subprocess.Popen[str]
         others = [name for name in more_env if name.startswith("PYTHON") and not (preloaded and name == "PYTHONPATH")]
         if executed or instead or others:
             command = instead or [*COMMAND, *words]
-            self.process = subprocess.Popen(
-                command, cwd=directory, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
+            piped: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            self.follow(subprocess.Popen(command, cwd=directory, env=env, **piped))
         else:
             template = server_template(tuple(more_env.items()), preloaded) if preloaded else server_template()
-            self.process = template.start(words, cwd=directory, env=env, stderr=subprocess.STDOUT)
-        self._started = self._ended = False
-        self._changed = threading.Condition()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._changed:
-                self.lines.append(line.rstrip("\n"))
-                self._started |= "Model server started." in line
-                self._changed.notify_all()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+            self.follow(template.start(words, cwd=directory, env=env, stderr=subprocess.STDOUT))
 
     def wait_started(self) -> Serving:
         """Returns when it has printed its start message and its addresses."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or (self._started and self.port("http_management")), GUARD_S)
-        assert self._started and self.port("http_management"), self.log
+        self.wait_for_log("Model server started.")
+        self.wait_for_log("http_management listens on")
         return self
 
     def __enter__(self) -> Serving:
@@ -183,20 +221,6 @@ class Serving:
 
     def __exit__(self, *_: object) -> None:
         self.terminate()
-
-    def wait_for_log(self, text: str, count: int = 1, timeout_s: float = GUARD_S) -> None:
-        """Returns when `text` has been logged `count` times."""
-        with self._changed:
-            found = self._changed.wait_for(lambda: sum(text in line for line in self.lines) >= count, timeout_s)
-        assert found, f"{text!r} was not logged:\n{self.log}"
-
-    @property
-    def log(self) -> str:
-        return "\n".join(self.lines)
-
-    def port(self, name: str) -> int:
-        match = re.search(rf"{name} listens on \S+:(\d+)", self.log)
-        return int(match[1]) if match else 0
 
     @property
     def inference(self) -> str:
@@ -267,21 +291,6 @@ class Serving:
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         lines = [line for line in self.scraped().splitlines() if line.startswith(f"{name}{{")]
         return sum(float(line.rpartition(" ")[2]) for line in lines if all(one in line for one in wanted))
-
-    # --- its end
-
-    def terminate(self) -> int:
-        """SIGTERM; the exit status once it has ended."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        return self.wait()
-
-    def wait(self) -> int:
-        status = self.process.wait(GUARD_S)
-        self._reader.join(GUARD_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return status
 
 
 def text_request(model: str, text: str | bytes, name: str = "data", **more: Any) -> tensors.ModelInferRequest:
