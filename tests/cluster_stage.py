@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stage import Skipping
-from support import GUARD_S
+from support import GUARD_S, openssl
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.scheduling.batcher import Policy
 from ts_frontend.scheduling.queues import JobQueue
@@ -39,16 +39,16 @@ SIGNED = (
 def certificates(folder: Path) -> dict[str, str]:
     """The certificates that the bridge makes."""
 
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *curve, "-subj", "/CN=authority", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem")
+    openssl(
+        folder, "req", "-x509", *curve, "-subj", "/CN=authority", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem"
+    )
     found = {"authority": (folder / "ca.pem").read_text()}
     for name, usage in SIGNED:
-        openssl("req", *curve, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        openssl(folder, "req", *curve, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
         (folder / "usage").write_text(usage)
         openssl(
+            folder,
             *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
             *("-days", "2", "-extfile", "usage", "-out", f"{name}.pem"),
         )

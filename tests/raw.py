@@ -101,30 +101,41 @@ class Http1:
 
 
 class Http2:
-    """A POST on an HTTP/2 connection of its own, over plain TCP by prior knowledge."""
+    """A request on an HTTP/2 connection of its own, over plain TCP by prior knowledge. `ended`: its body is whole.
+    `headers`: of the answer, also those of its trailers; `reset`: the code with which the server reset the stream."""
 
-    def __init__(self, port: int, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        port: int,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        method: str = "POST",
+        ended: bool = True,
+    ) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), GUARD_S)
         self._http = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
         self._http.initiate_connection()
-        names = {":method": "POST", ":path": path, ":scheme": "http", ":authority": "localhost", **(headers or {})}
-        self._http.send_headers(1, list(names.items()))
+        names = {":method": method, ":path": path, ":scheme": "http", ":authority": "localhost", **(headers or {})}
+        self._http.send_headers(1, list(names.items()), end_stream=ended and not body)
         self._data: deque[bytes] = deque()
         self._frames = b""
         self.headers: dict[str, str] = {}
+        self.trailers: dict[str, str] = {}
+        self.reset: int | None = None
         self._ended = self._whole = False
-        self._send(body)
+        self._flush()
+        self._send(body, ended)
 
-    def _send(self, body: bytes) -> None:
-        while True:
+    def _send(self, body: bytes, ended: bool) -> None:
+        while body:
             size = min(self._http.local_flow_control_window(1), self._http.max_outbound_frame_size, len(body))
-            if size or not body:
-                self._http.send_data(1, body[:size], end_stream=size == len(body))
+            if size:
+                self._http.send_data(1, body[:size], end_stream=ended and size == len(body))
                 body = body[size:]
-            self._flush()
-            if not body:
-                return
-            if not size:
+                self._flush()
+            else:
                 self._read()
 
     def _flush(self) -> None:
@@ -151,14 +162,17 @@ class Http2:
 
     def _take(self, event: Any) -> None:
         if isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
-            self.headers |= {str(name): str(value) for name, value in event.headers}
+            fields = {str(name): str(value) for name, value in event.headers}
+            self.headers |= fields
+            if isinstance(event, h2.events.TrailersReceived):
+                self.trailers = fields
         elif isinstance(event, h2.events.DataReceived):
             self._data.append(event.data)
             self._http.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
         elif isinstance(event, h2.events.StreamEnded):
             self._ended = self._whole = True
         elif isinstance(event, h2.events.StreamReset):
-            self._ended = True
+            self._ended, self.reset = True, event.error_code
         elif isinstance(event, h2.events.ConnectionTerminated):
             # GOAWAY ends no stream that has begun (RFC 9113, 6.8); h2 takes it for the connection's end.
             self._http.state_machine.state = h2.connection.ConnectionState.CLIENT_OPEN

@@ -12,9 +12,12 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 import time
+import zipfile
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -22,7 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import psutil
 
 if TYPE_CHECKING:
-    from ts_frontend.job import Job
+    from ts.protocol.frames import Feed
+    from ts_frontend.job import Job, Whereabouts
 
 #: A guard against a wait for ever, far above what a busy machine takes: no test's result depends on it.
 GUARD_S = 120
@@ -86,6 +90,12 @@ async def until_async(look: Callable[[], Found], message: object = "", *, timeou
     return found
 
 
+async def turns(count: int = 3) -> None:
+    """The loop's other tasks have so many turns."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def _pause_s(waited_s: float, limits_s: tuple[float, float]) -> float:
     return min(max(waited_s / 10, limits_s[0]), limits_s[1])
 
@@ -99,6 +109,28 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
         await until_async(lambda: len(asyncio.all_tasks()) == 1, asyncio.all_tasks)
 
     asyncio.run(whole())
+
+
+def write_wheel(path: Path, needs: str = "", word: str = "hello") -> None:
+    """The smallest package that pip installs without building anything."""
+    name, version = path.name.split("-")[:2]
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{name}.py", f"WORD = {word!r}\n")
+        more = f"Requires-Dist: {needs}\n" if needs else ""
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def openssl(folder: Path, *words: str) -> None:
+    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=GUARD_S)
+
+
+def self_signed(folder: Path, certificate: str = "server.crt", key: str = "server.key") -> None:
+    """Makes a certificate of localhost that signed itself, and its key."""
+    words = ("-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
+    openssl(folder, "req", "-x509", *words, "-days", "2", "-keyout", key, "-out", certificate)
 
 
 class Reply(NamedTuple):
@@ -132,6 +164,35 @@ def http_call(
         return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
 
 
+class QuietHandler(BaseHTTPRequestHandler):
+    """Prints no line for a request."""
+
+    def answer(self, status: int, body: bytes = b"", headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+            self.wfile.flush()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def http_server(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The URL of a server whose requests this class handles. It ends with the block."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join(GUARD_S)
+
+
 def free_port() -> int:
     """A TCP port of 127.0.0.1 on which nothing listens just now, another one for each call of this process."""
     while True:
@@ -148,6 +209,13 @@ def module_of(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def end_server(pid_file: Path, mark: str) -> None:
@@ -170,8 +238,39 @@ def _said(look: Callable[[], object], message: object, timeout_s: float) -> str:
     return f"not within {timeout_s} s: {text or getattr(look, '__self__', look)}"
 
 
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self, now_s: float = 100.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class JobOwner:
+    """An owner of jobs that notes what it is told. It feeds and times none."""
+
+    def __init__(self) -> None:
+        self.released: list[Job] = []
+        self.granted_bytes = 0
+
+    def release(self, job: Job) -> None:
+        self.released.append(job)
+
+    def grant(self, job: Job, size_bytes: int) -> None:
+        self.granted_bytes += size_bytes
+
+    def feed(self, job: Job, feed: Feed) -> None:
+        raise AssertionError("no job is fed here")
+
+    def measure(self, job: Job) -> Whereabouts:
+        raise AssertionError("no job is timed here")
+
+
 class OneBatchWorker:
-    """What the worker of a queue does that has one batch at a time, `running`, which its `dispatch` sets."""
+    """What a worker of a queue does that keeps the batch that it runs in `running`, which its `dispatch` sets. It runs
+    nothing again."""
 
     running: list[Job]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from deploy.manifests import ROOT, Document, command_line, environment, kustomized, pods
-from e2e.conftest import Serving, write_model
+from e2e.servers import Serving, write_model
 from support import free_port, until
 
 PODS = pods()

@@ -15,7 +15,7 @@ import httpx
 import yaml
 
 from deploy.manifests import DEPLOY
-from e2e.conftest import Serving, write_model
+from e2e.servers import Serving, write_model
 from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as oip
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub

@@ -23,7 +23,7 @@ from deploy.engine import Engine
 from deploy.manifests import DEPLOY, ROOT, documents
 from deploy.monitoring import alerts, panels
 from docs.test_readme import blocks
-from e2e.conftest import write_model
+from e2e.servers import write_model
 from support import until
 
 NEEDED = ("podman", "podman-compose", "debootstrap", "nsenter", "unshare", "ip", "curl")

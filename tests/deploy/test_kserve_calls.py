@@ -20,7 +20,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from deploy.conftest import KSERVE_CONFIG, Pod, is_ready
-from e2e.conftest import Serving
+from e2e.servers import Serving
 from model_archiver import ModelArchiver, ModelArchiverConfig
 from support import GUARD_S, free_port, module_of, until
 

@@ -19,7 +19,7 @@ import yaml
 
 from deploy.conftest import PODS, Pod, code_of, is_ready
 from deploy.manifests import COMPONENTS, DEPLOY, NAME, ROOT, Document, documents, kustomized, runtimes
-from e2e.conftest import Serving
+from e2e.servers import Serving
 from process.test_bare_weights import written as weights_written
 from support import GUARD_S
 from ts.protocol import open_inference_pb2 as oip

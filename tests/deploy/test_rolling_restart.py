@@ -13,7 +13,7 @@ import grpc
 import httpx
 import pytest
 
-from e2e.conftest import Serving, write_model
+from e2e.servers import Serving, write_model
 from support import GUARD_S, free_port, until
 from ts.protocol import open_inference_pb2 as oip
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub

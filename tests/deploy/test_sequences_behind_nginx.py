@@ -15,7 +15,7 @@ import grpc
 import httpx
 import pytest
 
-from e2e.conftest import Serving, write_model
+from e2e.servers import Serving, write_model
 from support import GUARD_S, free_port, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub

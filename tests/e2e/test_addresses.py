@@ -16,8 +16,8 @@ from typing import Any
 import grpc
 import pytest
 
-from e2e.conftest import issue, openssl, write_model
-from support import GUARD_S, http_call
+from e2e.servers import issue, write_model
+from support import GUARD_S, http_call, openssl
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_frontend.protos.management_pb2 import ListModelsRequest

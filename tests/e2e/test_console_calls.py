@@ -25,12 +25,8 @@ def handle(data, context):
 
 
 @pytest.fixture(scope="module")
-def console(serving: Any, model_writer: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    directory = tmp_path_factory.mktemp("console")
-    model_writer(directory / "store", "m", HANDLER)
-    with serving(
-        directory, directory / "store", {"default_workers_per_model": 1}, ["--ncs", "--models", "m"]
-    ) as server:
+def console(server_of: Callable[..., Any]) -> Iterator[Any]:
+    with server_of({"m": (HANDLER, "")}, default_workers_per_model=1) as server:
         yield server
 
 
@@ -132,9 +128,9 @@ def test_the_store_and_what_the_playground_refuses(console: Any) -> None:
 
 
 def test_readers_do_not_hold_up_the_end_of_the_server(
-    serving: Any, model_writer: Callable[..., str], tmp_path: Path
+    serving: Any, write_to: Callable[..., str], tmp_path: Path
 ) -> None:
-    model_writer(tmp_path / "store", "m", HANDLER)
+    write_to(tmp_path / "store", "m", HANDLER)
     settings = {"drain_timeout_s": 2 * GUARD_S}
     with serving(tmp_path, tmp_path / "store", settings, ["--ncs"]) as server:
         watching = Watching(server.port("http_management"))
@@ -172,12 +168,12 @@ class Speaker:
 
 
 def test_a_chat_reaches_the_version_that_the_page_shows(
-    serving: Any, model_writer: Callable[..., str], tmp_path: Path
+    serving: Any, write_to: Callable[..., str], tmp_path: Path
 ) -> None:
     store, path = tmp_path / "store", "/console/predictions/speaker/{}/v1/chat/completions"
-    model_writer(store, "speaker", SPEAKER)
-    model_writer(store, "speaker", SPEAKER, version="2.0", directory="speaker-2")
-    model_writer(store, "m", HANDLER)
+    write_to(store, "speaker", SPEAKER)
+    write_to(store, "speaker", SPEAKER, version="2.0", directory="speaker-2")
+    write_to(store, "m", HANDLER)
     with serving(tmp_path, store, {}, ["--ncs", "--models", "speaker", "m"]) as server:
         server.register("speaker-2")
         port = server.port("http_management")

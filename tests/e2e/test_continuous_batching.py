@@ -213,30 +213,27 @@ def test_the_handler_of_the_manual(served: Any) -> None:
     assert answers == ["".join(f"{left} left " for left in reversed(range(count))) for count in range(1, 9)]
 
 
-def test_an_exception_fails_the_requests_of_that_step_and_the_worker_goes_on(stub: InferenceAPIsServiceStub) -> None:
-    neighbour = Stream(stub, "tokens", "neighbour", FOREVER)
+@pytest.mark.parametrize(
+    ("model", "end", "code", "said"),
+    [
+        ("tokens", "raise", grpc.StatusCode.INTERNAL, "Prediction failed: "),
+        ("pair", "exit", grpc.StatusCode.UNAVAILABLE, "Worker died."),
+    ],
+)
+def test_what_ends_a_step_fails_its_requests_and_the_next_are_served(
+    stub: InferenceAPIsServiceStub, model: str, end: str, code: grpc.StatusCode, said: str
+) -> None:
+    """After an exception by the same worker, after a worker's death by another one."""
+    neighbour = Stream(stub, model, "neighbour", FOREVER)
     neighbour.next()
     with pytest.raises(grpc.RpcError) as failed:
-        stub.Predictions(ask("tokens", "bad 9 raise"), timeout=GUARD_S)
+        stub.Predictions(ask(model, f"bad 9 {end}"), timeout=GUARD_S)
     with pytest.raises(grpc.RpcError) as also:
         neighbour.rest()
     for error in (failed, also):
-        assert error.value.code() is grpc.StatusCode.INTERNAL
-        assert error.value.details().startswith("Prediction failed: ")
-    assert len(parsed(stub.Predictions(ask("tokens", "next 3"), timeout=GUARD_S).prediction)) == 3
-
-
-def test_a_dead_worker_fails_its_batch_and_another_takes_over(stub: InferenceAPIsServiceStub) -> None:
-    neighbour = Stream(stub, "pair", "neighbour", FOREVER)
-    neighbour.next()
-    with pytest.raises(grpc.RpcError) as failed:
-        stub.Predictions(ask("pair", "bad 9 exit"), timeout=GUARD_S)
-    with pytest.raises(grpc.RpcError) as also:
-        neighbour.rest()
-    for error in (failed, also):
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert error.value.details().startswith("Worker died.")
-    assert len(parsed(stub.Predictions(ask("pair", "next 3"), timeout=GUARD_S).prediction)) == 3
+        assert error.value.code() is code
+        assert error.value.details().startswith(said)
+    assert len(parsed(stub.Predictions(ask(model, "next 3"), timeout=GUARD_S).prediction)) == 3
 
 
 def test_several_workers_fill_their_batches_evenly(stub: InferenceAPIsServiceStub) -> None:
@@ -256,9 +253,9 @@ def test_describing_asks_the_handler_apart(served: Any, stub: InferenceAPIsServi
     running.call.cancel()
 
 
-def test_a_handler_that_yields_cannot_have_it(served: Any, model_writer: Callable[..., str]) -> None:
+def test_a_handler_that_yields_cannot_have_it(served: Any, write_to: Callable[..., str]) -> None:
     source = "def handle(data, context):\n    yield ['x']\n"
-    model_writer(served.store, "yields", source, config="continuousBatching: true\n")
+    write_to(served.store, "yields", source, config="continuousBatching: true\n")
     with pytest.raises(grpc.RpcError, match="continuousBatching calls handle for every step"):
         served.register("yields")
 

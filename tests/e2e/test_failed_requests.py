@@ -22,7 +22,7 @@ import httpx
 import psutil
 import pytest
 
-from e2e.conftest import text_request
+from e2e.servers import text_request
 from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub

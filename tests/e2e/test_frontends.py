@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from e2e.conftest import Serving, request_for, write_model
+from e2e.servers import Serving, request_for, write_model
 from support import GUARD_S, free_port, http_call, until
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 

@@ -20,7 +20,7 @@ import httpx
 import psutil
 import pytest
 
-from e2e.conftest import Serving
+from e2e.servers import Serving
 from support import GUARD_S, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub

@@ -6,13 +6,12 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from e2e.conftest import text_request
+from e2e.servers import text_request
 from support import GUARD_S, http_call
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -44,16 +43,8 @@ def samples(text: str, method: str) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def served(
-    tmp_path_factory: pytest.TempPathFactory,
-    serving: Callable[..., Any],
-    model_writer: Callable[..., str],
-) -> Iterator[Any]:
-    directory: Path = tmp_path_factory.mktemp("grpc_metrics")
-    store = directory / "store"
-    store.mkdir()
-    model_writer(store, "words", WORDS)
-    with serving(directory, store, {"grpc_metrics": "true"}, ["--ncs", "--models", "words"]) as server:
+def served(server_of: Callable[..., Any]) -> Iterator[Any]:
+    with server_of({"words": (WORDS, "")}, grpc_metrics="true") as server:
         server.wait_for_log("http_metrics listens")
         yield server
 

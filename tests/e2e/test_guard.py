@@ -125,11 +125,11 @@ def is_in(dialect: ErrorDialect, answer: bytes, status: int) -> bool:
     return set(found) == {"code", "type", "message"} and found["code"] == status
 
 
-def open_server(tmp_path_factory: Any, serving: Any, model_writer: Any, probe_handler: Path, **more: Any) -> Any:
+def open_server(tmp_path_factory: Any, serving: Any, write_to: Any, probe_handler: Path, **more: Any) -> Any:
     directory = tmp_path_factory.mktemp("guarded")
     (directory / "store").mkdir()
     (directory / "repository").mkdir()
-    model_writer(directory / "store", "probe", probe_handler)
+    write_to(directory / "store", "probe", probe_handler)
     settings = {
         "model_repository": directory / "repository",
         "model_control_mode": "explicit",
@@ -142,8 +142,8 @@ def open_server(tmp_path_factory: Any, serving: Any, model_writer: Any, probe_ha
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: Any, serving: Any, model_writer: Any, probe_handler: Path) -> Iterator[Any]:
-    with open_server(tmp_path_factory, serving, model_writer, probe_handler) as server:
+def guarded(tmp_path_factory: Any, serving: Any, write_to: Any, probe_handler: Path) -> Iterator[Any]:
+    with open_server(tmp_path_factory, serving, write_to, probe_handler) as server:
         yield server
 
 
@@ -269,13 +269,13 @@ def test_http_2_has_the_same_guard(guarded: Any) -> None:
 
 
 def test_a_shared_listener_and_a_named_host(
-    tmp_path_factory: Any, serving: Any, model_writer: Any, probe_handler: Path
+    tmp_path_factory: Any, serving: Any, write_to: Any, probe_handler: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
     with open_server(
-        *(tmp_path_factory, serving, model_writer, probe_handler),
+        *(tmp_path_factory, serving, write_to, probe_handler),
         inference_address=address,
         management_address=address,
         metrics_address=address,
@@ -314,14 +314,14 @@ def state_of_one(port: int) -> list[tuple[int, bytes]]:
 
 
 def test_listeners_that_other_machines_reach(
-    tmp_path_factory: Any, serving: Any, model_writer: Any, probe_handler: Path
+    tmp_path_factory: Any, serving: Any, write_to: Any, probe_handler: Path
 ) -> None:
     """Any name unless `allowed_hosts` is set; then the address that was connected to is one, too. Foreign origins are
     refused in any case."""
     for allowed, status in ((None, 200), ("models.example.org", 403), ("*", 200)):
         more: dict[str, Any] = {} if allowed is None else {"allowed_hosts": allowed}
         with open_server(
-            *(tmp_path_factory, serving, model_writer, probe_handler),
+            *(tmp_path_factory, serving, write_to, probe_handler),
             inference_address="http://0.0.0.0:0",
             management_address="http://0.0.0.0:0",
             disable_token_authorization="true",
@@ -338,11 +338,11 @@ def test_listeners_that_other_machines_reach(
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_unix_sockets(tmp_path_factory: Any, serving: Any, model_writer: Any, probe_handler: Path) -> None:
+def test_unix_sockets(tmp_path_factory: Any, serving: Any, write_to: Any, probe_handler: Path) -> None:
     """Any name may be there, as clients make one up; for foreign pages something would have to forward them."""
     path = tmp_path_factory.mktemp("s") / "s"
     with open_server(
-        *(tmp_path_factory, serving, model_writer, probe_handler),
+        *(tmp_path_factory, serving, write_to, probe_handler),
         inference_address=f"unix:{path}",
     ):
 

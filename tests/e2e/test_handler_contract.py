@@ -12,7 +12,7 @@ import grpc
 import pytest
 import torch
 
-from e2e.conftest import write_model
+from e2e.servers import write_model
 from support import GUARD_S, Reply, http_call
 
 TELLING = '''

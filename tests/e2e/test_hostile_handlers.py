@@ -270,15 +270,8 @@ FUNCTIONS = "".join(f"\n@DEEDS.append\ndef deed(data, context):\n    {case.code}
 
 
 @pytest.fixture(scope="module")
-def server(
-    tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], write_to: Callable[..., str]
-) -> Iterator[Any]:
-    directory = tmp_path_factory.mktemp("hostile")
-    store = directory / "store"
-    store.mkdir()
-    write_to(store, "good", GOOD)
-    with serving(directory, store, {}, ["--ncs"]) as found:
-        found.register("good")
+def server(server_of: Callable[..., Any]) -> Iterator[Any]:
+    with server_of({"good": (GOOD, "")}) as found:
         yield found
 
 

@@ -12,7 +12,6 @@ from urllib.parse import urlencode
 
 import pytest
 
-from e2e.conftest import write_model
 from support import GUARD_S, http_call
 
 HANDLER = """
@@ -61,13 +60,8 @@ def handle(data, context):
 
 
 @pytest.fixture(scope="module")
-def server(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    directory = tmp_path_factory.mktemp("answers")
-    for name in ("one", "other"):
-        write_model(directory / "store", name, HANDLER)
-    with serving(directory, directory / "store", {}, ["--ncs"]) as server:
-        server.register("one")
-        server.register("other")
+def server(server_of: Any) -> Iterator[Any]:
+    with server_of(dict.fromkeys(("one", "other"), (HANDLER, ""))) as server:
         yield server
 
 

@@ -17,7 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from support import GUARD_S, until
 
 if TYPE_CHECKING:
-    from e2e.conftest import Serving, Start
+    from e2e.servers import Serving, Start
 
 SAMPLE = re.compile(r"(\w+)(?:\{((?:\w+=\"[^\"]*\",)+)\})? (\S+)")
 

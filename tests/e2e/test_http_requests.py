@@ -20,7 +20,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, StreamEnded, StreamReset
 
-from e2e.conftest import write_model
+from e2e.servers import write_model
 from support import GUARD_S, http_call, until
 
 LIMIT_BYTES = 1_000_000

@@ -6,11 +6,9 @@ import asyncio
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -21,7 +19,7 @@ import grpc
 import psutil
 import pytest
 
-from e2e.conftest import write_model
+from e2e.servers import LoggedProcess, write_model
 from support import GUARD_S, free_port, http_call
 from ts.compat import start as start_module
 from ts.compat.kserve_api.messages import InferInput, InferRequest
@@ -42,7 +40,7 @@ PROGRAMS = Path(__file__).parents[1] / "data" / "programs"
 RUN = [sys.executable, "-m", "ts.compat.run"]
 
 
-class Program:
+class Program(LoggedProcess):
     """A running program; `command` is put before its file, `first` is its first line."""
 
     def __init__(
@@ -55,6 +53,7 @@ class Program:
         first: str = "",
         **environ: str,
     ) -> None:
+        super().__init__()
         self.directory = directory
         (directory / "config.properties").write_text(f"{properties}\n")
         source = (PROGRAMS / (text if "." in text else f"{text}.txt")).read_text()
@@ -62,46 +61,13 @@ class Program:
         known = {name: value for name, value in os.environ.items() if not name.startswith(("TS_", "KSERVE_", "KRAUS"))}
         tmp = directory / "tmp"
         tmp.mkdir()
-        self.lines: list[str] = []
-        self._changed = threading.Condition()
-        self.process = subprocess.Popen(
-            [*command, "main.py", *argv],
-            cwd=directory,
-            env=known | {"KSERVE_HTTP_PORT": "0", "KSERVE_GRPC_PORT": "0", "TMPDIR": str(tmp)} | environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._changed:
-                self.lines.append(line.rstrip("\n"))
-                self._changed.notify_all()
-        with self._changed:
-            self.lines.append("(end)")
-            self._changed.notify_all()
-
-    def wait_for(self, text: str, count: int = 1) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._said(text) >= count or self._said("(end)") > 0, GUARD_S)
-        assert self._said(text) >= count, self.log
-
-    def _said(self, text: str) -> int:
-        return sum(text in line for line in self.lines)
-
-    @property
-    def log(self) -> str:
-        return "\n".join(self.lines)
+        env = known | {"KSERVE_HTTP_PORT": "0", "KSERVE_GRPC_PORT": "0", "TMPDIR": str(tmp)} | environ
+        piped: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        self.follow(subprocess.Popen([*command, "main.py", *argv], cwd=directory, env=env, **piped))
 
     def port(self, name: str) -> int:
-        self.wait_for(f"{name} listens on")
-        match = re.search(rf"{name} listens on \S+:(\d+)", self.log)
-        assert match
-        return int(match[1])
+        self.wait_for_log(f"{name} listens on")
+        return super().port(name)
 
     def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
         method, data = ("GET", None) if body is None else ("POST", json.dumps(body))
@@ -111,15 +77,6 @@ class Program:
     def infer(self, model: str, name: str, data: list[Any], datatype: str = "FP32") -> tuple[int, Any]:
         tensor = {"name": name, "shape": [len(data)], "datatype": datatype, "data": data}
         return self.ask(f"/v2/models/{model}/infer", {"inputs": [tensor]})[:2]
-
-    def close(self) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(GUARD_S)
-        self._reader.join(GUARD_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
 
 
 Start = Callable[..., Program]
@@ -136,7 +93,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
     yield started
     for program in running:
-        program.close()
+        program.terminate()
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +102,7 @@ def scaling(start: Start) -> Program:
         *("handler_program", "--times=3", "--workers=2", "--enable-docs-url=true"),
         KSERVE_ACCESS_LOG_FORMAT="asked %(m)s %(U)s -> %(s)s",
     )
-    program.wait_for("of scaling_1.0 is ready", 2)
+    program.wait_for_log("of scaling_1.0 is ready", 2)
     return program
 
 
@@ -153,7 +110,7 @@ def scaling(start: Start) -> Program:
 def predictors(start: Start) -> Program:
     program = start("predictors_program", "--model_name", "plain")
     for name in ("plain", "waiting"):
-        program.wait_for(f"of {name}_1.0 is ready")
+        program.wait_for_log(f"of {name}_1.0 is ready")
     return program
 
 
@@ -187,7 +144,7 @@ def test_the_readmes_program_runs_as_it_is(start: Start, environment: str) -> No
     program = start(
         "aissemble_readme", f"--http_port={port}", command=[environment], PYTHONPATH=installed()["PYTHONPATH"]
     )
-    program.wait_for("of my_model_1.0 is ready")
+    program.wait_for_log("of my_model_1.0 is ready")
     assert program.port("http_inference") == port
     assert program.infer("my_model", "input", [1.0]) == (
         200,
@@ -200,7 +157,7 @@ def test_the_readmes_program_runs_as_it_is(start: Start, environment: str) -> No
     first = psutil.Process(program.process.pid)
     assert "ts_frontend.cli.program" in " ".join(first.cmdline()), "the program's process is the server"
     left = [*first.children(recursive=True)]
-    assert program.close() == 0
+    assert program.terminate() == 0
     assert not psutil.wait_procs(left, timeout=GUARD_S)[1]
     assert not list(program.directory.glob("tmp/*")), "nothing is left behind"
 
@@ -268,14 +225,14 @@ def test_the_page_about_the_api_loads_nothing_from_elsewhere(scaling: Program, p
 
 def test_a_line_for_each_request(scaling: Program) -> None:
     """Promises 003-18, 003-19."""
-    before = scaling._said("preprocess_ms: ")
+    before = scaling.count_of("preprocess_ms: ")
     scaling.ask("/v2/models/scaling/infer", {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]})
-    scaling.wait_for("preprocess_ms: ", before + 1)
+    scaling.wait_for_log("preprocess_ms: ", before + 1)
     line = next(line for line in reversed(scaling.lines) if "preprocess_ms" in line)
     assert re.search(
         r"requestId: \S+, preprocess_ms: [\d.]+, explain_ms: [\d.]+, predict_ms: [\d.]+, postprocess", line
     )
-    scaling.wait_for("asked POST /v2/models/scaling/infer -> 200")
+    scaling.wait_for_log("asked POST /v2/models/scaling/infer -> 200")
 
 
 @pytest.mark.long
@@ -285,8 +242,8 @@ def test_nothing_of_it_when_it_is_off(start: Start) -> None:
         *("handler_program", "--unloaded", "--enable_grpc=false", "--enable_latency_logging", "false"),
         KSERVE_GRPC_PORT=str(free_port()),
     )
-    program.wait_for("Model server started.")
-    program.wait_for("model_load('scaling') of its handler returned False")
+    program.wait_for_log("Model server started.")
+    program.wait_for_log("model_load('scaling') of its handler returned False")
     assert program.lines[0] == "loaded: False"
     assert program.ask("/v2/models/scaling/ready")[:2] == (503, {"name": "scaling", "ready": False})
     assert program.ask("/v1/models/scaling")[0] == 503
@@ -309,8 +266,8 @@ def test_archives_and_repositories_beside_a_program(start: Start, tmp_path: Path
     program = start(
         *("handler_program", "--times=3", f"--model-repository={repository}", "--models", "upper"), command=command
     )
-    program.wait_for("of scaling_1.0 is ready")
-    program.wait_for("of upper_1.0 is ready")
+    program.wait_for_log("of scaling_1.0 is ready")
+    program.wait_for_log("of upper_1.0 is ready")
     assert program.infer("scaling", "x", [1])[1]["outputs"][0]["data"] == [3.0]
     assert program.ask("/predictions/upper", "abc")[1] == "row"
     assert program.ask("/v1/models")[1] == {"models": ["one", "scaling", "upper"]}
@@ -322,11 +279,11 @@ def test_properties_of_krausening(start: Start, tmp_path: Path) -> None:
     port = free_port()
     (tmp_path / "oip.properties").write_text(f"kserve_http_port={port}\nkserve_enable_latency_logging=false\n")
     program = start("aissemble_readme", KRAUSENING_BASE=str(tmp_path), KSERVE_MAX_THREADS="9", AUTH_ENABLED="true")
-    program.wait_for("http_inference listens on")
+    program.wait_for_log("http_inference listens on")
     assert program.port("http_inference") != port, "the environment is stronger"
     assert "max_threads (environment KSERVE_MAX_THREADS) has no effect: any number of calls" in program.log
     assert "AUTH_ENABLED (auth_enabled): aiSSEMBLE's KServe server asks for no tokens" in program.log
-    program.wait_for("of my_model_1.0 is ready")
+    program.wait_for_log("of my_model_1.0 is ready")
     assert program.infer("my_model", "input", [1.0])[0] == 200
     assert "preprocess_ms" not in program.log
 
@@ -346,7 +303,7 @@ def test_a_program_started_by_its_modules_name(start: Start, tmp_path: Path) -> 
     )
     path = f"{tmp_path}{os.pathsep}{installed()['PYTHONPATH']}"
     program = start("aissemble_readme", command=[sys.executable, "-m", "package.program"], PYTHONPATH=path)
-    program.wait_for("of other_1.0 is ready")
+    program.wait_for_log("of other_1.0 is ready")
     assert program.infer("other", "x", [3])[1]["outputs"][0]["data"] == [7.0]
 
 
@@ -359,7 +316,7 @@ def test_a_program_without_a_file(tmp_path: Path) -> None:
 def test_the_example(start: Start) -> None:
     """Promise 003-23."""
     program = start("../../../examples/aissemble/main.py")
-    program.wait_for("of line_1.0 is ready")
+    program.wait_for_log("of line_1.0 is ready")
     assert program.infer("line", "x", [3, 4])[1]["outputs"][0]["data"] == [7.0, 9.0]
     assert program.ask("/v1/models/line:predict", {"instances": [3, 4]})[1] == {"predictions": [7.0, 9.0]}
 
@@ -466,7 +423,7 @@ def test_aissembles_own_types_are_used_where_they_are_installed(
 ) -> None:
     python = str(client_python("kserve"))
     program = start("handler_program", command=[python, *RUN[1:]], PYTHONPATH=installed()["PYTHONPATH"])
-    program.wait_for("of scaling_1.0 is ready")
+    program.wait_for_log("of scaling_1.0 is ready")
     (output,) = program.infer("scaling", "where", [1])[1]["outputs"]
     assert output["data"] == ["aissemble_open_inference_protocol_shared.types.dataplane pydantic.main"]
     assert program.infer("scaling", "x", [2])[1]["outputs"][0]["data"] == [2.0]
@@ -518,7 +475,7 @@ def test_torch_is_imported_ahead_only_for_programs_that_import_it(
     start: Start, properties: str, first: str, is_imported: bool
 ) -> None:
     program = start("predictors_program", "--model_name", "plain", properties=properties, first=first)
-    program.wait_for("of plain_1.0 is ready")
+    program.wait_for_log("of plain_1.0 is ready")
     words = [one.cmdline() for one in psutil.Process(program.process.pid).children()]
     (forkserver,) = [one for one in words if "ts.runtime.forkserver" in one]
     assert ("--plain" not in forkserver) is is_imported
@@ -535,7 +492,7 @@ def test_cloud_events(predictors: Program) -> None:
 
 def test_the_steps_of_a_predictor_are_logged(predictors: Program) -> None:
     predictors.ask("/v1/models/waiting:predict", {"instances": [1]})
-    predictors.wait_for("W-9001-waiting_1.0-stdout MODEL_LOG - requestId: ")
+    predictors.wait_for_log("W-9001-waiting_1.0-stdout MODEL_LOG - requestId: ")
 
 
 # --- transformers
@@ -580,7 +537,7 @@ def test_a_predictor_is_asked_by_v1_with_the_headers_that_go_on(
             await asked.predict("plain", {"instances": [0]}, None)
         assert (failed.value.error_code, failed.value.message) == (400, "no zeros")
         await asked.predict("waiting", {"instances": [1]}, {"X-Request-Id": "one-of-many", "host": "elsewhere"})
-        predictors.wait_for("requestId: one-of-many")
+        predictors.wait_for_log("requestId: one-of-many")
         await asked.close()
 
     asyncio.run(scenario())
@@ -614,7 +571,7 @@ def test_a_transformer_in_front_of_a_predictor(start: Start, predictors: Program
     transformer = start(
         "transformer_program", "--model_name=plain", f"--predictor_host={host}", "--predictor_protocol=grpc-v2"
     )
-    transformer.wait_for("of plain_1.0 is ready")
+    transformer.wait_for_log("of plain_1.0 is ready")
     assert transformer.ask("/v1/models/plain:predict", {"instances": [10, 20]})[:2] == (200, {"predictions": [30.0]})
     status, answer = transformer.infer("plain", "x", [1.0, 2.0])
     assert (status, answer["outputs"][0]["data"]) == (200, [30.0])

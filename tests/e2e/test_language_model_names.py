@@ -7,15 +7,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
 import pytest
 
-from e2e.conftest import TRANSFORMERS
-from support import GUARD_S
+from e2e.servers import TRANSFORMERS
+from support import GUARD_S, QuietHandler, http_server
 
 PACKAGES = Path(sys.prefix) / "clients" / "gguf" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
 HUB_PACKAGES = PACKAGES.parents[3] / "transformers" / "lib" / PACKAGES.parent.name / "site-packages"
@@ -31,7 +30,7 @@ PROGRAMS = Path(__file__).parents[1] / "data" / "programs"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-class HubCalls(BaseHTTPRequestHandler):
+class HubCalls(QuietHandler):
     """The hub's API, for one repository with a model's file; it lists each request of its bytes in `sent`."""
 
     protocol_version = "HTTP/1.1"
@@ -39,31 +38,31 @@ class HubCalls(BaseHTTPRequestHandler):
     stalled: ClassVar[threading.Event] = threading.Event()
 
     def do_HEAD(self) -> None:
-        self.answer(head=True)
+        self.say(head=True)
 
     def do_GET(self) -> None:
-        self.answer(head=False)
+        self.say(head=False)
 
-    def answer(self, head: bool) -> None:
+    def say(self, head: bool) -> None:
         path = self.path.partition("?")[0]
         if path == "/api/models/org/stalled/revision/main":
             siblings = [{"rfilename": "tiny.gguf", "size": 1 << 30}]
             body = json.dumps({"id": "org/stalled", "sha": COMMIT, "siblings": siblings}).encode()
-            self.told(200, {"content-type": "application/json"}, body)
+            self.answer(200, body, {"content-type": "application/json"})
         elif path.startswith("/org/stalled/"):
             self.stall(head)
         elif path == "/api/models/org/small/revision/main":
             siblings = [{"rfilename": "tiny.gguf", "size": MODEL.stat().st_size}, {"rfilename": "README.md", "size": 7}]
             body = json.dumps({"id": "org/small", "sha": COMMIT, "siblings": siblings}).encode()
-            self.told(200, {"content-type": "application/json"}, body)
+            self.answer(200, body, {"content-type": "application/json"})
         elif path.startswith(f"/org/small/resolve/{COMMIT}/"):
             name = path.rpartition("/")[2]
             if not head:
                 self.sent.append(name)
             body = MODEL.read_bytes() if name == "tiny.gguf" else b"# Small"
-            self.told(200, {"x-repo-commit": COMMIT, "etag": f'"{name}"'}, body, head)
+            self.answer(200, body, {"x-repo-commit": COMMIT, "etag": f'"{name}"'})
         else:
-            self.told(401, {"x-error-message": "Invalid username or password."}, b"{}", head)
+            self.answer(401, b"{}", {"x-error-message": "Invalid username or password."})
 
     def stall(self, head: bool) -> None:
         """Sends a large file's beginning, and then nothing until the client has gone."""
@@ -77,24 +76,11 @@ class HubCalls(BaseHTTPRequestHandler):
             self.connection.settimeout(GUARD_S)
             self.connection.recv(1)
 
-    def told(self, status: int, headers: dict[str, str], body: bytes, head: bool = False) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "content-length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if not head:
-            self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), HubCalls) as listener:
-        threading.Thread(target=listener.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.server_port}"
-        listener.shutdown()
+    with http_server(HubCalls) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -39,12 +39,12 @@ CAUSE = "ValueError: the weights are of another model"
 def flag_and_server(
     tmp_path_factory: pytest.TempPathFactory,
     serving: Callable[..., Any],
-    model_writer: Callable[..., str],
+    write_to: Callable[..., str],
 ) -> Iterator[tuple[Path, Any]]:
     directory = tmp_path_factory.mktemp("failing")
     store, flag = directory / "store", directory / "flag"
     store.mkdir()
-    model_writer(store, "m", HANDLER.format(flag=str(flag)))
+    write_to(store, "m", HANDLER.format(flag=str(flag)))
     with serving(directory, store, {}, ["--ncs"]) as server:
         server.register("m", initial_workers=2, synchronous=False)
         deadline_s = time.monotonic() + GUARD_S

@@ -20,7 +20,7 @@ import httpx
 import pytest
 import yaml
 
-from support import GUARD_S, free_port, until
+from support import GUARD_S, free_port, self_signed, until
 from torchrelay_client import TLS, CallFailed, Client, Retry
 
 BLOCKS = Path(__file__).parents[1] / "data" / "documents"
@@ -104,9 +104,7 @@ def test_dynamos_commands(number: int, run: Callable[..., Any], tmp_path: Path) 
     (tmp_path / "model_repository" / "llm_model" / "1").mkdir(parents=True)
     shutil.copy(BLOCKS / "dynamo" / "7.txt", tmp_path / "model_repository" / "llm_model" / "config.pbtxt")
     (tmp_path / "model_repository" / "llm_model" / "1" / "model.py").write_text(MODEL)
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
-    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", "server.key", "-out", "server.crt"]
-    subprocess.run([*made, *names], cwd=tmp_path, check=True, capture_output=True)
+    self_signed(tmp_path)
     text, port = (BLOCKS / "dynamo" / f"{number}.txt").read_text(), free_port()
     words = command(container(text) if number == 5 else text, port)
     process = run(*words)
@@ -129,10 +127,10 @@ def test_dynamos_commands(number: int, run: Callable[..., Any], tmp_path: Path) 
         assert client.model_ready("llm_model")
 
 
-def test_maxs_command(run: Callable[..., Any], tmp_path: Path, model_writer: Callable[..., str]) -> None:
+def test_maxs_command(run: Callable[..., Any], tmp_path: Path, write_to: Callable[..., str]) -> None:
     """Promise 000-03: the program of the page's Bazel target, with its option."""
     (tmp_path / "model_store").mkdir()
-    model_writer(tmp_path / "model_store", "llama31", UPPER)
+    write_to(tmp_path / "model_store", "llama31", UPPER)
     port = free_port()
     words = shlex.split((BLOCKS / "max" / "1.txt").read_text().partition(" -- ")[2])
     run("-m", "max.serve.grpc_server", *words, f"--grpc-port={port}")

@@ -45,16 +45,8 @@ ASK = {"x-torchrelay-timing": "1"}
 
 
 @pytest.fixture(scope="module")
-def operated(serving: Any, model_writer: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    directory = tmp_path_factory.mktemp("operating")
-    model_writer(directory / "store", "quick", HANDLER)
-    model_writer(directory / "store", "stream", STREAM)
-    with serving(
-        directory,
-        directory / "store",
-        {"default_workers_per_model": 1, "access_log_timing": "true"},
-        ["--ncs", "--models", "quick,stream"],
-    ) as server:
+def operated(server_of: Callable[..., Any]) -> Iterator[Any]:
+    with server_of({"quick": (HANDLER, ""), "stream": (STREAM, "")}, access_log_timing="true") as server:
         yield server
 
 

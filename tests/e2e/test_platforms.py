@@ -12,15 +12,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 import httpx
 import pytest
 
-from support import GUARD_S, free_port
+from support import GUARD_S, QuietHandler, free_port, http_server
 
 INFERENCE = """
 import json, os
@@ -414,31 +413,24 @@ def test_triton_on_vertex(tmp_path: Path, hosted: Callable[..., Any]) -> None:
 # --- a model in Google's store
 
 
-class _Bucket(BaseHTTPRequestHandler):
-    """The JSON API of one bucket with the folder `net`; the server has its `objects`."""
+class _Bucket(QuietHandler):
+    """The JSON API of one bucket with the folder `net`, of these `objects`."""
+
+    objects: ClassVar[dict[str, bytes]] = {}
 
     def do_GET(self) -> None:
-        objects: dict[str, bytes] = self.server.objects  # type: ignore[attr-defined]
+        objects = self.objects
         parts = urlsplit(self.path)
         key = unquote(parts.path.partition("/o/")[2])
         listed = [{"name": name, "size": str(len(data)), "generation": "1"} for name, data in objects.items()]
         if not key:
-            self._answer(200, json.dumps({"items": [one for one in listed if one["name"].startswith("net/")]}).encode())
+            self.answer(200, json.dumps({"items": [one for one in listed if one["name"].startswith("net/")]}).encode())
         elif key not in objects:
-            self._answer(404, b"{}")
+            self.answer(404, b"{}")
         elif "alt=media" in parts.query:
-            self._answer(200, objects[key])
+            self.answer(200, objects[key])
         else:
-            self._answer(200, json.dumps(next(one for one in listed if one["name"] == key)).encode())
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
+            self.answer(200, json.dumps(next(one for one in listed if one["name"] == key)).encode())
 
 
 @pytest.mark.long
@@ -447,15 +439,8 @@ def test_vertex_names_the_models_folder_in_googles_store(
 ) -> None:
     write_to(tmp_path, "net", VERTEX)
     files = [one for one in (tmp_path / "net").rglob("*") if one.is_file()]
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Bucket) as bucket:
-        bucket.objects = {str(one.relative_to(tmp_path)): one.read_bytes() for one in files}  # type: ignore[attr-defined]
-        thread = threading.Thread(target=bucket.serve_forever)
-        thread.start()
-        variables = {"AIP_MODE": "PREDICTION", "AIP_STORAGE_URI": "gs://models/net"}
-        try:
-            with hosted(["serve"], STORAGE_EMULATOR_HOST=f"http://127.0.0.1:{bucket.server_port}", **variables) as url:
-                body = {"instances": [3], "parameters": None}
-                assert httpx.post(f"{url}/predict", json=body).json() == {"predictions": [6], "with": None}
-        finally:
-            bucket.shutdown()
-            thread.join()
+    _Bucket.objects.update({str(one.relative_to(tmp_path)): one.read_bytes() for one in files})
+    variables = {"AIP_MODE": "PREDICTION", "AIP_STORAGE_URI": "gs://models/net"}
+    with http_server(_Bucket) as bucket, hosted(["serve"], STORAGE_EMULATOR_HOST=bucket, **variables) as url:
+        body = {"instances": [3], "parameters": None}
+        assert httpx.post(f"{url}/predict", json=body).json() == {"predictions": [6], "with": None}

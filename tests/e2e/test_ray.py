@@ -22,7 +22,7 @@ import httpx
 import psutil
 import pytest
 
-from e2e.conftest import Serving, write_model
+from e2e.servers import Serving, write_model
 from support import GUARD_S, free_port, module_of, until
 
 pytestmark = [

@@ -17,7 +17,7 @@ import grpc
 import httpx
 import pytest
 
-from e2e.conftest import COMMAND, request_for
+from e2e.servers import COMMAND, request_for
 from support import GUARD_S, free_port, until
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 

@@ -30,11 +30,8 @@ SETTINGS, MAX_CONCURRENT_STREAMS = 4, 3
 
 
 @pytest.fixture(scope="module")
-def server(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    directory = tmp_path_factory.mktemp("resting")
-    (directory / "store").mkdir()
-    limits = {"arriving_bytes_max": HEADS_MAX * 75_000}
-    with serving(directory, directory / "store", limits, ["--ncs"]) as found:
+def server(server_of: Any) -> Iterator[Any]:
+    with server_of({}, arriving_bytes_max=HEADS_MAX * 75_000) as found:
         yield found
 
 

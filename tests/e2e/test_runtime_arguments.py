@@ -92,14 +92,14 @@ def test_tritons(begin: Callable[..., Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["archive", "unpacked", "program"])
-def test_sklearnservers(form: str, begin: Callable[..., Any], tmp_path: Path, model_writer: Callable[..., str]) -> None:
+def test_sklearnservers(form: str, begin: Callable[..., Any], tmp_path: Path, write_to: Callable[..., str]) -> None:
     """`--model_name={{.Name}} --model_dir=/mnt/models --http_port=8080`: the folder is the model's."""
     folder, http = tmp_path / "models", free_port()
     folder.mkdir()
     if form == "program":
         shutil.copy(PROGRAMS / "aissemble_readme.txt", folder / "main.py")
     else:
-        model_writer(folder, "inner", UPPER)
+        write_to(folder, "inner", UPPER)
         if form == "unpacked":
             for one in (folder / "inner").iterdir():
                 one.rename(folder / one.name)
@@ -111,12 +111,12 @@ def test_sklearnservers(form: str, begin: Callable[..., Any], tmp_path: Path, mo
         assert httpx.post(f"http://127.0.0.1:{http}/predictions/mine", content="a", timeout=GUARD_S).text == "A"
 
 
-def test_torchserves(begin: Callable[..., Any], tmp_path: Path, model_writer: Callable[..., str]) -> None:
+def test_torchserves(begin: Callable[..., Any], tmp_path: Path, write_to: Callable[..., str]) -> None:
     """`torchserve --start --model-store=/mnt/models/model-store --ts-config=/mnt/models/config/config.properties`, with
     a config.properties as KServe's pages have it, its models in a snapshot, and the runtime's environment."""
     store = tmp_path / "model-store"
     store.mkdir()
-    model_writer(store, "mine", "def handle(data, context):\n    return [str(row).upper() for row in data or ()]\n")
+    write_to(store, "mine", "def handle(data, context):\n    return [str(row).upper() for row in data or ()]\n")
     snapshot = (
         '{"name":"startup.cfg","modelCount":1,"models":{"mine":{"1.0":{"defaultVersion":true,"marName":"mine",'
         '"minWorkers":1,"maxWorkers":5,"batchSize":1,"maxBatchDelay":10,"responseTimeout":120}}}}'
@@ -146,13 +146,11 @@ def test_without_http(begin: Callable[..., Any], tmp_path: Path) -> None:
         assert GRPCInferenceServiceStub(channel).ModelReady(pb.ModelReadyRequest(name="ones"), timeout=GUARD_S).ready
 
 
-def test_models_that_cannot_be_loaded(
-    begin: Callable[..., Any], tmp_path: Path, model_writer: Callable[..., str]
-) -> None:
+def test_models_that_cannot_be_loaded(begin: Callable[..., Any], tmp_path: Path, write_to: Callable[..., str]) -> None:
     """Others are served without them, unless nothing is to be; whether the server is ready then, the operator says."""
     store = tmp_path / "store"
     store.mkdir()
-    model_writer(store, "broken", BROKEN, config="maxRetryTimeoutInSec: 1\n")
+    write_to(store, "broken", BROKEN, config="maxRetryTimeoutInSec: 1\n")
     words = ("--model-store", str(store), "--models", "broken")
     server = begin(*words, "--exit-on-error=true")
     assert server.wait() == 1

@@ -7,12 +7,13 @@ import os
 import shutil
 import urllib.error
 import urllib.request
-import zipfile
 from importlib.metadata import version as installed
 from pathlib import Path
 
 import grpc
 import pytest
+
+from support import write_wheel
 
 pytestmark = pytest.mark.long
 
@@ -30,18 +31,6 @@ def handle(data, context):
 """
 TORCH = installed("torch")
 WHEEL = "greeting-1.0-py3-none-any.whl"
-
-
-def write_wheel(path: Path, needs: str = "") -> None:
-    """The smallest package that pip installs without building anything."""
-    name, version = path.name.split("-")[:2]
-    info = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr(f"{name}.py", "WORD = 'hello'\n")
-        more = f"Requires-Dist: {needs}\n" if needs else ""
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
 
 
 def require(store: Path, model: str, requirement: str) -> None:

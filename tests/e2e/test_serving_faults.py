@@ -22,7 +22,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 
-from e2e.conftest import ARCHIVES, Serving, request_for, write_model
+from e2e.servers import ARCHIVES, Serving, request_for, write_model
 from support import GUARD_S, until
 from ts_frontend.protos.google_rpc_status_pb2 import Status
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest

@@ -15,7 +15,7 @@ from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
 if TYPE_CHECKING:
-    from e2e.conftest import Serving, Start
+    from e2e.servers import Serving, Start
 
 
 TALKING = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import json
@@ -53,25 +52,20 @@ def request_for(value: object, model: str = "probe") -> PredictionsRequest:
     return PredictionsRequest(model_name=model, input={"data": json.dumps(value).encode()})
 
 
-def test_streams_and_unary_requests_share_a_generator(start, write, probe_handler):
+async def test_streams_and_unary_requests_share_a_generator(start, write, probe_handler):
     server = start()
     server.register("generating", batch_size=4)
 
-    async def scenario() -> None:
-        async with grpc.aio.insecure_channel(server.inference) as channel:
-            stub: Any = InferenceAPIsServiceStub(channel)
-            long = stub.StreamPredictions(request_for({"count": 100_000}, "generating"))
-            assert (await long.read()).prediction == b"0 "
-            answer = await stub.Predictions(request_for({"count": 2}, "generating"), timeout=GUARD_S)
-            assert answer.prediction == b"0 1 end"
-            pieces = [
-                piece.prediction async for piece in stub.StreamPredictions(request_for({"count": 3}, "generating"))
-            ]
-            assert b"".join(pieces) == b"0 1 2 end"
-            assert (await long.read()).prediction == b"1 "
-            long.cancel()
-
-    asyncio.run(scenario())
+    async with grpc.aio.insecure_channel(server.inference) as channel:
+        stub: Any = InferenceAPIsServiceStub(channel)
+        long = stub.StreamPredictions(request_for({"count": 100_000}, "generating"))
+        assert (await long.read()).prediction == b"0 "
+        answer = await stub.Predictions(request_for({"count": 2}, "generating"), timeout=GUARD_S)
+        assert answer.prediction == b"0 1 end"
+        pieces = [piece.prediction async for piece in stub.StreamPredictions(request_for({"count": 3}, "generating"))]
+        assert b"".join(pieces) == b"0 1 2 end"
+        assert (await long.read()).prediction == b"1 "
+        long.cancel()
 
 
 @pytest.mark.slow

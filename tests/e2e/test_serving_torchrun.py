@@ -77,14 +77,10 @@ class Together:
 
 
 @pytest.fixture(scope="module")
-def team(serving, write_to, tmp_path_factory):
+def team(server_of):
     """A server with the tensor-parallel model `together`."""
-    directory = tmp_path_factory.mktemp("team")
-    (directory / "store").mkdir()
     config = f"parallelType: tp\ndeviceType: cpu\nresponseTimeout: 50\ntorchrun:\n  nproc-per-node: {COUNT}\n"
-    write_to(directory / "store", "together", TOGETHER, config=config)
-    with serving(directory, directory / "store", {}, ["--ncs"]) as server:
-        server.register("together")
+    with server_of({"together": (TOGETHER, config)}) as server:
         yield server
 
 

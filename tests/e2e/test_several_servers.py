@@ -12,7 +12,7 @@ import grpc
 import httpx
 import pytest
 
-from e2e.conftest import Serving, write_model
+from e2e.servers import Serving, write_model
 from support import until
 from ts_frontend.models.sharing import NAME
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from support import until
+from support import alive, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shareWeights needs Linux")
 
@@ -70,13 +70,6 @@ def traced(server_of: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
 
 def pids(traced: Traced, name: str) -> list[int]:
     return sorted(traced.server.worker_pids(name))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_scaling_loads_nothing(traced: Traced) -> None:

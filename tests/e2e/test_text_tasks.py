@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from e2e.conftest import TRANSFORMERS
+from e2e.servers import TRANSFORMERS
 from support import GUARD_S, ran, with_packages
 from ts.protocol.open_inference_pb2 import ModelInferRequest
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub

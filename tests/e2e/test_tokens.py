@@ -16,7 +16,7 @@ import grpc
 import pytest
 from google.protobuf import empty_pb2
 
-from e2e.conftest import probe_store
+from e2e.servers import probe_store
 from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as open_inference
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub

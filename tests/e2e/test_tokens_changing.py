@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
-from e2e.conftest import probe_store
+from e2e.servers import probe_store
 from support import GUARD_S, Reply, free_port, http_call, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from e2e.conftest import text_of, text_request
-from support import GUARD_S
+from e2e.servers import text_of, text_request
+from support import GUARD_S, QuietHandler, http_server
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
@@ -80,19 +79,13 @@ class OverGrpc(TraceServiceServicer):
         return ExportTraceServiceResponse()
 
 
-def over_http(collector: Collector) -> type[BaseHTTPRequestHandler]:
-    class OverHttp(BaseHTTPRequestHandler):
+def over_http(collector: Collector) -> type[QuietHandler]:
+    class OverHttp(QuietHandler):
         def do_POST(self) -> None:
             assert self.path == "/v1/traces"
             body = self.rfile.read(int(self.headers["content-length"]))
             collector.take(ExportTraceServiceRequest.FromString(body))
-            self.send_response(200)
-            self.send_header("content-type", "application/x-protobuf")
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
+            self.answer(200, headers={"content-type": "application/x-protobuf"})
 
     return OverHttp
 
@@ -109,34 +102,20 @@ def collecting(request: pytest.FixtureRequest) -> Iterator[tuple[Collector, str,
         yield collector, f"http://127.0.0.1:{port}", request.param
         server.stop(0).wait(GUARD_S)
         return
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), over_http(collector))
-    thread = threading.Thread(target=listening.serve_forever)
-    thread.start()
-    yield collector, f"http://127.0.0.1:{listening.server_port}", request.param
-    listening.shutdown()
-    thread.join(GUARD_S)
-    listening.server_close()
+    with http_server(over_http(collector)) as url:
+        yield collector, url, request.param
 
 
 @pytest.fixture(scope="module")
-def served(
-    collecting: tuple[Collector, str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-    serving: Callable[..., Any],
-    model_writer: Callable[..., str],
-) -> Iterator[Any]:
+def served(collecting: tuple[Collector, str, str], server_of: Callable[..., Any]) -> Iterator[Any]:
     collector, url, protocol = collecting
-    directory: Path = tmp_path_factory.mktemp("tracing")
-    store = directory / "store"
-    store.mkdir()
-    model_writer(store, "probe", PROBE)
     env = {"OTEL_BSP_SCHEDULE_DELAY": "50", "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
     settings: dict[str, object] = {"metrics_mode": "prometheus", "env": env}
     if protocol == "grpc":
         env |= {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_SERVICE_NAME": "tested"}
     else:
         settings["otlp_endpoint"] = url
-    with serving(directory, store, settings, ["--ncs", "--models", "probe"]) as server:
+    with server_of({"probe": (PROBE, "")}, **settings) as server:
         server.collector = collector
         yield server
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from e2e.conftest import TRANSFORMERS
+from e2e.servers import TRANSFORMERS
 from support import GUARD_S, ran, with_packages
 
 PROGRAMS = Path(__file__).parent.parent / "data" / "programs"

@@ -33,14 +33,9 @@ def handle(data, context):
 
 
 @pytest.fixture(scope="module")
-def server(serving: Any, write_to: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    directory = tmp_path_factory.mktemp("unread")
-    (directory / "store").mkdir()
-    write_to(directory / "store", "large", HANDLER)
-    write_to(directory / "store", "small", SMALL)
-    settings = {"unread_bytes_max": UNREAD_BYTES_MAX, "job_queue_size": 1000}
-    settings |= {"write_timeout_s": 4, "default_workers_per_model": 1}
-    with serving(directory, directory / "store", settings, ["--ncs", "--models", "large", "small"]) as found:
+def server(server_of: Any) -> Iterator[Any]:
+    settings = {"unread_bytes_max": UNREAD_BYTES_MAX, "job_queue_size": 1000, "write_timeout_s": 4}
+    with server_of({"large": (HANDLER, ""), "small": (SMALL, "")}, **settings) as found:
         yield found
 
 

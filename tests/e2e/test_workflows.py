@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from e2e.conftest import write_model
+from e2e.servers import write_model
 from support import GUARD_S, http_call, until
 
 HERE = Path(__file__).parent / "workflows"

@@ -21,15 +21,6 @@ def op_echo(ask, row, idx, context):
     return row["payload"]
 
 
-def op_inspect(ask, row, idx, context):
-    return {
-        "row": {name: [type(value).__name__, str(value)] for name, value in row.items()},
-        "headers": dict(context.get_all_request_header(idx)),
-        "id": context.get_request_id(idx),
-        "ids": len(context.request_ids),
-    }
-
-
 def op_properties(ask, row, idx, context):
     return {
         "model_name": context.model_name,
@@ -156,14 +147,6 @@ def op_random(ask, row, idx, context):
     import torch
 
     return [random.random(), float(numpy.random.rand()), float(torch.rand(1, dtype=torch.float64))]
-
-
-def op_matmul(ask, row, idx, context):
-    import torch
-
-    torch.set_num_threads(ask["threads"])
-    ones = torch.ones(ask["size"], ask["size"])
-    return {"sum": float((ones @ ones).sum()), "threads": torch.get_num_threads()}
 
 
 def op_process(ask, row, idx, context):

@@ -8,13 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, write_wheel
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.environments import Environment, EnvironmentFailed, Environments, EnvironmentStore, Held
 from ts_frontend.workers.launchers import run_tool
@@ -30,20 +29,13 @@ sys.stdin.read()
 """
 
 
-def write_wheel(folder: Path, version: str = "1.0", word: str = "hello") -> None:
-    """The smallest package that pip installs without building anything."""
-    info = f"greeting-{version}.dist-info"
-    folder.mkdir(exist_ok=True)
-    with zipfile.ZipFile(folder / f"greeting-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("greeting.py", f"WORD = {word!r}\n")
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: greeting\nVersion: {version}\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
+GREETING = "greeting-1.0-py3-none-any.whl"
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Archive:
-    write_wheel(tmp_path / "archive")
+    (tmp_path / "archive").mkdir()
+    write_wheel(tmp_path / "archive" / GREETING)
     (tmp_path / "archive" / "requirements.txt").write_text("--no-index\n--find-links .\ngreeting\n")
     return Archive(dir=tmp_path / "archive", requirements_file="requirements.txt")
 
@@ -105,7 +97,7 @@ def test_another_wheel_of_the_same_name_is_another_environment(
     archive: Archive, make: Callable[..., Environments]
 ) -> None:
     first = asyncio.run(make().of("m", archive, True))
-    write_wheel(archive.dir, word="goodbye")
+    write_wheel(archive.dir / GREETING, word="goodbye")
     second = asyncio.run(make().of("m", archive, True))
     assert [says(one, "import greeting; print(greeting.WORD)") for one in (first, second)] == ["hello", "goodbye"]
 
@@ -127,7 +119,7 @@ def test_a_failure_says_what_pip_said_and_leaves_nothing(
     assert caught.value.message.startswith("Custom pip package installation failed for model m: ")
     assert "No matching distribution found for greeting==7" in caught.value.message
     assert entries(directory) == []
-    write_wheel(archive.dir, "7")
+    write_wheel(archive.dir / GREETING.replace("1.0", "7"))
     assert says(asyncio.run(make().of("m", archive, True)), "import greeting; print(greeting.WORD)") == "hello"
 
 

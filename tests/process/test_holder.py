@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from support import GUARD_S, until
+from support import GUARD_S, alive, until
 from ts.protocol.frames import LoadFailed, Ready
 from ts.runtime.forkable import Footprint, refusal_since
 
@@ -249,13 +248,6 @@ def ends_with(worker: Any, holder_pid: int, killed_pid: int) -> None:
     os.kill(killed_pid, signal.SIGKILL)
     worker.to_end()
     until(lambda: not alive(holder_pid))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_the_end_of_its_socket_ends_a_holder(start_forkserver: Callable[..., Any], model: Model) -> None:

@@ -23,7 +23,7 @@ sys.path.insert(0, {tests!r})
 from left_behind import end_with_this_process
 
 end_with_this_process()
-from e2e.conftest import Serving
+from e2e.servers import Serving
 
 servers = []
 for executed in (False, True):

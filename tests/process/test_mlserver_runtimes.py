@@ -96,18 +96,6 @@ def test_one_request_one_answer(start_runtime: Any) -> None:
     assert list(message.outputs[0].shape) == [1, 1], "arrays of shape [N] are sent as [N, 1]"
 
 
-def test_five_requests_one_answer(start_runtime: Any) -> None:
-    worker, _ = start_runtime("sum")
-    (job,) = worker.predict([numbers(1, options=";stream;more", request_id="first")])
-    assert credit(worker).job_id == job
-    for value in (2, 3, 4):
-        worker.send(Feed(job, [numbers(value, options=";stream", request_id="other")], last=False))
-    worker.send(Feed(job, [numbers(5, options=";stream")], last=True))
-    answer = worker.answer(job)
-    assert total(answer) == 15
-    assert ModelInferResponse.FromString(answer).id == "first"
-
-
 def test_answers_come_before_the_next_request(start_runtime: Any) -> None:
     worker, _ = start_runtime("text")
     (job,) = worker.predict([text("one two", ";stream;more")])

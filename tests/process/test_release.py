@@ -7,18 +7,16 @@ import faulthandler
 import os
 import subprocess
 import sys
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pytest
 import yaml
 
-from support import module_of
+from support import QuietHandler, http_server, module_of
 
 Step: TypeAlias = "Callable[..., subprocess.CompletedProcess[str]]"
 #: An index's address, and the authorization and body of each upload.
@@ -72,23 +70,14 @@ def index() -> Iterator[Index]:
     """A package index that takes everything."""
     uploads = []
 
-    class Taking(BaseHTTPRequestHandler):
+    class Taking(QuietHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             uploads.append((self.headers["Authorization"], body))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.answer(200)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Taking) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/", uploads
-        server.shutdown()
-        thread.join()
+    with http_server(Taking) as url:
+        yield f"{url}/", uploads
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install torch")
 
-from support import GUARD_S
+from support import GUARD_S, turns
 from ts.language import embedding
 from ts.language.embedding import Batches, Encoded
 from ts.language.surface import Refusal
@@ -48,8 +48,7 @@ async def test_callers_that_come_again_are_computed_together(monkeypatch: pytest
     batches = Batches(computed)
     both = await asyncio.gather(batches.results([text(2)]), batches.results([text(1)]))
     first = asyncio.ensure_future(batches.results([text(2)]))
-    for _ in range(SHORT):
-        await asyncio.sleep(0)
+    await turns(SHORT)
     assert not first.done() and await batches.results([text(1)]) == [1] and await first == [2] == both[0]
     assert computed.batches == [[2, 1], [2, 1]]
     monkeypatch.setattr(embedding, "AGAIN_PART", 0)

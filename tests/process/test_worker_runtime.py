@@ -29,15 +29,6 @@ def failed(answer):
 # --- inputs
 
 
-def test_request_headers_and_ids_reach_the_handler(start_worker):
-    worker = start_worker(batch_size=2)
-    predict = worker.batch({"op": "inspect"}, {"op": "inspect"}, headers=[("X-Case", "kept"), ("X-Case", "last")])
-    worker.send(predict)
-    first, second = (json.loads(worker.answer(item.job_id)) for item in predict.items)
-    assert first["headers"]["X-Case"] == "last"
-    assert (first["id"], second["id"], first["ids"]) == ("id-1", "id-2", 2)
-
-
 def test_context_describes_model_and_worker(start_worker, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
@@ -72,18 +63,6 @@ def test_describe_has_no_input(start_worker):
 # --- results
 
 
-def test_status_phrase_and_headers(start_worker):
-    worker = start_worker(batch_size=2)
-    jobs = worker.predict({"op": "status", "code": 418, "phrase": "Teapot"}, {"op": "value", "value": 1})
-    assert [worker.answer(job) for job in jobs] == [b"with status", b"1"]
-    first, second = (worker.first[job] for job in jobs)
-    assert (first.status, first.phrase, list(first.headers)) == (418, "Teapot", [("x-idx", "0")])
-    assert (second.status, second.phrase, list(second.headers)) == (200, "", [])
-    again = worker.predict({"op": "value", "value": 1})[0]
-    worker.answer(again)
-    assert worker.first[again].status == 200
-
-
 @pytest.mark.parametrize("op", ["bad_status", "huge_phrase", "many_headers"])
 def test_an_answer_that_cannot_be_sent_fails_alone_of_its_batch(start_worker, op):
     worker = start_worker(batch_size=3)
@@ -101,16 +80,6 @@ def test_a_generator_that_a_plain_handler_returns_has_the_worker_for_itself(star
     worker.answer(second)
     assert worker.order == [first, second]
     assert (worker.first[first].status, worker.first[second].status) == (200, 418)
-
-
-def test_traceback_and_request_id_are_in_the_log(start_worker):
-    worker = start_worker()
-    worker.ask({"op": "raise", "kind": "value"})
-    worker.stop()
-    text = worker.out_file.read_text()
-    assert text.startswith("Invoking custom service failed. (request ids: id-1)\nTraceback (most recent call last):\n")
-    assert "ValueError: boom" in text
-    assert "runtime/blocking.py" not in text
 
 
 def test_what_is_logged_is_printed_in_order_from_info_up(start_worker):
@@ -201,23 +170,6 @@ def test_the_old_place_of_the_streaming_call(start_worker):
     assert start_worker().ask({"op": "socket"}) == b"rawend"
 
 
-def test_pieces_come_while_the_handler_works(start_worker, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import os, time\n"
-        "from ts.handler_utils.utils import send_intermediate_predict_response as send\n"
-        "def handle(data, context):\n"
-        "    if data is None: return\n"
-        "    send(['first'], context.request_ids, 'ok', 200, context)\n"
-        "    while not os.path.exists('go'): time.sleep(0.001)\n"
-        "    return ['last']\n"
-    )
-    worker = start_worker("mine.py", model_dir=str(tmp_path))
-    job = worker.predict(b"x")[0]
-    assert worker.pieces(job, 1) == [b"first"]
-    (tmp_path / "go").touch()
-    assert worker.answer(job) == b"firstlast"
-
-
 def test_an_error_after_a_piece_ends_the_stream(start_worker):
     worker = start_worker()
     job = worker.predict({"op": "stream_then_fail"})[0]
@@ -297,13 +249,17 @@ def test_in_a_batch_only_the_cancelled_request_is_told(start_worker):
     assert worker.answer(stays) == b"fine"
 
 
-def test_a_streaming_handler_is_unwound(start_worker):
+@pytest.mark.parametrize(
+    ("ask", "seen"),
+    [({"op": "stream_forever"}, "cancelled"), ({"op": "generate", "count": 1 << 40}, "generator_closed")],
+)
+def test_a_handler_that_streams_is_unwound(start_worker, ask, seen):
     worker = start_worker()
-    job = worker.predict({"op": "stream_forever"})[0]
+    job = worker.predict(ask)[0]
     worker.pieces(job, 2)
-    worker.send(Cancel(job))
+    worker.send(Credit(job, 1 << 40), Cancel(job))
     assert failed(worker.answer(job)) == (499, "Request cancelled")
-    assert worker.json({"op": "properties"})["seen"]["cancelled"] == 1
+    assert worker.json({"op": "properties"})["seen"][seen] == 1
 
 
 def test_a_streaming_handler_that_waits_for_credit_is_unwound(start_worker):
@@ -312,15 +268,6 @@ def test_a_streaming_handler_that_waits_for_credit_is_unwound(start_worker):
     worker.pieces(job, 2)
     worker.send(Cancel(job))
     assert failed(worker.answer(job)) == (499, "Request cancelled")
-
-
-def test_a_cancelled_generator_is_closed(start_worker):
-    worker = start_worker()
-    job = worker.predict({"op": "generate", "count": 1 << 40})[0]
-    worker.pieces(job, 2)
-    worker.send(Credit(job, 1 << 40), Cancel(job))
-    assert failed(worker.answer(job)) == (499, "Request cancelled")
-    assert worker.json({"op": "properties"})["seen"]["generator_closed"] == 1
 
 
 def test_a_cancelled_async_handler_gets_cancelled_error(start_worker):

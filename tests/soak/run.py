@@ -39,7 +39,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from e2e.conftest import Serving, write_model
+from e2e.servers import Serving, write_model
 from soak import notes
 from soak.table import Row, difference, finish, options
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest

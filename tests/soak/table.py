@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from e2e.conftest import Serving, write_model
+from e2e.servers import Serving, write_model
 from left_behind import end_with_this_process
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
@@ -32,14 +30,6 @@ BODY_BYTES = 4000
 PATH = "/test.Service/Call"
 HEAD: Sequence[Header] = ((b"te", b"trailers"),)
 HEAD_BYTES = head_bytes(HEAD)
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(*arguments: Any, **more: Any) -> None:
-        asyncio.run(test(*arguments, **more))
-
-    return run
 
 
 class Sender(Http2Client):
@@ -97,7 +87,6 @@ async def until_held(arriving: Arriving, count: int) -> None:
     await until_async(lambda: len(arriving) == count)
 
 
-@in_loop
 async def test_a_slow_body_is_counted_no_longer_when_its_time_is_over() -> None:
     arriving = Arriving()
     sender = Sender()
@@ -115,7 +104,6 @@ PIECES = [pytest.param("unary", "a part"), pytest.param("unary", "the whole"), p
 
 
 @pytest.mark.parametrize(("shape", "part"), PIECES)
-@in_loop
 async def test_messages_of_grpc_are_bodies_too(shape: str, part: str) -> None:
     arriving = Arriving(2 * (HEAD_BYTES + BODY_BYTES))
     first, second = Sender(), Sender()
@@ -153,7 +141,6 @@ class LargeSender(Http1Client):
         return asyncio.create_task(HttpRequest(self.stream, "id", BodyLimits(self._size, GUARD_S, arriving)).body())
 
 
-@in_loop
 async def test_a_large_body_counts_with_what_has_arrived() -> None:
     arriving = Arriving()
     sender = LargeSender()
@@ -167,7 +154,6 @@ async def test_a_large_body_counts_with_what_has_arrived() -> None:
     assert (arriving.bytes, len(arriving)) == (0, 0)
 
 
-@in_loop
 async def test_a_large_body_that_nobody_takes_is_read_no_further() -> None:
     sender = LargeSender(4 * UNREAD_BYTES_MAX)
     sender.send(bytes(UNREAD_BYTES_MAX))
@@ -181,7 +167,6 @@ async def test_a_large_body_that_nobody_takes_is_read_no_further() -> None:
 
 
 @pytest.mark.parametrize("cut", [3, 70_000, 100_004, 100_005, 100_009, 100_015, 180_000])
-@in_loop
 async def test_large_messages_whose_ends_and_begins_share_pieces(cut: int) -> None:
     message = b"\0" + (100_000).to_bytes(4, "big") + b"x" * 100_000
     sender = Sender()
@@ -199,7 +184,6 @@ SMALL = b"\0" + (1).to_bytes(4, "big") + b"x"
 
 @pytest.mark.parametrize("data", [b"", SMALL])
 @pytest.mark.parametrize("shape", ["unary", "server stream"])
-@in_loop
 async def test_a_head_without_its_message_is_given_up_in_time(shape: str, data: bytes) -> None:
     arriving = Arriving(message_timeout_s=0.05)
     sender = Sender()
@@ -211,7 +195,6 @@ async def test_a_head_without_its_message_is_given_up_in_time(shape: str, data: 
     assert (arriving.bytes, len(arriving)) == (0, 0)
 
 
-@in_loop
 async def test_between_the_messages_of_a_stream_nothing_is_counted() -> None:
     arriving = Arriving(BODY_BYTES)
     sender = Sender()
@@ -224,7 +207,6 @@ async def test_between_the_messages_of_a_stream_nothing_is_counted() -> None:
     await call
 
 
-@in_loop
 async def test_a_refused_body_is_freed_without_garbage_collection() -> None:
     arriving = Arriving(HEAD_BYTES + BODY_BYTES)
     alone = bytes(bytearray(BODY_BYTES))

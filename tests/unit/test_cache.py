@@ -131,18 +131,6 @@ async def test_each_waits_until_its_own_deadline() -> None:
     assert bytes(await patient.result()) == b"y"
 
 
-async def test_a_failure_goes_to_all_and_is_not_kept() -> None:
-    model = Model()
-    jobs = [model.ask() for _ in range(3)]
-    run = await model.running(1)
-    model.queue.release(run)
-    run.fail(HandlerFailed(500, "broken"))
-    for job in jobs:
-        with pytest.raises(HandlerFailed, match="broken"):
-            await job.result()
-    assert word(await asked_and_answered(model)) == "MISS"
-
-
 async def test_a_refused_run_fails_its_requests() -> None:
     model = Model()
     model.queue.policy = replace(model.queue.policy, jobs_max=1)

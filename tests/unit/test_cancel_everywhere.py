@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from stage import Actor, Skipping, Stage, pool_of, waiting
-from support import GUARD_S, run, until_async
+from support import GUARD_S, run, turns, until_async
 from ts.protocol.frames import Cancel, Chunk, Credit, Input, Predict
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
@@ -201,8 +201,7 @@ def released(stage: Stage) -> bool:
 
 
 async def late() -> None:
-    for _ in range(3):
-        await asyncio.sleep(0)
+    await turns()
 
 
 @pytest.mark.parametrize("scene", ["ready", "late", "fails", "dies"])

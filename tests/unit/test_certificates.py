@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, openssl
 from ts_frontend.listeners.certificates import CertificateFiles, CertificateRefused, Pem, read, validities
 from ts_frontend.listeners.sockets import Tls
-
-
-def openssl(folder: Path, *words: str) -> None:
-    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support import OneBatchWorker
+from support import Clock, OneBatchWorker
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Chunk, Input, Pairs
 from ts_frontend.errors import LimitExceeded, QueueFull
@@ -50,17 +50,9 @@ from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.transport.connection import name_in
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture
@@ -417,16 +409,6 @@ async def test_each_limit_refuses_with_its_name_and_the_time_to_come_again(
             await served.step()
         served.ask("a", size=80, tokens=500, items=8)
         served.ask("b", size=80, tokens=500, items=8)
-
-
-async def test_a_request_with_many_items_owes_them(limits_of: Callable[..., Limits], clock: Clock) -> None:
-    limits = limits_of(defaults={"items_per_second": 10})
-    assert limits.clients.asker(signs()).counts_items
-    served = Served(limits)
-    served.ask("a", items=64)
-    assert refused(lambda: served.ask("a")).retry_after_s == pytest.approx(5.5), "54 are owed, and one is needed"
-    clock.now_s += 5.5
-    served.ask("a")
 
 
 async def test_a_full_queue_gives_back_what_was_reserved(limits_of: Callable[..., Limits], clock: Clock) -> None:

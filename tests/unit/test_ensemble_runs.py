@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support import run, until_async
+from support import JobOwner, OneBatchWorker, run, until_async
 from ts.protocol import open_inference_pb2 as pb
-from ts.protocol.frames import Chunk, Feed, Input, Pairs
+from ts.protocol.frames import Chunk, Input, Pairs
 from ts_frontend.errors import HandlerFailed, InvalidArgument, QueueFull, ServeError
 from ts_frontend.graphs.graph import UNREAD_BYTES_MAX, Ensemble, Running, Runs, Step, make_ensemble
-from ts_frontend.job import Job, JobState, Ledger, Whereabouts
+from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.models.ensembles import EnsembleRequests, checked_signature
 from ts_frontend.models.settings import Signature, TensorSpec
 from ts_frontend.scheduling.batcher import Policy
@@ -35,11 +35,12 @@ def signature_of(inputs: Sequence[str], outputs: Sequence[str]) -> Signature:
     return Signature("", specs(inputs), specs(outputs))
 
 
-class Served:
+class Served(JobOwner, OneBatchWorker):
     """A model with a queue and one worker, which adds `number` to the sum of its inputs for each output."""
 
     def __init__(self, name: str, inputs: Sequence[str], outputs: Sequence[str], number: int, does: str) -> None:
         self.name, self.number, self.does = name, number, does
+        super().__init__()
         self.signature = signature_of(inputs, outputs)
         self.stateful, self.ready, self.steps = False, True, ()
         self.archive = SimpleNamespace(adapter_settings={})
@@ -87,18 +88,6 @@ class Served:
             answer.raw_output_contents.append((total + self.number + at).to_bytes(8, "little"))
         return answer.SerializeToString()
 
-    def dispatch_alone(self, job: Job, now_s: float) -> None:
-        raise AssertionError
-
-    def reserve(self) -> None:
-        raise AssertionError
-
-    def look(self) -> None:
-        pass
-
-    def flush(self) -> None:
-        """Does nothing: a job is sent at once."""
-
     def holds(self, job: Job) -> bool:
         return job is self._running
 
@@ -108,15 +97,6 @@ class Served:
         self.cancelled += 1
         self._running = None
         self.queue.wake()
-
-    def grant(self, job: Job, size_bytes: int) -> None:
-        """Does nothing: an answer comes whole."""
-
-    def feed(self, job: Job, feed: Feed) -> None:
-        raise AssertionError
-
-    def measure(self, job: Job) -> Whereabouts:
-        raise AssertionError
 
 
 class Stage:
@@ -243,16 +223,6 @@ SIDE_BY_SIDE = [
     Step("step 1", "m1", "", {"X0": "in0"}, {"Y": "a"}),
     Step("step 2", "m2", "", {"X0": "in0"}, {"Y": "b"}),
 ]
-
-
-@pytest.mark.parametrize("does", [FAILS, IS_FULL])
-async def test_a_failure_says_the_step_and_cancels_its_sibling(does: str) -> None:
-    stage = stage_of(SIDE_BY_SIDE, ["in0"], ["a", "b"], {"m1": RUNS, "m2": does})
-    with pytest.raises(ServeError, match="^in ensemble 'e', step 2: ") as failed:
-        await stage.ask({"in0": 1}).result()
-    assert failed.value.http_status == (503 if does == IS_FULL else 500)
-    await stage.nothing_left()
-    assert stage.models["m1"].cancelled == 1
 
 
 async def test_the_end_of_the_ensemble_ends_what_runs() -> None:

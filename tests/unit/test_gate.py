@@ -9,7 +9,6 @@ import os
 import resource
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 import ts_frontend.workers.cluster.link
-from support import GUARD_S, until_async
+from support import GUARD_S, self_signed, until_async
 from ts.protocol.secure import PeerCertificate, SecureSocket, client_context
 from ts_frontend.workers.cluster.link import GUESTS_MAX, Gate
 
@@ -30,9 +29,7 @@ DESCRIPTORS = 24
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> PeerCertificate:
     """One that is its own authority."""
     folder = tmp_path_factory.mktemp("certificates")
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    made += ["-subj", "/CN=gate", "-keyout", str(folder / "key"), "-out", str(folder / "certificate")]
-    subprocess.run(made, check=True, capture_output=True, timeout=GUARD_S)
+    self_signed(folder, "certificate", "key")
     text = (folder / "certificate").read_text()
     return PeerCertificate(text, text, (folder / "key").read_text())
 

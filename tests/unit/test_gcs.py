@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
+from support import QuietHandler, http_server
 from ts_frontend.errors import ArchiveNotFound, DownloadFailed, InvalidArchive, InvalidArgument, UrlForbidden
 from ts_frontend.models.store.store import ModelStore
 
@@ -66,7 +65,7 @@ class Storage:
 def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     found = Storage()
 
-    class Answer(BaseHTTPRequestHandler):
+    class Answer(QuietHandler):
         def do_GET(self) -> None:
             status, value = found.answer(self.path)
             body = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -76,24 +75,12 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
                 begin, last = (int(word) for word in asked.removeprefix("bytes=").split("-"))
                 last = min(last, len(body) - 1)
                 status = 206
-            self.send_response(status)
-            self.send_header("content-length", str(last + 1 - begin))
-            self.send_header("content-range", f"bytes {begin}-{last}/{len(body)}")
-            self.send_header("content-type", "application/json")
-            self.end_headers()
-            self.wfile.write(body[begin : last + 1])
+            headers = {"content-range": f"bytes {begin}-{last}/{len(body)}", "content-type": "application/json"}
+            self.answer(status, body[begin : last + 1], headers)
 
-        def log_message(self, *_: object) -> None:
-            """Says nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
-    yield found
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with http_server(Answer) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        yield found
 
 
 def store(tmp_path: Path) -> ModelStore:

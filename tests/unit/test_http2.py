@@ -27,6 +27,7 @@ from h2.settings import SettingCodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support import Clock
 from ts_frontend.transport import http2
 from ts_frontend.transport.hpack import Field, encode
 from ts_frontend.transport.http2 import (
@@ -79,14 +80,6 @@ class Served:
 
     def wrote(self) -> None:
         pass
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 # --- conversations

@@ -1,4 +1,4 @@
-"""The invariants of the architecture, read from the source: imports, starts of processes, reads of the environment.
+"""The invariants of the architecture, read from the source: who imports what, who begins tasks, what is never read.
 Each test names the files that break its rule."""
 
 from __future__ import annotations
@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import functools
 import gc
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,8 +15,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHIMS = "worker/ts/compat/shims/"
-#: Where requests are translated: they see calls and answers, never a frame.
-PROTOCOLS = tuple(f"frontend/ts_frontend/{name}/" for name in ("http", "grpc", "open_inference"))
 
 
 @functools.cache
@@ -105,16 +102,6 @@ def breaking(found: dict[str, ast.Module], forbidden: tuple[str, ...], but: tupl
     ]
 
 
-def callers(found: dict[str, ast.Module], names: set[str], but: tuple[str, ...]) -> list[str]:
-    return [
-        f"{path}: {name}()"
-        for path, tree in found.items()
-        if path not in but
-        for name in sorted(calls(tree))
-        if name in names
-    ]
-
-
 def test_the_tree_is_where_the_tests_look() -> None:
     assert "worker/ts/protocol/frames.py" in worker()
     assert "frontend/ts_frontend/errors.py" in frontend()
@@ -135,22 +122,6 @@ def test_the_frontend_imports_only_the_protocol_and_the_version_of_ts() -> None:
     assert not [line for line in found if line not in allowed and not line.endswith(": ts")]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "worker/ts/protocol/frames.py",
-        "worker/ts/protocol/decoder.py",
-        "worker/ts/protocol/forms.py",
-        "worker/ts/protocol/outbox.py",
-        "frontend/ts_frontend/scheduling/batcher.py",
-        "frontend/ts_frontend/grpc/protocol.py",
-    ],
-)
-def test_protocols_and_decisions_do_no_io(path: str) -> None:
-    tree = ast.parse((ROOT / path).read_text())
-    assert not breaking({path: tree}, ("asyncio", "socket", "time", "os", "logging", "threading", "subprocess"))
-
-
 def test_a_workers_code_is_not_imported_with_the_server() -> None:
     inside = eager(frontend()["frontend/ts_frontend/workers/launchers.py"])
     assert not breaking({"launchers.py": inside}, ("ts",))
@@ -167,117 +138,6 @@ def test_torch_is_imported_when_needed_outside_of_the_handlers() -> None:
         ("torch", "torchvision"),
         ("worker/ts/torch_handler/", "worker/ts/handler_utils/", "worker/ts/language/"),
     )
-
-
-def test_only_the_configuration_reads_the_environment() -> None:
-    readers = [
-        path
-        for path, tree in frontend().items()
-        if path != "frontend/ts_frontend/config/load.py"
-        and any(
-            (
-                isinstance(node, ast.Attribute)
-                and node.attr in {"environ", "getenv", "environb"}
-                and isinstance(node.value, ast.Name)
-                and node.value.id == "os"
-            )
-            or (isinstance(node, ast.ImportFrom) and node.module == "os" and {a.name for a in node.names} & {"environ"})
-            for node in nodes(tree)
-        )
-    ]
-    assert not readers
-
-
-STARTERS = {"subprocess.Popen", "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output"}
-STARTERS |= {"os.fork", "os.forkpty", "os.posix_spawn", "os.posix_spawnp", "os.system", "os.popen", "pty.fork"}
-STARTERS |= {
-    f"os.{verb}{kind}" for verb in ("exec", "spawn") for kind in ("v", "ve", "vp", "vpe", "l", "le", "lp", "lpe")
-}
-STARTERS |= {"asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell", "multiprocessing.Process"}
-
-
-def test_processes_are_started_in_few_places() -> None:
-    """`cli/launch.py` starts a server in the background; it doesn't run inside one, nor do TorchServe's
-    two modules that run this command, nor the module that puts the server in place of a user's program. `process.py`
-    becomes the server that replaces it."""
-    allowed = (
-        "frontend/ts_frontend/process.py",
-        "worker/ts/compat/start.py",
-        "worker/ts/launcher.py",
-        "worker/ts/model_server.py",
-        "frontend/ts_frontend/cli/launch.py",
-        "frontend/ts_frontend/frontends/keeper.py",
-        "frontend/ts_frontend/workers/launchers.py",
-        "worker/ts/runtime/agent.py",
-        "worker/ts/runtime/forkable.py",
-        "frontend/ts_frontend/workers/spawning.py",
-    )
-    assert not callers({**frontend(), **worker()}, STARTERS, allowed)
-
-
-def test_only_two_modules_touch_the_worker_socket() -> None:
-    """Frames are decoded where the socket is read, and nowhere else: in a test of a handler, the test is the
-    frontend."""
-    allowed = (
-        "frontend/ts_frontend/workers/in_flight.py",
-        "worker/ts/runtime/worker.py",
-        "worker/ts/testing/served.py",
-    )
-    assert not callers(
-        {**frontend(), **worker()}, {"Decoder", "decoder.Decoder"}, (*allowed, "worker/ts/protocol/decoder.py")
-    )
-
-
-def test_http_and_grpc_see_no_frame() -> None:
-    """Of the protocol they know the type of an input and the formats of clients (forms, messages), but no frame."""
-    services = {path: tree for path, tree in frontend().items() if path.startswith(PROTOCOLS)}
-    assert len(services) > 20
-    types = {f"ts.protocol.frames.{name}" for name in ("Input", "Pairs", "Buffer")}
-    modules = tuple(
-        f"ts.protocol.{name}"
-        for name in (
-            "completions",
-            "forms",
-            "pool",
-            "wire",
-            "model_config_pb2",
-            "open_inference_pb2",
-            "open_inference_pb2_grpc",
-        )
-    )
-    allowed = {"ts.protocol", "ts.protocol.frames", *types}
-    found = [line.split(": ")[1] for line in breaking(services, ("ts.protocol",))]
-    assert not [name for name in found if name not in allowed and not any(within(name, known) for known in modules)]
-
-
-def test_only_the_list_of_formats_knows_each_of_them() -> None:
-    """A new format of models is one class and its line there; no other part asks for one by its name."""
-    folder = "frontend/ts_frontend/models/formats/"
-    names = {path.removeprefix(folder).removesuffix(".py") for path in frontend() if path.startswith(folder)}
-    each = tuple(f"ts_frontend.models.formats.{name}" for name in names - {"__init__", "format", "formats"})
-    assert len(each) >= 4
-    assert not breaking(frontend(), each, (folder + "formats.py",))
-    adapters = re.compile(r"""["'](triton|mlserver_runtime|program)["']""")
-    loading = [path for path in frontend() if "/ts_frontend/models/" in path and not path.startswith(folder)]
-    assert len(loading) > 10
-    assert not [path for path in loading if adapters.search((ROOT / path).read_text())]
-
-
-def test_worker_processes_are_kept_apart_from_protos() -> None:
-    inner = {path: tree for path, tree in frontend().items() if "/workers/" in path or "/scheduling/" in path}
-    assert len(inner) > 10
-    assert not breaking(inner, ("ts_frontend.protos", "google", "grpc"))
-
-
-def test_only_the_transport_speaks_http() -> None:
-    """The frontend calls other servers over gRPC (the command's client), but serves nothing with it."""
-    parsers = ("httptools", "h2", "hpack", "h11", "uvicorn", "grpc.aio")
-    assert not breaking(frontend(), parsers, ("frontend/ts_frontend/transport/", "frontend/torchrelay_client/"))
-
-
-def test_signals_have_one_owner() -> None:
-    names = {f"{loop}.add_signal_handler" for loop in ("loop", "asyncio.get_running_loop()", "self._loop", "self.loop")}
-    assert not callers(frontend(), {"signal.signal", *names}, ("frontend/ts_frontend/process.py",))
 
 
 TASK_STARTERS = {"create_task", "ensure_future", "TaskGroup"}
@@ -353,15 +213,6 @@ def test_the_drawing_of_the_packages_is_up_to_date() -> None:
     script = ROOT / "ts_scripts/draw_packages.py"
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_page_about_the_architecture_is_short_and_names_files_that_exist() -> None:
-    page = (ROOT / "docs/architecture.md").read_text()
-    assert len(page.splitlines()) <= 60
-    roots = (ROOT / "frontend/ts_frontend", ROOT / "worker", ROOT)
-    named = re.findall(r"`([\w./]+(?:\.py|/))`", page)
-    assert len(named) > 20
-    assert not [name for name in named if not any((root / name).exists() for root in roots)]
 
 
 #: Formats whose reading runs code that the bytes name (`multiprocessing` pickles what it sends).

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from ts.protocol.frames import Chunk, Failed, Feed, Input
+from support import JobOwner
+from ts.protocol.frames import Chunk, Failed, Input
 from ts_frontend.errors import (
     Code,
     DeadlineExceeded,
@@ -19,42 +20,20 @@ from ts_frontend.errors import (
     WorkerDied,
 )
 from ts_frontend.job import (
-    FINAL,
     FedJob,
     IllegalTransition,
     Job,
     JobState,
     Ledger,
     Owner,
-    Whereabouts,
 )
 from ts_frontend.scheduling.stream import chunks
 
 
-class Recording:
-    """An owner that records its calls."""
-
-    def __init__(self) -> None:
-        self.released: list[Job] = []
-        self.granted: list[int] = []
-
-    def release(self, job: Job) -> None:
-        self.released.append(job)
-
-    def grant(self, job: Job, size_bytes: int) -> None:
-        self.granted.append(size_bytes)
-
-    def feed(self, job: Job, feed: Feed) -> None:
-        raise AssertionError("no job of these tests is fed by its owner")
-
-    def measure(self, job: Job) -> Whereabouts:
-        return Whereabouts(9000, 1, 0.0, None)
-
-
-def sent(ledger: Ledger | None = None, **more: object) -> tuple[Job, Recording]:
+def sent(ledger: Ledger | None = None, **more: object) -> tuple[Job, JobOwner]:
     """A job that is on a worker."""
     job = Job(ledger or Ledger(), [Input("data", "", b"12345")], request_id="r", **more)  # type: ignore[arg-type]
-    owner = Recording()
+    owner = JobOwner()
     job.owner = owner
     job.move(JobState.QUEUED)
     job.move(JobState.SENT)
@@ -85,7 +64,7 @@ def test_a_method_of_the_usual_way_does_what_the_table_does(old, way, kind):
         ledger = Ledger()
         told: list[object] = []
         job = kind(ledger, [], request_id="r", recorder=lambda *times: told.append((*times[:2], times[2] > times[1])))
-        job.state, job.owner, job.queued_at_s, job.sent_at_s = old, Recording(), 1.0, 2.0
+        job.state, job.owner, job.queued_at_s, job.sent_at_s = old, JobOwner(), 1.0, 2.0
         if old is not JobState.NEW:
             ledger.counts[old] = 1
             ledger.live[job.id] = job
@@ -128,32 +107,8 @@ async def test_an_answer_over_the_limit_fails_with_both_sizes_and_stops_the_hand
         await job.result()
 
 
-def test_the_end_of_a_job_is_final():
-    assert {JobState.ANSWERED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED} == FINAL
-
-
 class Body(bytearray):
     """Bytes that a weak reference can be made to."""
-
-
-@pytest.fixture(scope="module")
-def frozen() -> Iterator[None]:
-    """The collector ignores the objects that already exist, so that a collection takes no time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture
-def no_collector(frozen: None) -> Iterator[None]:
-    """An object that goes away meanwhile was in no cycle."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 async def joined(job: Job) -> object:
@@ -198,7 +153,7 @@ async def test_a_failed_job_is_freed_as_soon_as_its_caller_has_its_error(no_coll
 
     body = Body(b"12345")
     job = kind(Ledger(), [Input("data", "", body)], request_id="r", response_bytes_max=100)
-    job.owner = Recording()
+    job.owner = JobOwner()
     job.move(JobState.QUEUED)
     job.move(JobState.SENT)
     alive = weakref.ref(body)

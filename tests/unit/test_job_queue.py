@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, OneBatchWorker, turns
 from ts.protocol.frames import Chunk, Input
 from ts_frontend.errors import DeadlineExceeded, QueueFull
 from ts_frontend.job import Job, JobState, Ledger
@@ -15,13 +15,12 @@ from ts_frontend.scheduling.batcher import Policy
 from ts_frontend.scheduling.queues import AHEAD_S, JobQueue
 
 
-class Taking:
+class Taking(OneBatchWorker):
     """A worker that keeps its batches; `busy` limits it to one batch, `ahead` lets it read one ahead."""
 
     def __init__(self, ahead: int = 0) -> None:
         self.batches: list[list[Job]] = []
         self.ahead = ahead
-        self.flushes = 0
         self.taken = asyncio.Event()
 
     def room(self, ahead_s: float = AHEAD_S) -> int:
@@ -36,18 +35,6 @@ class Taking:
         self.batches.append(jobs)
         self.taken.set()
 
-    def dispatch_alone(self, job: Job, now_s: float) -> None:
-        raise AssertionError("nothing runs alone here")
-
-    def reserve(self) -> None:
-        raise AssertionError("nothing runs alone here")
-
-    def look(self) -> None:
-        pass
-
-    def flush(self) -> None:
-        self.flushes += 1
-
     def holds(self, job: Job) -> bool:
         return any(job in batch for batch in self.batches)
 
@@ -59,11 +46,6 @@ class Taking:
 
 def job(ledger: Ledger, **more: object) -> Job:
     return Job(ledger, [Input("data", "", b"x")], request_id="r", **more)  # type: ignore[arg-type]
-
-
-async def turns(count: int = 3) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def test_idle_workers_take_turns_and_reading_ahead_is_only_for_when_none_is_idle():

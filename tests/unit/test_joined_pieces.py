@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streams import Answer, Http1Client
+from support import JobOwner, turns
 from ts.context import Context
 from ts.protocol.decoder import Decoder, decode_bytes
 from ts.protocol.frames import (
@@ -38,7 +39,7 @@ from ts.runtime.worker import HELD_PIECES_MAX, Link
 from ts_frontend.errors import ClientGone, ServeError
 from ts_frontend.grpc import predictions
 from ts_frontend.http import app
-from ts_frontend.job import Job, JobState, Whereabouts
+from ts_frontend.job import Job, JobState
 from ts_frontend.job import Ledger as Jobs
 from ts_frontend.scheduling.stream import chunks
 from ts_frontend.workers.in_flight import ResponseCounter
@@ -228,24 +229,6 @@ def test_the_first_piece_of_an_answer_does_not_wait_and_those_after_it_share_a_w
 # --- to a job
 
 
-class Owner:
-    def __init__(self) -> None:
-        self.granted = 0
-        self.released = 0
-
-    def release(self, job: Job) -> None:
-        self.released += 1
-
-    def grant(self, job: Job, size_bytes: int) -> None:
-        self.granted += size_bytes
-
-    def feed(self, job: Job, feed: Any) -> None:
-        raise AssertionError("no job of these tests is fed")
-
-    def measure(self, job: Job) -> Whereabouts:
-        raise AssertionError("no job of these tests is timed")
-
-
 groups = st.lists(
     st.tuples(st.lists(st.sampled_from([b"", b"a", b"bb", bytes(60)]), min_size=1, max_size=4), st.booleans()),
     min_size=1,
@@ -261,7 +244,7 @@ def test_a_job_takes_pieces_together_as_one_by_one(
     """`given`: pieces, and whether they come after one with a status of its own."""
 
     async def outcome(together: bool) -> Any:
-        owner = Owner()
+        owner = JobOwner()
         job = Job(Jobs(), [], request_id="r", stream=stream, response_bytes_max=limit)
         job.enqueue(owner)
         job.send(owner, 1.0)
@@ -282,10 +265,9 @@ def test_a_job_takes_pieces_together_as_one_by_one(
                 for chunk in chunks_of(Pieces(job.id, data, last)):
                     job.deliver(chunk, 2.0)
             if reader is not None:
-                for _ in range(3):
-                    await asyncio.sleep(0)
-        granted = 0 if job.done else owner.granted  # one that has ended needs none
-        state = job.state, job.status, job.phrase, list(job.headers), job.received_bytes, granted, owner.released
+                await turns()
+        granted = 0 if job.done else owner.granted_bytes  # one that has ended needs none
+        state = job.state, job.status, job.phrase, list(job.headers), job.received_bytes, granted, len(owner.released)
         unread = [bytes(one) for one in job._chunks] if reader is None else []
         if job.state is JobState.SENT:
             job.cancel()
@@ -365,9 +347,9 @@ def test_events_may_be_joined() -> None:
 
 
 def test_the_cost_of_pieces_is_that_of_each() -> None:
-    owner = Owner()
+    owner = JobOwner()
     job = Job(Jobs(), [], request_id="r")
     job.enqueue(owner)
     job.send(owner, 1.0)
     job.deliver_pieces(Pieces(job.id, [b"a", b"bc"]), 2.0)
-    assert owner.granted == 3 + 2 * CHUNK_COST_BYTES
+    assert owner.granted_bytes == 3 + 2 * CHUNK_COST_BYTES

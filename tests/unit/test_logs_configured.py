@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -17,22 +16,10 @@ from ts_frontend.telemetry.logging.log_config import Appender, rotation
 from ts_frontend.telemetry.logging.logs import setup_logs
 from ts_frontend.telemetry.logging.writer import Logs
 
-NAMES = ["", "ts_frontend", "ACCESS_LOG", "MODEL_LOG", "TS_METRICS", "MODEL_METRICS", "io.netty", "mine"]
 MOMENT = datetime(2026, 11, 3, 14, 5, 9, 83_000)
 
 
-@pytest.fixture(autouse=True)
-def _levels() -> Iterator[None]:
-    """`logging` as it was, for the other tests."""
-    loggers = [logging.getLogger(name) for name in NAMES]
-    before = [(one, one.level, one.propagate) for one in loggers]
-    root_handlers = list(logging.getLogger().handlers)
-    yield
-    for logger, level, propagate in before:
-        logger.setLevel(level)
-        logger.propagate = propagate
-        logger.handlers[:] = []
-    logging.getLogger().handlers[:] = root_handlers
+pytestmark = pytest.mark.usefixtures("logging_as_before")
 
 
 def opened(tmp_path: Path, xml: str, **more: object) -> Logs:

@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -36,18 +35,6 @@ def looking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked at, and tried again after an error, with each line."""
     monkeypatch.setattr(log_writer, "LOOK_S", 0.0)
     monkeypatch.setattr(log_writer, "RETRY_S", 0.0)
-
-
-@pytest.fixture
-def logging_as_before() -> Iterator[None]:
-    names = ["", "ts_frontend", "ACCESS_LOG", "MODEL_LOG", "TS_METRICS", "MODEL_METRICS"]
-    before = [(one, one.level, one.propagate) for one in map(logging.getLogger, names)]
-    root_handlers = list(logging.getLogger().handlers)
-    yield
-    for logger, level, propagate in before:
-        logger.setLevel(level)
-        logger.propagate = propagate
-    logging.getLogger().handlers[:] = root_handlers
 
 
 # --- files

@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import re
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -17,40 +16,13 @@ from ts_frontend.config.kinds import ConfigError
 from ts_frontend.config.table import Note, ServerConfig
 from ts_frontend.telemetry.logging import writer as log_writer
 from ts_frontend.telemetry.logging.logs import setup_logs
-from ts_frontend.telemetry.logging.writer import Console, Logs, RotatedFile, daily
+from ts_frontend.telemetry.logging.writer import Console, RotatedFile, daily
 
-
-@pytest.fixture(autouse=True)
-def _levels() -> Iterator[None]:
-    """`logging` as it was, for the other tests."""
-    names = ["", "ts_frontend", "ACCESS_LOG", "MODEL_LOG", "TS_METRICS", "MODEL_METRICS"]
-    before = [(logging.getLogger(n), logging.getLogger(n).level, logging.getLogger(n).propagate) for n in names]
-    root_handlers = list(logging.getLogger().handlers)
-    for logger, _, _ in before:  # also if a server ran in this process before
-        logger.setLevel(logging.NOTSET)
-        logger.propagate = True
-    yield
-    for logger, level, propagate in before:
-        logger.setLevel(level)
-        logger.propagate = propagate
-        logger.handlers[:] = []
-    logging.getLogger().handlers[:] = root_handlers
+pytestmark = pytest.mark.usefixtures("logging_as_before")
 
 
 def config(tmp_path: Path, **more: object) -> ServerConfig:
     return ServerConfig(log_location=tmp_path, **{"console_log": False, **more})  # type: ignore[arg-type]
-
-
-def write_some(logs: Logs) -> None:
-    logging.getLogger("ts_frontend.server").warning("one %s", "thing")
-    logging.getLogger("somelibrary").info("another")
-    logging.getLogger("somelibrary").debug("too small")
-    logs.model_line("W-9000-m_1.0-stdout", "100 % of it")
-    logs.model_line("W-9000-m_1.0-stderr", "oh", logging.WARNING)
-    logging.getLogger("TS_METRICS").info("CPU.Percent:1.0|#Level:Host")
-    logging.getLogger("MODEL_METRICS").info("PredictionTime.ms:0.02")
-    logs.access("127.0.0.1:55006", "GET /models HTTP/1.1", 200, 17.6)
-    logs.close()
 
 
 def lines(path: Path) -> list[str]:
@@ -129,18 +101,3 @@ def test_a_log_config_that_cannot_be_used(tmp_path: Path, name: str, text: str) 
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match="log_config"):
         setup_logs(config(tmp_path / "logs", log_config=tmp_path / name))
-
-
-def test_levels_of_a_log4j2_file(tmp_path: Path) -> None:
-    file = tmp_path / "log4j2.xml"
-    file.write_text(
-        """<Configuration><Appenders/><Loggers>
-        <Logger name="org.pytorch.serve" level="error"/><Logger name="ACCESS_LOG" level="off"/>
-        <Logger name="io.netty" level="error"/><Root level="warn"/></Loggers></Configuration>"""
-    )
-    write_some(setup_logs(config(tmp_path, log_config=file)))
-    assert lines(tmp_path / "access_log.log") == []
-    assert len(lines(tmp_path / "model_log.log")) == 2
-    text = (tmp_path / "ts_log.log").read_text()
-    assert "somelibrary" not in text
-    assert "one thing" not in text

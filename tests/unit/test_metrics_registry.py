@@ -17,7 +17,7 @@ from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.models.metrics import ServedModels, compatible_families
 from ts_frontend.models.model import Registry
 from ts_frontend.telemetry.metrics.families import BUCKETS, NEW, TIMES_MAX, Definitions, read_definitions
-from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, ELSEWHERE, MetricsRegistry
+from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
 from ts_frontend.telemetry.metrics.requests import EVENTS_MAX, MetricLine, parse_record
 
 #: What TorchServe 0.12.0 answered, in an order that differs run by run.
@@ -103,26 +103,6 @@ def test_http_statuses_are_counted_by_class() -> None:
     ]
 
 
-def test_log_mode_shows_where_the_metrics_are_and_logs_each_request() -> None:
-    metrics = registry("log")
-    answered_job(metrics)
-    metrics.http_answered(200)
-    assert metrics.text() == ELSEWHERE.format(mode="log")
-    label = "|#model_name:m,model_version:default|#hostname:vm,timestamp"
-    assert logged(metrics) == {
-        "TS_METRICS": [
-            f"ts_inference_requests_total.Count:1.0{label}",
-            f"ts_inference_latency_microseconds.Microseconds:3000000.0{label}",
-            f"ts_queue_latency_microseconds.Microseconds:1000000.0{label}",
-            "QueueTime.Milliseconds:1000.0|#Level:Host|#hostname:vm,timestamp",
-            "WorkerThreadTime.Milliseconds:500.0|#Level:Host|#hostname:vm,timestamp",
-            "Requests2XX.Count:1.0|#Level:Host|#hostname:vm,timestamp",
-        ],
-        "MODEL_METRICS": ["PredictionTime.ms:2000.0|#ModelName:m,Level:Model|#hostname:vm,requestID:ID,timestamp"],
-    }
-    assert not logged(metrics)
-
-
 def test_what_comes_too_fast_is_summed_exactly() -> None:
     metrics = registry("log")
     for number in range(1000):
@@ -133,20 +113,6 @@ def test_what_comes_too_fast_is_summed_exactly() -> None:
     assert sum(values) == 1000
     assert max(values) > 900
     assert sum(map(len, found.values())) < 3 * EVENTS_MAX
-
-
-def test_legacy_mode_shows_three_and_logs_the_rest() -> None:
-    metrics = registry("legacy")
-    answered_job(metrics)
-    metrics.http_answered(200)
-    metrics.server_value("MemoryUsed", 1.0, "Host")
-    assert sorted(line.partition("{")[0] for line in shown(metrics)) == [
-        "ts_inference_latency_microseconds",
-        "ts_inference_requests_total",
-        "ts_queue_latency_microseconds",
-    ]
-    names = [line.partition(".")[0] for lines in logged(metrics).values() for line in lines]
-    assert names == ["QueueTime", "WorkerThreadTime", "Requests2XX", "PredictionTime"]
 
 
 def test_values_of_the_server(caplog: pytest.LogCaptureFixture) -> None:

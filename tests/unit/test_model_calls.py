@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
+from support import turns
 from ts.protocol.frames import CALL_ID_MIN, Buffer, Call, Chunk, Credit, Failed, Message
 from ts_frontend.errors import DeadlineExceeded, ModelNotFound, ServeError
 from ts_frontend.job import Job, JobState, Ledger
@@ -53,11 +54,6 @@ def calls_of(answers: Scripted) -> tuple[HandlerCalls, list[Message], list[Batch
     return HandlerCalls(answers.answer, "a", sent.append, alive.append, 1.0), sent, alive
 
 
-async def turns() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 def batch_with(*jobs: Job) -> Batch:
     return InFlight().begin(list(jobs), None, time.monotonic())
 
@@ -71,27 +67,27 @@ def job(deadline_s: float = math.inf) -> Job:
 async def test_pieces_go_back_in_order_and_end() -> None:
     calls, sent, _ = calls_of(Scripted(b"x", b"y"))
     calls.begin(Call(CALL_ID_MIN, {}), None)
-    await turns()
+    await turns(20)
     assert sent == [Chunk(CALL_ID_MIN, b"x", False), Chunk(CALL_ID_MIN, b"y", False), Chunk(CALL_ID_MIN, b"")]
 
 
 async def test_a_refusal_is_told_with_its_status() -> None:
     calls, sent, _ = calls_of(Scripted())
     calls.begin(Call(CALL_ID_MIN, {"missing": True}), None)
-    await turns()
+    await turns(20)
     assert sent == [Failed(CALL_ID_MIN, 404, "Model not found: b")]
 
 
 async def test_a_model_that_takes_nothing_gets_no_more_than_its_credit() -> None:
     calls, sent, _ = calls_of(Scripted(*[bytes(100_000)] * 7))
     calls.begin(Call(CALL_ID_MIN, {}), None)
-    await turns()
+    await turns(20)
     assert len(sent) == 3
     calls.grant(Credit(CALL_ID_MIN, 200_000))
-    await turns()
+    await turns(20)
     assert len(sent) == 5
     calls.grant(Credit(CALL_ID_MIN, 200_000))
-    await turns()
+    await turns(20)
     assert sent[-1] == Chunk(CALL_ID_MIN, b"")
 
 
@@ -103,7 +99,7 @@ async def test_there_is_a_limit_to_calls_at_a_time(monkeypatch: Any) -> None:
     (refused,) = sent
     assert isinstance(refused, Failed) and refused.code == 503 and "2 calls" in refused.message
     calls.close()
-    await turns()
+    await turns(20)
 
 
 async def test_a_cancel_may_come_before_its_call() -> None:
@@ -111,7 +107,7 @@ async def test_a_cancel_may_come_before_its_call() -> None:
     calls, sent, _ = calls_of(answers)
     calls.cancel(CALL_ID_MIN)
     calls.begin(Call(CALL_ID_MIN, {}), None)
-    await turns()
+    await turns(20)
     assert [type(one) for one in sent] == [Failed] and not answers.callers
 
 
@@ -119,7 +115,7 @@ async def test_a_call_may_be_cancelled_before_it_has_begun_to_run() -> None:
     calls, sent, _ = calls_of(Scripted(None))
     calls.begin(Call(CALL_ID_MIN, {}), None)
     calls.cancel(CALL_ID_MIN)
-    await turns()
+    await turns(20)
     assert sent == [Failed(CALL_ID_MIN, 499, worker_calls.CANCELLED)] and not calls._open
 
 
@@ -130,20 +126,20 @@ async def test_a_call_ends_with_the_last_request_of_its_batch() -> None:
     batch, other = batch_with(first, second), batch_with(job())
     calls.begin(Call(CALL_ID_MIN, {}), batch)
     calls.begin(Call(CALL_ID_MIN + 1, {}), other)
-    await turns()
+    await turns(20)
     assert [caller.deadline_s for caller in answers.callers] == [math.inf, math.inf] and alive == [batch, other]
     first.cancel()
     calls.release(batch)
-    await turns()
+    await turns(20)
     assert not sent
     second.cancel()
     calls.release(batch)
-    await turns()
+    await turns(20)
     (failed,) = sent
     assert isinstance(failed, Failed) and (failed.job_id, failed.code) == (CALL_ID_MIN, 499)
     assert "nobody waits" in failed.message and answers.ended == 1
     calls.close()
-    await turns()
+    await turns(20)
     assert answers.ended == 2
 
 

@@ -97,95 +97,80 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scenario, 60))
 
 
-def test_a_model_that_loads_is_waited_for() -> None:
+async def test_a_model_that_loads_is_waited_for() -> None:
     """The input of its handler is known only after the load."""
 
-    async def scenario() -> None:
-        model = Played(spoken, loading=True)
-        served, models = service(model)
-        task = asyncio.create_task(served.completion(Client(model="m", prompt="x").asked))
-        for _ in range(3):
-            await asyncio.sleep(0)
-            models.changes.notify()
-        assert not task.done() and not model.jobs
-        model.openai, model.loading = SPEAKS, False
+    model = Played(spoken, loading=True)
+    served, models = service(model)
+    task = asyncio.create_task(served.completion(Client(model="m", prompt="x").asked))
+    for _ in range(3):
+        await asyncio.sleep(0)
         models.changes.notify()
-        answer: HttpAnswer = await task
-        found = json.loads(bytes(answer.body))  # type: ignore[arg-type]
-        assert found == {"type": "application/json", "path": "v1/completions", "body": '{"model": "m", "prompt": "x"}'}
-        assert answer.headers == ((b"content-type", b"application/json"),)
-
-    run(scenario())
+    assert not task.done() and not model.jobs
+    model.openai, model.loading = SPEAKS, False
+    models.changes.notify()
+    answer: HttpAnswer = await task
+    found = json.loads(bytes(answer.body))  # type: ignore[arg-type]
+    assert found == {"type": "application/json", "path": "v1/completions", "body": '{"model": "m", "prompt": "x"}'}
+    assert answer.headers == ((b"content-type", b"application/json"),)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_runs_for_a_request_ends_with_it(stream: bool) -> None:
+async def test_what_runs_for_a_request_ends_with_it(stream: bool) -> None:
     """One of three prompts fails; or the queue is full before the last."""
 
     def second_fails(job: Job) -> None:
         if b"y" in bytes(job.inputs[0].data):
             job.failed_by_worker(Failed(job.id, 400, "no y"))
 
-    async def scenario() -> None:
-        body = {"model": "m", "prompt": ["x", "y", "z"], "stream": stream}
-        model = Played(second_fails, OpenAIHandler())
-        if stream:
-            status, found = await answered(model, **body)
-            assert status == 400
-        else:
-            task = asyncio.create_task(answered(model, **body))
-            await until_async(lambda: len(model.jobs) == 3)
-            model.jobs[0].deliver(Chunk(model.jobs[0].id, b'{"text": ""}', last=True))
-            status, found = await task
-        assert (status, found["error"]["message"]) == (400, "no y")
-        assert all(job.done for job in model.jobs)
-        full = Played(nothing, OpenAIHandler())
-        full.refuses_from = 2
-        status, found = await answered(full, **body)
-        assert status == 503 and [job.state for job in full.jobs] == [JobState.CANCELLED] * 2
-
-    run(scenario())
+    body = {"model": "m", "prompt": ["x", "y", "z"], "stream": stream}
+    model = Played(second_fails, OpenAIHandler())
+    if stream:
+        status, found = await answered(model, **body)
+        assert status == 400
+    else:
+        task = asyncio.create_task(answered(model, **body))
+        await until_async(lambda: len(model.jobs) == 3)
+        model.jobs[0].deliver(Chunk(model.jobs[0].id, b'{"text": ""}', last=True))
+        status, found = await task
+    assert (status, found["error"]["message"]) == (400, "no y")
+    assert all(job.done for job in model.jobs)
+    full = Played(nothing, OpenAIHandler())
+    full.refuses_from = 2
+    status, found = await answered(full, **body)
+    assert status == 503 and [job.state for job in full.jobs] == [JobState.CANCELLED] * 2
 
 
-def test_a_failure_in_the_middle_of_a_stream_is_an_event() -> None:
+async def test_a_failure_in_the_middle_of_a_stream_is_an_event() -> None:
     def fails(job: Job) -> None:
         kind = (("content-type", "text/event-stream"),)
         data = b'{"text": "a"}' if job.inputs[0].name == "" else b"data: 1\n\n"
         job.deliver(Chunk(job.id, data, last=False, headers=kind))
         asyncio.get_running_loop().call_soon(job.failed_by_worker, Failed(job.id, 500, "broken"))
 
-    async def scenario() -> None:
-        for handler in (OpenAIHandler(), OpenAIHandler(True, (), None)):
-            status, found = await answered(Played(fails, handler), model="m", prompt="x", stream=True)
-            *_, last, nothing = found.split(b"\n\n")
-            error = json.loads(last.removeprefix(b"data: "))["error"]
-            assert (status, error["message"], error["type"], nothing) == (200, "broken", "server_error", b"")
-
-    run(scenario())
+    for handler in (OpenAIHandler(), OpenAIHandler(True, (), None)):
+        status, found = await answered(Played(fails, handler), model="m", prompt="x", stream=True)
+        *_, last, nothing = found.split(b"\n\n")
+        error = json.loads(last.removeprefix(b"data: "))["error"]
+        assert (status, error["message"], error["type"], nothing) == (200, "broken", "server_error", b"")
 
 
-def test_a_handler_that_speaks_checks_what_it_does_not_declare() -> None:
-    async def scenario() -> None:
-        model = Played(spoken, OpenAIHandler(True, (), None))
-        status, found = await answered(model, model="m", tools=[1], anything=2)
-        assert status == 200 and json.loads(found["body"])["anything"] == 2
-        status, found = await answered(Played(spoken, SPEAKS), model="alias", prompt="x", tools=[1])
-        assert status == 200 and found["path"] == "v1/completions"
-        status, found = await answered(Played(spoken, SPEAKS), model="alias", prompt="x", n=2)
-        assert (status, found["error"]["param"]) == (400, "n")
-
-    run(scenario())
+async def test_a_handler_that_speaks_checks_what_it_does_not_declare() -> None:
+    model = Played(spoken, OpenAIHandler(True, (), None))
+    status, found = await answered(model, model="m", tools=[1], anything=2)
+    assert status == 200 and json.loads(found["body"])["anything"] == 2
+    status, found = await answered(Played(spoken, SPEAKS), model="alias", prompt="x", tools=[1])
+    assert status == 200 and found["path"] == "v1/completions"
+    status, found = await answered(Played(spoken, SPEAKS), model="alias", prompt="x", n=2)
+    assert (status, found["error"]["param"]) == (400, "n")
 
 
-def test_models_are_listed_by_all_their_names() -> None:
-    async def scenario() -> None:
-        served, _ = service(Played(echo, SPEAKS))
-        answer = await served.list_models(Client().asked)
-        found = json.loads(bytes(answer.body))  # type: ignore[arg-type]
-        assert [(one["id"], one["created"]) for one in found["data"]] == [("alias", 7), ("m", 7)]
-        assert found["models"] == ["m"]
-
-    run(scenario())
+async def test_models_are_listed_by_all_their_names() -> None:
+    served, _ = service(Played(echo, SPEAKS))
+    answer = await served.list_models(Client().asked)
+    found = json.loads(bytes(answer.body))  # type: ignore[arg-type]
+    assert [(one["id"], one["created"]) for one in found["data"]] == [("alias", 7), ("m", 7)]
+    assert found["models"] == ["m"]
 
 
 def test_what_a_handlers_attributes_say() -> None:

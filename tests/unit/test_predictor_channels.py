@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
-from support import GUARD_S, free_port, until_async
+from support import GUARD_S, free_port, self_signed, until_async
 from ts.compat.kserve_api.channels import BODY_BYTES_MAX, HEAD_BYTES_MAX, OPEN_MAX, Channel, Connections, Unanswered
 from ts.compat.kserve_api.channels import address as address_of
 from ts.compat.kserve_api.messages import InferInput, InferRequest
@@ -60,11 +60,7 @@ def tensors(request_id: str | None = None) -> InferRequest:
 def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `key`, and `certificate` of localhost, which it also has under the name that OpenSSL looks for."""
     made = tmp_path_factory.mktemp("certified")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2",
-         "-addext", "subjectAltName=DNS:localhost", "-keyout", "key", "-out", "certificate"],
-        cwd=made, check=True, capture_output=True,
-    )  # fmt: skip
+    self_signed(made, "certificate", "key")
     naming = ["openssl", "x509", "-hash", "-noout", "-in", "certificate"]
     name = subprocess.run(naming, cwd=made, check=True, capture_output=True, text=True).stdout.strip()
     (made / f"{name}.0").symlink_to("certificate")

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, OneBatchWorker, turns
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Cancel, Chunk, Input, Predict, encode_bytes
 from ts_frontend.errors import Code, DeadlineExceeded, InvalidArgument, QueueFull, WorkerDied
@@ -23,45 +23,25 @@ from ts_frontend.workers.resources import CPU
 from ts_frontend.workers.worker import Worker, WorkerState
 
 
-class Taking:
+class Taking(OneBatchWorker):
     """A worker that takes one batch and keeps it."""
 
     def __init__(self) -> None:
-        self.taken: list[Job] = []
+        self.running: list[Job] = []
         self.limits: list[float] = []
 
     def room(self, ahead_s: float = AHEAD_S) -> float:
         self.limits.append(ahead_s)
-        return 0 if self.taken else 2
+        return 0 if self.running else 2
 
     def dispatch(self, jobs: list[Job], now_s: float) -> None:
         for each in jobs:
             each.move(JobState.SENT)
-        self.taken += jobs
-
-    def dispatch_alone(self, job: Job, now_s: float) -> None:
-        raise AssertionError("nothing runs alone here")
-
-    def reserve(self) -> None:
-        raise AssertionError("nothing runs alone here")
-
-    def look(self) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-    def holds(self, job: Job) -> bool:
-        return job in self.taken
+        self.running += jobs
 
 
 def job(ledger: Ledger, name: str = "data", **more: object) -> Job:
     return Job(ledger, [Input(name, "", b"x")], request_id="r", **more)  # type: ignore[arg-type]
-
-
-async def turns(count: int = 3) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 class Looked(JobQueue):

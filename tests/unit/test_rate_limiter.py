@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import Counter
 
 import pytest
 
-from support import OneBatchWorker
+from support import OneBatchWorker, turns
 from ts.protocol.frames import Chunk, Input
 from ts_frontend.config.kinds import RESOURCES
 from ts_frontend.job import Job, Ledger
@@ -57,13 +56,8 @@ class Served(OneBatchWorker):
         self.place.begin()
 
 
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
 async def running(*models: Served) -> list[bool]:
-    await settle()
+    await turns(5)
     return [bool(one.running) for one in models]
 
 
@@ -87,7 +81,7 @@ async def test_turns_are_by_priority(priorities: tuple[int, int]) -> None:
     for one in models:
         one.ask(300)
     for _ in range(240):
-        await settle()
+        await turns(5)
         (busy,) = [one for one in models if one.running]
         busy.finish()
     a, b = (max(1, priority) for priority in priorities)
@@ -99,10 +93,10 @@ async def test_one_that_needs_much_is_not_passed_for_ever() -> None:
     large, small = Served(limits, of(R=4)), [Served(limits, of(R=2)) for _ in range(3)]
     for one in small:
         one.ask(100)
-    await settle()
+    await turns(5)
     large.ask()
     for turn in range(12):
-        await settle()
+        await turns(5)
         if large.running:
             break
         busy = [one for one in small if one.running]
@@ -133,7 +127,7 @@ async def test_nothing_is_taken_twice_or_left() -> None:
     models = [Served(limits, of(1 + number % 3, R=1 + number % 4, S=1 + number % 5)) for number in range(9)]
     for _ in range(2000):
         chance.choice(models).ask()
-        await settle()
+        await turns(5)
         busy = [one for one in models if one.running]
         taken: Counter[str] = Counter()
         for one in busy:
@@ -142,7 +136,7 @@ async def test_nothing_is_taken_twice_or_left() -> None:
         if busy:
             chance.choice(busy).finish()
     while any(len(one.queue) or one.running for one in models):
-        await settle()
+        await turns(5)
         next(one for one in models if one.running).finish()
     assert not +limits._taken
 

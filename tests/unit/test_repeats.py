@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from typing import Any
@@ -11,11 +10,11 @@ from typing import Any
 import pytest
 
 from stage import Skipping, Stage, pool_of, waiting
-from support import until_async
+from support import turns, until_async
 from ts.protocol.frames import Chunk, Input, Predict
-from ts_frontend.errors import Code, DeadlineExceeded, HandlerFailed, Quarantined, WorkerDied
-from ts_frontend.job import FedJob, Job, JobState, Ledger
-from ts_frontend.scheduling.batcher import Group, Policy, RepeatLane, Repeats, halves, one_by_one
+from ts_frontend.errors import Code, DeadlineExceeded, Quarantined, WorkerDied
+from ts_frontend.job import FedJob, Job, Ledger
+from ts_frontend.scheduling.batcher import Group, RepeatLane, Repeats, halves, one_by_one
 from ts_frontend.scheduling.stream import chunks
 from ts_frontend.workers.pool import Pool
 
@@ -60,8 +59,8 @@ def test_a_lane_keeps_order_and_gives_what_goes_alone_to_idle_workers_only() -> 
 # --- with a pool
 
 
-async def served(stage: Stage, workers: int = 1, batch_size: int = 1) -> Pool:
-    pool = pool_of(stage, Skipping(), policy=Policy(batch_size=batch_size), repeats=Repeats())
+async def served(stage: Stage, workers: int = 1) -> Pool:
+    pool = pool_of(stage, Skipping(), repeats=Repeats())
     await pool.scale(workers)
     return pool
 
@@ -71,32 +70,10 @@ def finished(jobs: list[Job], ledger: Ledger) -> None:
     assert ledger.queued == ledger.sent == 0
 
 
-async def settled(jobs: list[Job], batch: Predict) -> None:
-    """Waits until the worker's messages about a batch have arrived."""
-    ids = [item.job_id for item in batch.items]
-    await until_async(lambda: all(job.state is not JobState.SENT for job in jobs if job.id in ids))
-
-
 def counts(pool: Pool) -> tuple[int, int, int]:
     repeats = pool.plan.repeats
     assert repeats is not None
     return repeats.after_deaths, repeats.after_failures, repeats.quarantined
-
-
-async def test_a_begun_request_of_a_dead_worker_runs_once_more(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    stage, ledger = Stage(), Ledger()
-    pool = await served(stage)
-    job = waiting(pool, ledger)
-    await stage.actors[0].batch()
-    stage.actors[0].end(-9)
-    await until_async(lambda: len(stage.actors) == 2)
-    stage.actors[1].answer(await stage.actors[1].batch())
-    assert await job.result() == b"ok"
-    finished([job], ledger)
-    assert counts(pool) == (1, 0, 0)
-    await pool.close(0)
-    assert "Request r runs once more: worker 9000 of m_1.0 died with it" in caplog.text
 
 
 async def test_what_runs_again_after_a_death_has_its_worker_to_itself() -> None:
@@ -114,8 +91,7 @@ async def test_what_runs_again_after_a_death_has_its_worker_to_itself() -> None:
     for job in jobs:
         batch = await actor.batch()
         assert [item.job_id for item in batch.items] == [job.id]
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await turns(5)
         assert actor.heard(Predict) is None, "nothing beside it"
         actor.answer(batch)
         assert await job.result() == b"ok"
@@ -142,8 +118,7 @@ async def test_a_busy_worker_is_kept_free_for_what_goes_alone() -> None:
     stage.actors[0].end(-9)
     await until_async(lambda: pool.queue.waiting() == [first])
     later = waiting(pool, ledger)
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
     assert stage.actors[1].heard(Predict) is None, "it takes nothing new"
     stage.actors[1].answer(batch)
     assert await busy.result() == b"ok"
@@ -258,30 +233,3 @@ async def test_what_waits_to_run_again_can_be_cancelled_and_expires(how: str) ->
     finished([job], ledger)
     assert len(pool.queue) == 0 and not pool.queue.waiting()
     await pool.close(0)
-
-
-async def test_a_batch_that_failed_as_a_whole_is_halved_until_the_culprit_fails_alone(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.WARNING)
-    stage, ledger = Stage(), Ledger()
-    pool = await served(stage, batch_size=8)
-    jobs = [waiting(pool, ledger) for _ in range(8)]
-    culprit, sizes, runs = jobs[5].id, [], dict.fromkeys((job.id for job in jobs), 0)
-    actor = stage.actors[0]
-    while ledger.live:
-        batch = await actor.batch()
-        sizes.append(len(batch.items))
-        ids = [item.job_id for item in batch.items]
-        for job_id in ids:
-            runs[job_id] += 1
-        actor.fail(batch) if culprit in ids else actor.answer(batch)
-        await settled(jobs, batch)
-    assert sorted(sizes) == [1, 1, 2, 2, 4, 4, 8] and max(runs.values()) == 4
-    with pytest.raises(HandlerFailed, match="Prediction failed"):
-        await jobs[5].result()
-    assert [await job.result() for job in jobs if job.id != culprit] == [b"ok"] * 7
-    finished(jobs, ledger)
-    assert counts(pool) == (0, 8 + 4 + 2, 0)
-    await pool.close(0)
-    assert "8 requests that failed together (Prediction failed) run again in halves" in caplog.text

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stage import Skipping, Stage, pool_of, waiting
-from support import until_async
+from support import turns, until_async
 from ts_frontend.errors import MemoryFull
 from ts_frontend.models.settings import Source, _autoscale
 from ts_frontend.workers.memory import Admission, Memory
@@ -244,8 +244,7 @@ class Machine:
         try:
             async with self.admission.room(files) as check:
                 self.pools.append(pool)
-                for _ in range(3):
-                    await asyncio.sleep(0)
+                await turns()
                 if fails:
                     await withdraw()
                     raise ValueError

@@ -11,7 +11,7 @@ import pytest
 
 from streams import Answer, Http2Client
 from ts.protocol.frames import Chunk, Input, Pairs
-from ts_frontend.errors import InvalidArgument, ModelNotFound, NoWorker, ServeError
+from ts_frontend.errors import ModelNotFound, NoWorker, ServeError
 from ts_frontend.grpc.call import Call, Exchange, response_metadata, routes
 from ts_frontend.grpc.inference import InferenceService
 from ts_frontend.grpc.protocol import Decoder, encode
@@ -88,15 +88,6 @@ def request(**fields: Any) -> bytes:
     return PredictionsRequest(**{"model_name": "m", "input": {"data": b"x"}, **fields}).SerializeToString()
 
 
-def predictions(served: InferenceService) -> Any:
-    return routes(*served.methods())[f"{SERVICE}/Predictions"].run
-
-
-def predict(served: InferenceService, data: bytes, call: Call | None = None) -> bytes:
-    answer = asyncio.run(predictions(served)(call or Call(f"{SERVICE}/Predictions"), data))
-    return PredictionResponse.FromString(answer).prediction
-
-
 async def collect(answers: AsyncIterator[Sequence[bytes]]) -> list[PredictionResponse]:
     return [PredictionResponse.FromString(data) async for group in answers for data in group]
 
@@ -119,25 +110,8 @@ def test_ping(report: dict[str, Any] | ServeError, text: str) -> None:
     assert TorchServeHealthResponse.FromString(answer).health == text
 
 
-def test_metadata_and_deadline_reach_the_job() -> None:
-    model = PlayedModel(echo)
-    served = over(Models(m=model), {})
-    metadata: list[tuple[str, str | bytes]] = [("x-meta", "1"), ("x-request-id", "abc"), ("grpc-trace", "t")]
-    metadata += [("user-agent", "c"), ("b-bin", b"\0")]
-    predict(served, request(), Call("/p", metadata, deadline_s=12.5))
-    (job,) = model.jobs
-    assert job.request_headers == [("x-meta", "1"), ("x-request-id", "abc")]
-    assert (job.request_id, job.deadline_s, job.stream) == ("abc", 12.5, False)
-
-
 def converse(play: Play, *messages: bytes) -> list[PredictionResponse]:
     return asyncio.run(collect(service(play).stream_predictions_2(Call("/p"), feed(*messages))))
-
-
-def test_conversation_answers_each_request() -> None:
-    answers = converse(echo, *(request(input={"data": b"%d" % n}, sequence_id="s") for n in range(200)))
-    assert [answer.prediction for answer in answers] == [b"%d" % n for n in range(200)]
-    assert {answer.sequence_id for answer in answers} == {"s"}
 
 
 def test_conversation_goes_on_after_failures() -> None:
@@ -146,15 +120,6 @@ def test_conversation_goes_on_after_failures() -> None:
     assert failures[5] == "Model not found: nope"
     assert "aren't a PredictionsRequest" in failures[3]
     assert [answer.prediction for answer in answers if not answer.HasField("status")] == [b"x"]
-
-
-def test_conversation_ends_with_its_clients_error() -> None:
-    async def broken() -> AsyncIterator[bytes]:
-        yield request()
-        raise InvalidArgument("the connection broke")
-
-    with pytest.raises(InvalidArgument, match="broke"):
-        asyncio.run(collect(service().stream_predictions_2(Call("/p"), broken())))
 
 
 def test_unfit_response_headers_are_left_out() -> None:

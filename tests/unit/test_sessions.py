@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from support import Clock
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.http import platforms
 from ts_frontend.http.platforms import Sessions, SessionsFull, _session_call
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def begun(sessions: Sessions) -> str:

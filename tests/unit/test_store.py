@@ -10,13 +10,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support import GUARD_S
+from support import QuietHandler, http_server
 from ts_frontend.errors import ArchiveExists, ArchiveNotFound, DownloadFailed, InvalidArgument, ServeError
 from ts_frontend.models.store.http import DownloadLimits, DownloadProgress, is_public, new_file, new_folder, open_remote
 from ts_frontend.models.store.store import Fetched, ModelStore
@@ -239,31 +238,18 @@ class Site:
 def site() -> Iterator[Site]:
     site = Site()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             status, headers, body = site.answers.get(self.path, (404, {}, b""))
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-            self.wfile.flush()
+            self.answer(status, body, headers)
             if self.path == "/held.mar":
                 site.asked.set()
                 site.held.wait(30)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    site.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield site
-    site.held.set()
-    server.shutdown()
-    thread.join(GUARD_S)
-    server.server_close()
+    with http_server(Handler) as url:
+        site.port = int(url.rpartition(":")[2])
+        yield site
+        site.held.set()
 
 
 def everything(root: Path, **limits: float) -> ModelStore:

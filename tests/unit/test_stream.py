@@ -7,16 +7,16 @@ import contextlib
 import gc
 import logging
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, JobOwner, turns
 from ts.protocol.frames import FEED_BYTES, Buffer, Chunk, Failed, Feed, Input
 from ts_frontend.errors import Code, HandlerFailed, InvalidArgument, ModelNotFound, ServeError
 from ts_frontend.job import WAITING_BYTES_MAX as FED_BYTES_MAX
-from ts_frontend.job import FedJob, Job, JobState, Ledger, Whereabouts
+from ts_frontend.job import FedJob, Job, JobState, Ledger
 from ts_frontend.scheduling.stream import (
     READY_BYTES_MAX,
     REQUEST_BYTES_MAX,
@@ -33,25 +33,15 @@ class Body(bytearray):
     """Bytes that a weak reference can be made to."""
 
 
-class Worker:
-    """Keeps every job of a stream, and records the events."""
+class Worker(JobOwner):
+    """Keeps every job of a stream, and records what they are fed."""
 
     def __init__(self) -> None:
-        self.released: list[Job] = []
-        self.granted_bytes = 0
+        super().__init__()
         self.fed: list[Feed] = []
-
-    def release(self, job: Job) -> None:
-        self.released.append(job)
-
-    def grant(self, job: Job, size_bytes: int) -> None:
-        self.granted_bytes += size_bytes
 
     def feed(self, job: Job, feed: Feed) -> None:
         self.fed.append(feed)
-
-    def measure(self, job: Job) -> Whereabouts:
-        raise AssertionError("no job of these tests is timed")
 
 
 class Talk:
@@ -134,12 +124,6 @@ class Said(StreamRequest):
         return [Input("", "", data)]
 
 
-async def settle() -> None:
-    """Everything goes as far as it gets by itself."""
-    for _ in range(50):
-        await asyncio.sleep(0)
-
-
 def run_test(scenario: Coroutine[Any, Any, None]) -> None:
     """In a loop of its own, which must hear of no exception that nobody has seen."""
     heard: list[dict[str, Any]] = []
@@ -180,15 +164,15 @@ async def test_so_many_requests_are_read_ahead() -> None:
     talk = Talk()
     reader = Reader(talk)
     talk.say(*(f"- {number}" for number in range(REQUESTS_MAX + 10)), None)
-    await settle()
+    await turns(50)
     assert len(talk.started) == REQUESTS_MAX and talk.read == REQUESTS_MAX + 1
     talk.answer("3")
-    await settle()
+    await turns(50)
     assert len(talk.started) == REQUESTS_MAX + 1
     while not reader.task.done():
         for name in talk.started:
             talk.answer(name)
-        await settle()
+        await turns(50)
     await reader.task
     assert len(reader.got) == REQUESTS_MAX + 10
 
@@ -199,19 +183,19 @@ async def test_so_many_bytes_are_read_ahead_and_a_larger_request_alone(in_turn: 
     reader = Reader(talk)
     large = bytes(REQUEST_BYTES_MAX // 2)
     talk.say(b"x a " + large, b"y b", b"z c " + large, b"- d " + large * 3, b"- e", None)
-    await settle()
+    await turns(50)
     assert (talk.started, talk.read) == (["a", "b"], 3)
     talk.answer("a")
-    await settle()
+    await turns(50)
     assert (talk.started, talk.read) == (["a", "b", "c"], 4)
     talk.answer("b")
-    await settle()
+    await turns(50)
     assert talk.started == ["a", "b", "c"], "the largest goes alone"
     talk.answer("c")
-    await settle()
+    await turns(50)
     assert talk.started == ["a", "b", "c", "d"]
     talk.answer("d")
-    await settle()
+    await turns(50)
     talk.answer("e")
     await reader.task
 
@@ -224,13 +208,13 @@ async def test_failures_in_the_middle_are_answers_and_the_stream_goes_on(caplog:
     talk = Talk()
     reader = Reader(talk)
     talk.say("l a", "l refused", "l bad", "l broken", "l unwritable", "l z", None)
-    await settle()
+    await turns(50)
     assert talk.started == ["a", "bad", "unwritable", "z"]
     talk.answer("z")
     talk.answer("unwritable", last=False)
     talk.answer("bad", "1", last=False)
     talk.fail("bad")
-    await settle()
+    await turns(50)
     assert reader.got == [], "failures keep the order, too"
     talk.answer("a")
     await reader.task
@@ -251,16 +235,16 @@ async def test_a_failure_that_ends_the_stream_comes_after_the_answers_before_it(
     talk = Talk(failures_end=True)
     reader = Reader(talk, stalled=True)
     talk.say("l a", "l bad", "l never", "- free", "- other")
-    await settle()
+    await turns(50)
     talk.answer("free", "1", last=False)
-    await settle()
+    await turns(50)
     talk.answer("a")
-    await settle()
+    await turns(50)
     talk.fail("bad")
-    await settle()
+    await turns(50)
     assert talk.over, "the others are cancelled at once"
     talk.say("l late", "l later")
-    await settle()
+    await turns(50)
     assert "late" not in talk.started
     reader.read_on()
     with pytest.raises(HandlerFailed, match="bad is too long"):
@@ -282,7 +266,7 @@ async def test_an_error_of_the_reading_side_ends_the_stream(kind: str) -> None:
     talk = Talk()
     reader = Reader(talk)
     talk.say("l a", "l b")
-    await settle()
+    await turns(50)
     talk.answer("a")
     talk.say(said)
     with pytest.raises(expected):
@@ -299,7 +283,7 @@ async def test_the_stream_ends_with_its_fed_job_whatever_the_client_still_sends(
     talk = Talk(fed=True, failures_end=failures_end)
     reader = Reader(talk)
     talk.say("l a", *["more"] * 5)
-    await settle()
+    await turns(50)
     if failures_end:
         talk.fail("a")
         with pytest.raises(HandlerFailed):
@@ -314,11 +298,11 @@ async def test_a_fed_job_that_takes_nothing_stops_its_client() -> None:
     talk = Talk(fed=True)
     reader = Reader(talk)
     talk.say("l a", *[bytes(FED_BYTES_MAX // 4)] * 20, None)
-    await settle()
+    await turns(50)
     assert 4 <= talk.read <= 7
     for _ in range(20):
         talk.jobs["a"].allow(FED_BYTES_MAX)
-        await settle()
+        await turns(50)
     assert talk.read == 21 and len(talk.worker.fed) == 21
     talk.answer("a")
     await reader.task
@@ -342,12 +326,11 @@ async def busy(talk: Talk) -> None:
         await asyncio.wait({reading.task})
 
 
-async def left_after(turns: int, talk: Talk) -> None:
+async def left_after(count: int, talk: Talk) -> None:
     """The caller's task is cancelled after so many turns of the loop, wherever everything is by then."""
     current = asyncio.current_task()
     caller = asyncio.ensure_future(busy(talk))
-    for _ in range(turns):
-        await asyncio.sleep(0)
+    await turns(count)
     caller.cancel()
     await asyncio.wait({caller})
     assert talk.over, "a job still runs"
@@ -364,27 +347,16 @@ async def test_nothing_runs_on_wherever_the_caller_is_when_it_leaves(in_turn: bo
         return  # a job that is fed starts at once
     outer.clear()
     outer.update(asyncio.all_tasks())
-    for turns in range(40):
-        await left_after(turns, Talk(in_turn=in_turn, fed=fed))
+    for count in range(40):
+        await left_after(count, Talk(in_turn=in_turn, fed=fed))
 
 
 # --- memory
 
 
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """An object that goes away meanwhile was in no cycle."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 async def answered(talk: Talk, caller: asyncio.Task[Any]) -> None:
     talk.answer("a", "1", last=False)
-    await settle()
+    await turns(50)
     talk.answer("a")
     talk.say(None)
 
@@ -396,7 +368,7 @@ async def failed(talk: Talk, caller: asyncio.Task[Any]) -> None:
 
 async def failed_late(talk: Talk, caller: asyncio.Task[Any]) -> None:
     talk.answer("a", "1", last=False)
-    await settle()
+    await turns(50)
     await failed(talk, caller)
 
 
@@ -436,7 +408,7 @@ def test_a_streams_requests_are_freed_with_it(
         caller = asyncio.ensure_future(call(talk))
         talk.say(body)
         del body
-        await settle()
+        await turns(50)
         if "fed" in options:
             talk.jobs["a"].allow(FEED_BYTES)
         await end(talk, caller)
@@ -445,7 +417,7 @@ def test_a_streams_requests_are_freed_with_it(
         await caller
         assert talk.over
         del talk, caller
-        await settle()  # the loop closes the client's generator
+        await turns(50)  # the loop closes the client's generator
         assert alive() is None, gc.get_referrers(alive())
 
     asyncio.run(scenario())

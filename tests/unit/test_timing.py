@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from streams import Answer, Http1Client, Http2Client
+from streams import Http2Client
+from support import JobOwner
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Input, Item, Measure, Message, Predict, Times
 from ts.runtime.jobs import Ledger as WorkerLedger
@@ -25,20 +26,12 @@ from ts_frontend.telemetry.timing import JOBS_TOLD_MAX, Asking, JobTimes, Reques
 INPUT = [Input("data", "", b"x")]
 
 
-class Placing:
+class Placing(JobOwner):
     """A worker that jobs are sent to."""
 
     def __init__(self, place: Whereabouts) -> None:
+        super().__init__()
         self.place = place
-
-    def release(self, job: Job) -> None:
-        raise AssertionError("nothing is released here")
-
-    def grant(self, job: Job, size_bytes: int) -> None:
-        raise AssertionError("nothing is granted here")
-
-    def feed(self, job: Job, feed: object) -> None:
-        raise AssertionError("nothing is fed here")
 
     def measure(self, job: Job) -> Whereabouts:
         return self.place
@@ -207,34 +200,13 @@ async def streamed() -> AsyncIterator[Sequence[bytes]]:
     yield [b"a"]
 
 
-def told_over_http(*, whole: bool = False, http2: bool = True, takes_trailers: bool = True) -> Answer:
-    """The answer to a client that asked for its times."""
+async def test_a_stream_has_a_trailer_too() -> None:
     limits, guard = BodyLimits(1, 1), Guard(Hosts(""))
     app = HttpApp(RouteTable((), ()), str, guard=guard, log=None, cors=Cors(), limits=limits)
-    headers = [(b"te", b"trailers")] if takes_trailers else []
-
-    async def answered() -> Answer:
-        answer = HttpAnswer(200, (), b"a" if whole else streamed())
-        if http2:
-            client = Http2Client()
-            stream = client.request(headers=headers)
-            await app._send(stream, answer, RequestTimes(told=True))
-            return client.answer(stream)
-        one = Http1Client()
-        await app._send(one.request(headers=headers), answer, RequestTimes(told=True))
-        return one.answer()
-
-    answer = asyncio.run(answered())
+    client = Http2Client()
+    stream = client.request(headers=[(b"te", b"trailers")])
+    await app._send(stream, HttpAnswer(200, (), streamed()), RequestTimes(told=True))
+    answer = client.answer(stream)
     assert answer.ended and answer.body == b"a" and answer.headers[b"server-timing"].startswith(b"total;dur=")
-    return answer
-
-
-def test_a_whole_answer_has_a_header() -> None:
-    answer = told_over_http(whole=True)
-    assert b"trailer" not in answer.headers and not answer.trailers
-
-
-def test_a_stream_has_a_trailer_too() -> None:
-    answer = told_over_http()
     assert answer.headers[b"trailer"] == b"server-timing"
     assert answer.trailers[b"server-timing"].startswith(b"total;dur=")

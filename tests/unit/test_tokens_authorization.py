@@ -7,12 +7,12 @@ import contextlib
 import json
 import logging
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from support import Clock
 from ts_frontend.authorization.authorization import (
     NOT_RENEWED,
     REFUSED,
@@ -23,21 +23,14 @@ from ts_frontend.authorization.authorization import (
     read_keys,
     remove_left_behind,
 )
-from ts_frontend.config.keys import KeyKind, Keys, parse_time
+from ts_frontend.config.keys import KeyKind, Keys
 from ts_frontend.config.kinds import ConfigError
 from ts_frontend.config.load import Option, load_config
 from ts_frontend.errors import InvalidArgument, PermissionDenied
 
 
-class Clock:
-    now_s = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def made(directory: Path, outside: Callable[[], Keys] | None = None, **more: float) -> tuple[Authorization, Clock]:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     settings = {"life_s": 60.0, "overlap_s": 0.0} | more
     return Authorization(outside, KeyFile(directory), clock=clock, **settings), clock
 
@@ -52,21 +45,6 @@ def header(key: bytes) -> list[bytes]:
 
 
 # --- made here
-
-
-def test_made_keys_are_in_a_file_of_the_owner(tmp_path: Path) -> None:
-    authorization, clock = made(tmp_path)
-    path = tmp_path / "key_file.json"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    content = json.loads(path.read_text())
-    assert list(content) == ["management", "inference", "API"]
-    assert {len(entry["key"]) for entry in content.values()} == {8}
-    assert parse_time(content["inference"]["expiration time"]) == clock.now_s + 60
-    assert "expiration time" not in content["API"]
-    for kind in KeyKind:
-        assert authorization.opens(kind, header(in_file(tmp_path, kind.value)))
-    authorization.close()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_key_opens_its_kind_until_it_expires(tmp_path: Path) -> None:
@@ -249,36 +227,12 @@ def test_without_a_key_for_it_nobody_makes_new_ones(tmp_path: Path, mounted: Pat
     authorization.close()
 
 
-def test_refusals_are_logged_with_the_peer_and_without_the_key(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    authorization, _ = made(tmp_path)
-    for _ in range(50):
-        with pytest.raises(PermissionDenied):
-            authorization.check(KeyKind.INFERENCE, [b"Bearer hush-hush"], "10.0.0.1:99")
-    assert 0 < len(caplog.messages) < 50
-    assert "10.0.0.1:99" in caplog.messages[0]
-    assert "hush" not in caplog.text
-    assert authorization.refusals.counts == {"inference": 50}
-    authorization.close()
-
-
 # --- from settings
 
 
 def opened(directory: Path, **settings: str) -> Authorization | None:
     config = load_config([Option(key, text, "--set") for key, text in settings.items()], environ={})
     return open_authorization(config, directory)
-
-
-def test_settings_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert opened(tmp_path) is None
-    assert opened(tmp_path, disable_token_authorization="true", inference_token="from-setting") is None
-    authorization = opened(tmp_path, inference_token="from-setting,and-another")
-    assert authorization is not None
-    assert authorization.opens(KeyKind.INFERENCE, header(b"and-another"))
-    authorization.close()
 
 
 @pytest.mark.parametrize("needed", [False, True])

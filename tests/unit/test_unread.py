@@ -6,9 +6,8 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from functools import wraps
 from typing import Any
 
 import h2.connection
@@ -28,14 +27,6 @@ HEAD = [(":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path",
 #: More than the socket of a client of HTTP/1.1 takes.
 LARGE_BYTES = 2 * RETURNED_BYTES_MIN
 OPEN_WINDOW = 1 << 30
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*arguments: Any, **more: Any) -> None:
-        asyncio.run(test(*arguments, **more))
-
-    return run
 
 
 class Client:
@@ -136,7 +127,6 @@ async def until_waiting(unread: Unread, size: int) -> None:
     await until_async(lambda: unread.bytes == size, lambda: unread.bytes)
 
 
-@in_loop
 async def test_an_answer_that_is_alone_is_never_given_up_for_its_size() -> None:
     unread = Unread(10)
     async with serving(unread) as place:
@@ -148,7 +138,6 @@ async def test_an_answer_that_is_alone_is_never_given_up_for_its_size() -> None:
     assert unread.given_up == {"bytes": 0, "time": 0}
 
 
-@in_loop
 async def test_answers_that_clients_take_at_once_are_not_counted() -> None:
     unread = Unread(0)
     async with serving(unread) as place:
@@ -161,7 +150,6 @@ async def test_answers_that_clients_take_at_once_are_not_counted() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@in_loop
 async def test_answers_of_which_nothing_is_taken_are_given_up_and_others_wait_on(shared: bool) -> None:
     """Those of a dead client; `shared`: those of a client that takes only of another answer."""
     unread = Unread(stall_s=0.4)
@@ -181,7 +169,6 @@ async def test_answers_of_which_nothing_is_taken_are_given_up_and_others_wait_on
 
 
 @pytest.mark.parametrize("reason", ["bytes", "time"])
-@in_loop
 async def test_a_client_of_http1_that_does_not_read_loses_its_connection(reason: str) -> None:
     """What its socket doesn't take counts, too."""
     limits = {"bytes": (LARGE_BYTES, 0.0), "time": (math.inf, 0.4)}
@@ -197,7 +184,6 @@ async def test_a_client_of_http1_that_does_not_read_loses_its_connection(reason:
 
 
 @pytest.mark.parametrize("kind", ["unread", "arriving", "given up"])
-@in_loop
 async def test_freed_memory_is_returned(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """The C library's function itself is part of the operating system: e2e/test_unread_answers.py sees its effect."""
     returned: list[int] = []

@@ -42,10 +42,10 @@ TALK = "return [...document.querySelectorAll('.talk article')].map((one) => [one
 
 
 @pytest.fixture(scope="module")
-def server(serving: Any, model_writer: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(serving: Any, write_to: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     place = tmp_path_factory.mktemp("chat")
     (place / "store").mkdir()
-    model_writer(place / "store", "echo", ECHO)
+    write_to(place / "store", "echo", ECHO)
     keys = {"disable_token_authorization": "false", "management_token": KEY, "inference_token": "x" * 16}
     models = "chat=chat.gguf,echo=echo"
     with chatting(serving, place, metrics_mode="prometheus", load_models=models, **keys) as server:

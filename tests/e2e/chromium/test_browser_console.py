@@ -77,17 +77,17 @@ KEY = "a-management-key-of-the-test"
 
 
 @pytest.fixture(scope="module")
-def server(serving: Any, model_writer: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(serving: Any, write_to: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     directory = tmp_path_factory.mktemp("console")
     store = directory / "store"
     store.mkdir()
-    model_writer(store, "greeting", GREETING)
-    model_writer(store, "greeting", GREETING, version="2.0", directory="greeting-2")
-    model_writer(store, "story", STORY)
-    model_writer(store, "picture", PICTURE)
-    model_writer(store, "drawn", DRAWN)
-    model_writer(store, "adding", ADDING, config=TENSORS)
-    model_writer(store, "broken", "raise RuntimeError('the weights are not there')")
+    write_to(store, "greeting", GREETING)
+    write_to(store, "greeting", GREETING, version="2.0", directory="greeting-2")
+    write_to(store, "story", STORY)
+    write_to(store, "picture", PICTURE)
+    write_to(store, "drawn", DRAWN)
+    write_to(store, "adding", ADDING, config=TENSORS)
+    write_to(store, "broken", "raise RuntimeError('the weights are not there')")
     with serving(directory, store, {}, ["--ncs"]) as server:
         yield server
 
@@ -211,10 +211,10 @@ def test_scaling_defaults_and_the_end_of_a_model(browser: Browser, server: Any) 
     until(lambda: not any("greeting" in row and "1.0" in row for row in rows(browser)), lambda: rows(browser))
 
 
-def test_a_rollout_is_followed_and_changed(browser: Browser, server: Any, model_writer: Callable[..., str]) -> None:
+def test_a_rollout_is_followed_and_changed(browser: Browser, server: Any, write_to: Callable[..., str]) -> None:
     """Curves of both versions, differing answers as texts, and each action by its dialog."""
     for version in ("1.0", "2.0"):
-        model_writer(server.store, "named", NAMED, version=version, directory=f"named-{version}")
+        write_to(server.store, "named", NAMED, version=version, directory=f"named-{version}")
         server.register(f"named-{version}")
     rollout = f"{server.http_management}/models/named/rollout"
     browser.open(f"{server.http_management}/#/named/1.0/rollout")
@@ -299,15 +299,15 @@ return [...document.querySelectorAll('#models a')].filter((one) => {
 
 
 def test_many_models_fit_the_page_until_one_is_chosen(
-    browser: Browser, serving: Any, model_writer: Callable[..., str], tmp_path: Path
+    browser: Browser, serving: Any, write_to: Callable[..., str], tmp_path: Path
 ) -> None:
     """61 rows at 1280 x 800, with their whole names and the reason of the one that fails; the only model is shown."""
     store = tmp_path / "store"
     store.mkdir()
     names = [f"text_streaming_model_{number}" for number in range(60)]
     for name in names:
-        model_writer(store, name, GREETING)
-    model_writer(store, "broken", "raise RuntimeError('the weights are not there')")
+        write_to(store, name, GREETING)
+    write_to(store, "broken", "raise RuntimeError('the weights are not there')")
     settings = {"default_workers_per_model": 0, "enable_model_api": "true"}
     server = serving(tmp_path, store, settings, ["--ncs", "--models", names[0]])
     try:
@@ -454,11 +454,11 @@ def test_the_page_of_the_inference_address_leads_here(browser: Browser, server: 
 
 
 def test_a_server_with_keys_asks_once(
-    browser: Browser, serving: Any, model_writer: Callable[..., str], tmp_path: Path
+    browser: Browser, serving: Any, write_to: Callable[..., str], tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
     store.mkdir()
-    model_writer(store, "greeting", GREETING)
+    write_to(store, "greeting", GREETING)
     settings = {"disable_token_authorization": "false", "management_token": KEY, "inference_token": "x" * 16}
     with serving(tmp_path, store, settings, ["--ncs", "--models", "greeting"]) as server:
         browser.open(f"{server.http_management}/")

@@ -8,9 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,8 +16,8 @@ import httpx
 import pytest
 
 from browser import Browser
-from e2e.conftest import write_model
-from support import GUARD_S, until
+from e2e.servers import write_model
+from support import GUARD_S, QuietHandler, http_server, until
 from ts_frontend.http.routes import ROUTES
 from ts_frontend.http.routing import Effect, RouteTable, Row, Switch
 
@@ -49,7 +47,7 @@ def handle(data, context):
 """
 
 
-class Page(BaseHTTPRequestHandler):
+class Page(QuietHandler):
     """A page that may do what it wants, and shows what is posted to it; `ran`: the requests of scripts in answers."""
 
     ran: ClassVar[list[str]] = []
@@ -57,31 +55,20 @@ class Page(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path.startswith("/ran"):
             self.ran.append(self.path)
-        self.answer(b"<!doctype html><title>a page of another origin</title>")
+        self.show(b"<!doctype html><title>a page of another origin</title>")
 
     def do_POST(self) -> None:
-        self.answer(self.rfile.read(int(self.headers["Content-Length"])).partition(b"=")[2])
+        self.show(self.rfile.read(int(self.headers["Content-Length"])).partition(b"=")[2])
 
-    def answer(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *words: Any) -> None:
-        pass
+    def show(self, body: bytes) -> None:
+        self.answer(200, body, {"content-type": "text/html"})
 
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[str]:
     """The origin of the page."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join(GUARD_S)
+    with http_server(Page) as url:
+        yield url
 
 
 class Site:
@@ -352,11 +339,11 @@ form.submit();
 
 
 @pytest.fixture(scope="module")
-def echoing(serving: Any, page: str, model_writer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def echoing(serving: Any, page: str, write_to: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A server that lets the page show answers, since others are refused before a model answers."""
     directory = tmp_path_factory.mktemp("echoing")
     for name, deed in MODELS.items():
-        model_writer(directory / "store", name, ECHO.replace("{deed}", deed))
+        write_to(directory / "store", name, ECHO.replace("{deed}", deed))
     settings = {"cors_allowed_origin": page, "enable_docs_url": "true"}
     with serving(directory, directory / "store", settings, ["--ncs", "--models", *MODELS]) as server:
         site = Site(server.wait_started())

@@ -68,14 +68,14 @@ MODELS = {
 
 
 @pytest.fixture(scope="session")
-def stocked(model_writer: Callable[..., str]) -> Callable[[Path], Path]:
+def stocked(write_to: Callable[..., str]) -> Callable[[Path], Path]:
     """`stocked(folder)`: a model store there with all of them."""
 
     def stock(folder: Path) -> Path:
         store = folder / "store"
         store.mkdir()
         for name, (source, config) in MODELS.items():
-            model_writer(store, name, source, config=config)
+            write_to(store, name, source, config=config)
         return store
 
     return stock

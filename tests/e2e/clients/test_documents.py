@@ -21,7 +21,7 @@ import yaml
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc
 
-from support import GUARD_S, free_port
+from support import GUARD_S, free_port, self_signed
 from torchrelay_client import TLS, Client, Retry
 from torchrelay_client import grpc_predict_v2_pb2 as pb
 from torchrelay_client.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
@@ -126,7 +126,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(
-    tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], model_writer: Callable[..., str]
+    tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], write_to: Callable[..., str]
 ) -> Iterator[Any]:
     """A server with the models that the pages name, and the repository that Dynamo's page draws."""
     directory: Path = tmp_path_factory.mktemp("pages")
@@ -134,9 +134,9 @@ def pages(
     store.mkdir()
     names = ("model_name", "llm-model", "new_source")
     for name in names:
-        model_writer(store, name, UPPER)
-    model_writer(store, "your-model", NUMBERED)
-    model_writer(store, "limited", LIMITED)
+        write_to(store, name, UPPER)
+    write_to(store, "your-model", NUMBERED)
+    write_to(store, "limited", LIMITED)
     root, *made = make_tree(block("dynamo", 6), directory)
     files = {path.name: path for path in made}
     files["config.pbtxt"].write_text(block("dynamo", 7))
@@ -354,10 +354,7 @@ def test_dynamo_is_it_running(pages: Any, tmp_path: Path) -> None:
 
 def test_dynamo_certificate_commands(tmp_path: Path) -> None:
     """Promises 001-45."""
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
-    subprocess.run(
-        [*made, "-keyout", "server.key", "-out", "server.crt"], cwd=tmp_path, check=True, capture_output=True
-    )
+    self_signed(tmp_path)
     done = subprocess.run(["sh", "-e"], input=block("dynamo", 17), cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     certificate, key = done.stdout.splitlines()[-2:]
@@ -366,15 +363,13 @@ def test_dynamo_certificate_commands(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def secured(
-    tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], model_writer: Callable[..., str], keys: Path
+    tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], write_to: Callable[..., str], keys: Path
 ) -> Iterator[Any]:
     """A server with TLS and keys."""
     directory: Path = tmp_path_factory.mktemp("secured")
     (directory / "store").mkdir()
-    model_writer(directory / "store", "llm-model", UPPER)
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
-    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", "server.key", "-out", "server.crt"]
-    subprocess.run([*made, *names], cwd=directory, check=True, capture_output=True)
+    write_to(directory / "store", "llm-model", UPPER)
+    self_signed(directory)
     files = {"certificate_file": directory / "server.crt", "private_key_file": directory / "server.key"}
     more = {"enable_grpc_ssl": "true", "disable_token_authorization": "false", "token_path": keys}
     with serving(directory, directory / "store", {**files, **more, "load_models": "llm-model"}, ["--ncs"]) as server:
@@ -407,17 +402,13 @@ def words_of(command: str, port: int) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [2, 5, 15])
-def test_dynamo_start(
-    number: int, tmp_path: Path, serving: Callable[..., Any], model_writer: Callable[..., str]
-) -> None:
+def test_dynamo_start(number: int, tmp_path: Path, serving: Callable[..., Any], write_to: Callable[..., str]) -> None:
     """Promises 001-11, 001-15, 001-16, 001-36, 001-37, 001-38, 001-39: `torchserve` with the page's options."""
     port = free_port()
     words = words_of(yaml_words(block("dynamo", 5)) if number == 5 else block("dynamo", number), port)
     (tmp_path / "store").mkdir()
-    model_writer(tmp_path / "store", "llm-model", UPPER)
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
-    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", "server.key", "-out", "server.crt"]
-    subprocess.run([*made, *names], cwd=tmp_path, check=True, capture_output=True)
+    write_to(tmp_path / "store", "llm-model", UPPER)
+    self_signed(tmp_path)
     server = serving(tmp_path, tmp_path / "store", {"load_models": "llm-model"}, ["--ncs", *words])
     tls = TLS(tmp_path / "server.crt") if "--use-tls" in words else None
     try:
@@ -434,11 +425,11 @@ def yaml_words(text: str) -> str:
     return str(container["args"][0])
 
 
-def test_max_start(tmp_path: Path, serving: Callable[..., Any], model_writer: Callable[..., str]) -> None:
+def test_max_start(tmp_path: Path, serving: Callable[..., Any], write_to: Callable[..., str]) -> None:
     """Promises 000-03."""
     words = shlex.split(block("max", 1).partition(" -- ")[2])
     (tmp_path / "store").mkdir()
-    model_writer(tmp_path / "store", "llama31", UPPER)
+    write_to(tmp_path / "store", "llama31", UPPER)
     with (
         serving(tmp_path, tmp_path / "store", {}, ["--ncs", *words]) as server,
         Client(server.inference, retry=Retry(attempts_max=1000, most_s=0.3)) as client,
@@ -462,11 +453,11 @@ def test_torchserve_service() -> None:
 
 
 def test_torchserve_streaming_handler(
-    tmp_path: Path, serving: Callable[..., Any], model_writer: Callable[..., str]
+    tmp_path: Path, serving: Callable[..., Any], write_to: Callable[..., str]
 ) -> None:
     """Promises 002-21, 002-22."""
     (tmp_path / "store").mkdir()
-    model_writer(tmp_path / "store", "hello", BLOCKS / "torchserve" / "9.txt")
+    write_to(tmp_path / "store", "hello", BLOCKS / "torchserve" / "9.txt")
     with serving(tmp_path, tmp_path / "store", {}, ["--ncs"]) as server:
         server.register("hello")
         assert server.stream("hello", b"x") == [b"intermediate_response"] * 3 + [b"hello world "]

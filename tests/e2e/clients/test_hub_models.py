@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from e2e.conftest import TRANSFORMERS, Serving
+from e2e.servers import TRANSFORMERS, Serving
 from support import until
 
 pytestmark = [pytest.mark.external, pytest.mark.slow]

@@ -97,13 +97,13 @@ def everybody(
     tmp_path_factory: pytest.TempPathFactory,
     serving: Callable[..., Any],
     stocked: Callable[[Path], Path],
-    model_writer: Callable[..., str],
+    write_to: Callable[..., str],
 ) -> Iterator[Any]:
     """One server for all of them."""
     directory: Path = tmp_path_factory.mktemp("everybody")
     store = stocked(directory)
-    model_writer(store, "text-model", (store / "words" / "handler.py").read_text())
-    model_writer(store, "counted", COUNTED)
+    write_to(store, "text-model", (store / "words" / "handler.py").read_text())
+    write_to(store, "counted", COUNTED)
     shutil.copytree(RUNTIME, store / "runtime")
     settings_file = store / "runtime" / "model-settings.json"
     settings_file.write_text(settings_file.read_text().replace('"text-model"', '"runtime"'))

@@ -122,12 +122,12 @@ def bucket(endpoint: str) -> Iterator[Bucket]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, model_writer: Callable[..., str]) -> Callable[[str], Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory, write_to: Callable[..., str]) -> Callable[[str], Path]:
     """`folder(word)`: the directory of a model that says it."""
 
     def write(word: str) -> Path:
         path = tmp_path_factory.mktemp("models")
-        model_writer(path, "says", SAYS.format(word=word))
+        write_to(path, "says", SAYS.format(word=word))
         return path / "says"
 
     return write
@@ -269,7 +269,7 @@ def test_a_repository_in_s3(
     tmp_path: Path,
     serving: Callable[..., Any],
     account: dict[str, str],
-    model_writer: Callable[..., str],
+    write_to: Callable[..., str],
 ) -> None:
     """A repository in S3 in addition to one on disk: the operator named both, so neither needs a permission."""
     for name in ("first", "second"):

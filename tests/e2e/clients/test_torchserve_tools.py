@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from e2e.conftest import Serving
+from e2e.servers import Serving
 from support import GUARD_S
 
 pytestmark = pytest.mark.external
@@ -76,11 +76,11 @@ HEALTH = (
 
 
 @pytest.fixture
-def serve(tmp_path: Path, model_writer: Callable[..., str]) -> Iterator[Callable[..., Serving]]:
+def serve(tmp_path: Path, write_to: Callable[..., str]) -> Iterator[Callable[..., Serving]]:
     store = tmp_path / "store"
     store.mkdir()
-    model_writer(store, "doubling", DOUBLING, directory="first")
-    model_writer(store, "doubling", DOUBLING, version="2.0", directory="second")
+    write_to(store, "doubling", DOUBLING, directory="first")
+    write_to(store, "doubling", DOUBLING, version="2.0", directory="second")
     running = []
 
     def start(*arguments: str) -> Serving:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
-import h2.config
-import h2.connection
-import h2.events
 import pytest
 
+from raw import Http2
 from support import GUARD_S
 from warm_start import Program, Template
 
@@ -185,19 +182,18 @@ def path(name: str) -> str:
     return name if name.startswith("/") else f"/test.Echo/{name}"
 
 
-@dataclass
-class RawAnswer:
+class RawAnswer(NamedTuple):
     """The answer on one HTTP/2 stream."""
 
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    trailers: dict[str, str] = field(default_factory=dict)
-    reset: int | None = None
+    headers: dict[str, str]
+    body: bytes
+    trailers: dict[str, str]
+    reset: int | None
 
     @property
     def status(self) -> str | None:
         """grpc-status, wherever it stood."""
-        return (self.trailers or self.headers).get("grpc-status")
+        return self.headers.get("grpc-status")
 
 
 GRPC_HEADERS = {"content-type": "application/grpc", "te": "trailers"}
@@ -205,60 +201,13 @@ GRPC_HEADERS = {"content-type": "application/grpc", "te": "trailers"}
 
 @pytest.fixture
 def raw_call(server: Server) -> Callable[..., RawAnswer]:
-    """raw_call(path, *pieces of the body, headers=..., method=..., end=...) -> RawAnswer."""
+    """raw_call(path, body, headers=..., method=..., ended=...) -> RawAnswer."""
 
     def call(
-        name: str,
-        *pieces: bytes,
-        headers: dict[str, str] | None = None,
-        method: str = "POST",
-        end: bool = True,
-        port: int | None = None,
+        name: str, body: bytes = b"", headers: dict[str, str] | None = None, port: int | None = None, **how: Any
     ) -> RawAnswer:
-        with socket.create_connection(("127.0.0.1", port or server.port), GUARD_S) as link:
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sender = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
-            sender.initiate_connection()
-            sender.send_headers(
-                1,
-                [
-                    (":method", method),
-                    (":scheme", "http"),
-                    (":authority", "test"),
-                    (":path", path(name)),
-                    *(GRPC_HEADERS if headers is None else headers).items(),
-                ],
-                end_stream=end and not pieces,
-            )
-            link.sendall(sender.data_to_send())
-            for index, piece in enumerate(pieces):
-                sender.send_data(1, piece, end_stream=end and index == len(pieces) - 1)
-                link.sendall(sender.data_to_send())
-            return read_answer(link, sender)
+        asked = Http2(port or server.port, path(name), body, GRPC_HEADERS if headers is None else headers, **how)
+        found = asked.end().body
+        return RawAnswer(asked.headers, found, asked.trailers, asked.reset)
 
     return call
-
-
-def texts(headers: Any) -> dict[str, str]:
-    """The type of a connection that decodes what it reads: h2's types are those of one that doesn't."""
-    return dict(headers)
-
-
-def read_answer(link: socket.socket, receiver: h2.connection.H2Connection) -> RawAnswer:
-    answer = RawAnswer()
-    while data := link.recv(65536):
-        for event in receiver.receive_data(data):
-            if isinstance(event, h2.events.ResponseReceived):
-                answer.headers = texts(event.headers)
-            elif isinstance(event, h2.events.DataReceived):
-                answer.body += event.data
-                receiver.acknowledge_received_data(event.flow_controlled_length, 1)
-            elif isinstance(event, h2.events.TrailersReceived):
-                answer.trailers = texts(event.headers)
-            elif isinstance(event, h2.events.StreamReset):
-                answer.reset = event.error_code
-                return answer
-            elif isinstance(event, h2.events.StreamEnded):
-                return answer
-        link.sendall(receiver.data_to_send())
-    return answer

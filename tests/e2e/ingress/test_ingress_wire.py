@@ -66,7 +66,7 @@ def test_message_count(raw_call):
 
 def test_oversize_is_refused_from_the_prefix(raw_call):
     """The message itself is never sent."""
-    answer = raw_call("Unary", struct.pack(">BI", 0, 4_000_000_000), end=False)
+    answer = raw_call("Unary", struct.pack(">BI", 0, 4_000_000_000), ended=False)
     assert answer.status == "8"
     assert answer.headers["grpc-message"] == (
         "Message of 4000000000 bytes is larger than the limit of 6553500 bytes (max_request_size)"

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from e2e.conftest import text_of, text_request
+from e2e.servers import text_of, text_request
 from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -91,18 +91,18 @@ WAITING_BYTES_MAX = SLOW_READERS * (4 << 20)
 
 @pytest.fixture(scope="module")
 def crowded(
-    tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], model_writer: Callable[..., str]
+    tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], write_to: Callable[..., str]
 ) -> Iterator[Any]:
     directory: Path = tmp_path_factory.mktemp("crowded")
     store = directory / "store"
     store.mkdir()
-    model_writer(store, "gated", GATED, config="minWorkers: 1\nmaxWorkers: 1\n")
-    model_writer(store, "company", COMPANY, config=COMPANY_CONFIG)
-    model_writer(store, "counting", COUNTING, config="minWorkers: 2\nmaxWorkers: 2\n")
-    model_writer(store, "meeting", MEETING.replace("WORKERS", str(WORKERS)))
-    model_writer(store, "busy_1", BUSY, config="minWorkers: 1\nmaxWorkers: 1\n")
-    model_writer(store, "busy_2", BUSY, config="minWorkers: 2\nmaxWorkers: 2\n")
-    model_writer(store, "long", LONG.replace("PIECES", str(PIECES)), config="minWorkers: 1\nmaxWorkers: 1\n")
+    write_to(store, "gated", GATED, config="minWorkers: 1\nmaxWorkers: 1\n")
+    write_to(store, "company", COMPANY, config=COMPANY_CONFIG)
+    write_to(store, "counting", COUNTING, config="minWorkers: 2\nmaxWorkers: 2\n")
+    write_to(store, "meeting", MEETING.replace("WORKERS", str(WORKERS)))
+    write_to(store, "busy_1", BUSY, config="minWorkers: 1\nmaxWorkers: 1\n")
+    write_to(store, "busy_2", BUSY, config="minWorkers: 2\nmaxWorkers: 2\n")
+    write_to(store, "long", LONG.replace("PIECES", str(PIECES)), config="minWorkers: 1\nmaxWorkers: 1\n")
     settings: dict[str, object] = {
         "metrics_mode": "prometheus",
         "model_metrics_auto_detect": "true",

@@ -67,12 +67,12 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def begin(
-    tmp_path: Path, repository: Path, serving: Callable[..., Any], model_writer: Callable[..., str]
+    tmp_path: Path, repository: Path, serving: Callable[..., Any], write_to: Callable[..., str]
 ) -> Iterator[Callable[..., Any]]:
     """`begin(*arguments)` starts a server on the repository, beside a store with the model `upper`."""
     store = tmp_path / "store"
     store.mkdir()
-    model_writer(store, "upper", UPPER)
+    write_to(store, "upper", UPPER)
     servers: list[Any] = []
 
     def start(*arguments: str, **settings: object) -> Any:
@@ -87,13 +87,13 @@ def begin(
 
 @pytest.fixture(scope="module")
 def kept(
-    tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], model_writer: Callable[..., str]
+    tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], write_to: Callable[..., str]
 ) -> Iterator[Any]:
     """One server in explicit mode, for calls that change nothing."""
     directory: Path = tmp_path_factory.mktemp("kept")
     for folder in ("store", "repository"):
         (directory / folder).mkdir()
-    model_writer(directory / "store", "upper", UPPER)
+    write_to(directory / "store", "upper", UPPER)
     write(directory / "repository")
     more = ["--ncs", "--model-repository", str(directory / "repository"), "--model-control-mode", "explicit"]
     with serving(directory, directory / "store", {"max_request_size": 100_000}, [*more, "--load-model", "*"]) as server:
@@ -259,12 +259,12 @@ def test_files_that_are_too_large_are_refused_with_the_setting(kept: Any) -> Non
 
 
 def test_a_model_comes_with_a_request_only_where_the_operator_says_so(
-    tmp_path: Path, serving: Callable[..., Any], model_writer: Callable[..., str]
+    tmp_path: Path, serving: Callable[..., Any], write_to: Callable[..., str]
 ) -> None:
     """Calls to load are allowed where there is no repository; those bring no code."""
     store = tmp_path / "store"
     store.mkdir()
-    model_writer(store, "upper", UPPER)
+    write_to(store, "upper", UPPER)
     with serving(tmp_path, store, {}, ["--ncs"]) as server:
         served = server.wait_started()
         assert post(served, "models/upper/load").status_code == 200

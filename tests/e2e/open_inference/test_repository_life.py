@@ -17,7 +17,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from e2e.conftest import text_of, text_request
+from e2e.servers import text_of, text_request
 from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -253,10 +253,10 @@ def test_commands_manage_a_repositorys_model(managed: Begun) -> None:
     assert (managed.repository / "commanded" / "1").exists() and unload(served, "commanded") == 200
 
 
-def test_loading_through_both_apis_at_the_same_time(managed: Begun, model_writer: Callable[..., str]) -> None:
+def test_loading_through_both_apis_at_the_same_time(managed: Begun, write_to: Callable[..., str]) -> None:
     """Whoever comes first and last: every caller gets an answer, one model is served, and nothing is left behind."""
     (served,) = managed.servers
-    model_writer(managed.directory / "store", "pair", UPPER)
+    write_to(managed.directory / "store", "pair", UPPER)
     before = set(served.processes())
 
     def register() -> int:
@@ -278,11 +278,11 @@ def test_loading_through_both_apis_at_the_same_time(managed: Begun, model_writer
     assert set(served.processes()) <= before
 
 
-def test_a_load_overtakes_a_registration(managed: Begun, model_writer: Callable[..., str]) -> None:
+def test_a_load_overtakes_a_registration(managed: Begun, write_to: Callable[..., str]) -> None:
     """Of a model that still starts; the caller who registered it is told."""
     (served,) = managed.servers
     folder = managed.directory / "store" / "overtaken"
-    model_writer(managed.directory / "store", "overtaken", FIRST_WAITS + UPPER)
+    write_to(managed.directory / "store", "overtaken", FIRST_WAITS + UPPER)
     with ThreadPoolExecutor(1) as pool:
         (folder / "wait").touch()
         asked = {"url": "overtaken", "initial_workers": "1"}
@@ -297,10 +297,10 @@ def test_a_load_overtakes_a_registration(managed: Begun, model_writer: Callable[
     assert "background work failed" not in served.log
 
 
-def test_scaling_down_a_model_that_still_starts_is_no_error(managed: Begun, model_writer: Callable[..., str]) -> None:
+def test_scaling_down_a_model_that_still_starts_is_no_error(managed: Begun, write_to: Callable[..., str]) -> None:
     (served,) = managed.servers
     folder = managed.directory / "store" / "withdrawn"
-    model_writer(managed.directory / "store", "withdrawn", FIRST_WAITS + UPPER)
+    write_to(managed.directory / "store", "withdrawn", FIRST_WAITS + UPPER)
     (folder / "wait").touch()
     served.register("withdrawn", initial_workers=1, synchronous=False)
     until((folder / "began").exists)
@@ -453,9 +453,9 @@ def newest_snapshot(directory: Path) -> str:
 
 
 def test_what_calls_loaded_and_unloaded_is_remembered(
-    begun: Begun, model_writer: Callable[..., str], tmp_path: Path
+    begun: Begun, write_to: Callable[..., str], tmp_path: Path
 ) -> None:
-    model_writer(tmp_path / "store", "upper", UPPER)
+    write_to(tmp_path / "store", "upper", UPPER)
     served = begun.start(remembers=True)
     assert load(served, "upper").status_code == 200
     served.terminate()

@@ -14,7 +14,7 @@ import grpc
 import httpx
 import pytest
 
-from e2e.conftest import text_request
+from e2e.servers import text_request
 from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub as Stub

@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from e2e.conftest import text_of, text_request
+from e2e.servers import text_of, text_request
 from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -278,7 +278,7 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def calling(
-    tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], model_writer: Callable[..., str]
+    tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], write_to: Callable[..., str]
 ) -> Iterator[Any]:
     directory: Path = tmp_path_factory.mktemp("bls")
     repository, store = directory / "repository", directory / "store"
@@ -288,7 +288,7 @@ def calling(
             (repository / name / version / "model.py").write_text(source)
         (repository / name / "config.pbtxt").write_text(config)
     store.mkdir()
-    model_writer(store, "upper", UPPER)
+    write_to(store, "upper", UPPER)
     more = ["--ncs", "--model-repository", str(repository), "--model-control-mode", "explicit", "--load-model", "*"]
     server = serving(directory, store, {}, more)
     try:
