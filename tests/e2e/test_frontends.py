@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -268,6 +269,17 @@ def test_a_killed_sibling_comes_back_with_the_models_of_now(tmp_path: Path) -> N
         assert until(lambda: not metric(server, "ts_running_requests") and not metric(server, "ts_queued_requests"))
         assert metric(server, "ts_frontend_restarts_total") == 1
         assert server.terminate() == 0
+
+
+def test_a_sibling_comes_back_once_the_lead_can_start_it(tmp_path: Path) -> None:
+    with fronts(tmp_path, 2) as server:
+        lead, sibling = frontends(server)
+        limit = resource.prlimit(lead.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(lead.pid, resource.RLIMIT_NOFILE, (3, limit[1]))  # as if clients had all of its files
+        sibling.kill()
+        server.wait_for_log("Frontend 1 can't be started")
+        resource.prlimit(lead.pid, resource.RLIMIT_NOFILE, limit)
+        server.wait_for_log("Frontend 1 serves", 2)
 
 
 def test_the_lead_takes_all_with_it(tmp_path: Path) -> None:

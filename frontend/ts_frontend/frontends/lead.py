@@ -148,18 +148,28 @@ class Lead:
 
     # --- siblings
 
-    async def _started(self, number: int) -> Line:
-        ours, theirs = socket.socketpair()
+    def _forked(self, number: int) -> socket.socket:
+        """Forks a sibling; returns this end of its line. Raises OSError."""
         sockets = self._sockets()
+        opened = [one for some in sockets.values() for one in some]
         try:
-            self._keeper.fork(number, theirs, sockets)
-        except OSError as error:
-            ours.close()
-            raise ServeError(f"Frontend {number} can't be started: its keeper has ended ({error})") from error
+            ours, theirs = socket.socketpair()
+            opened.append(theirs)
+            try:
+                self._keeper.fork(number, theirs, sockets)
+            except OSError:
+                ours.close()
+                raise
         finally:
-            for one in (theirs, *(one for some in sockets.values() for one in some)):
+            for one in opened:
                 one.close()
-        line = Line(ours, self._asked)
+        return ours
+
+    async def _started(self, number: int) -> Line:
+        try:
+            line = Line(self._forked(number), self._asked)
+        except OSError as error:  # its keeper has ended, or no more files can be opened
+            raise ServeError(f"Frontend {number} can't be started: {error}") from error
         await line.open()
         running = watched(line.run(), f"The line to frontend {number}")
         try:
@@ -197,7 +207,7 @@ class Lead:
                     break
                 except ServeError as error:
                     log.error("%s", error.message)
-            await self.tell(False)
+            self.changed()
 
     async def _asked(self, name: str, value: Any) -> Any:
         """Answers a sibling: it hands on the calls of repositories that it gets."""
