@@ -187,6 +187,26 @@ def test_a_model_with_one_worker_answers_at_each_frontend(one_worker: Serving, t
     assert until(lambda: metric(one_worker, "ts_running_requests") == 0)
 
 
+@contextmanager
+def at_sibling(server: Serving) -> Iterator[httpx.Client]:
+    """A client whose connection is one of the sibling, which has a worker of `who` besides the lead's."""
+    sibling = frontends(server)[1]
+    while True:
+        with httpx.Client(base_url=server.http, timeout=GUARD_S) as client:
+            if sibling in psutil.Process(int(client.post("/predictions/who", content="x").text)).parents():
+                yield client
+                return
+
+
+def test_a_model_on_demand_is_loaded_by_a_request_at_any_frontend(two: Serving) -> None:
+    assert two.store is not None
+    write_model(two.store, "lazy", WHO, config="loadOnDemand: true\n")
+    two.register("lazy", initial_workers=1)
+    with at_sibling(two) as client:
+        assert client.post("/predictions/lazy", content="x").status_code == 200
+    two.unregister("lazy")
+
+
 def says(file: Path, word: str) -> bool:
     return file.exists() and file.read_text() == word
 

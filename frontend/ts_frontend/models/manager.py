@@ -366,6 +366,7 @@ class ModelManager:
         rule = model.settings.demand
         if rule is not None:
             model.resident = self.demand.enter(model.pool, model.ledger, rule, lambda: max(1, model.minimum))
+            model.resident.guests = model.guests
 
     async def _removed(self, model: Model, removal: Awaitable[None]) -> None:
         """Awaits the removal of a model; one on demand is not loaded any more."""
