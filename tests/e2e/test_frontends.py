@@ -207,6 +207,18 @@ def test_a_model_on_demand_is_loaded_by_a_request_at_any_frontend(two: Serving) 
     two.unregister("lazy")
 
 
+def test_requests_for_workers_that_do_not_become_ready_end(two: Serving) -> None:
+    assert two.store is not None
+    held = two.directory / "held"
+    loads = f"while not __import__('os').path.exists({str(held)!r}):\n    __import__('time').sleep(0.01)\n"
+    write_model(two.store, "slow", loads + WHO, config="responseTimeout: 1\n")
+    two.register("slow", initial_workers=2, synchronous=False)
+    answer = ask(two, model="slow")
+    assert (answer.status, b"became ready within 1 s" in answer.body) == (503, True)
+    held.touch()
+    two.unregister("slow")
+
+
 def says(file: Path, word: str) -> bool:
     return file.exists() and file.read_text() == word
 
