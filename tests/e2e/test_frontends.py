@@ -188,12 +188,13 @@ def test_a_model_with_one_worker_answers_at_each_frontend(one_worker: Serving, t
 
 
 @contextmanager
-def at_sibling(server: Serving) -> Iterator[httpx.Client]:
-    """A client whose connection is one of the sibling, which has a worker of `who` besides the lead's."""
+def at(server: Serving, number: int) -> Iterator[httpx.Client]:
+    """A client whose connection is one of that frontend, of which each has a worker of `who`."""
     sibling = frontends(server)[1]
     while True:
         with httpx.Client(base_url=server.http, timeout=GUARD_S) as client:
-            if sibling in psutil.Process(int(client.post("/predictions/who", content="x").text)).parents():
+            worker = psutil.Process(int(client.post("/predictions/who", content="x").text))
+            if (sibling in worker.parents()) == bool(number):
                 yield client
                 return
 
@@ -202,7 +203,7 @@ def test_a_model_on_demand_is_loaded_by_a_request_at_any_frontend(two: Serving) 
     assert two.store is not None
     write_model(two.store, "lazy", WHO, config="loadOnDemand: true\n")
     two.register("lazy", initial_workers=1)
-    with at_sibling(two) as client:
+    with at(two, 1) as client:
         assert client.post("/predictions/lazy", content="x").status_code == 200
     two.unregister("lazy")
 
@@ -312,6 +313,25 @@ def test_a_sibling_comes_back_once_the_lead_can_start_it(tmp_path: Path) -> None
         server.wait_for_log("Frontend 1 can't be started")
         resource.prlimit(lead.pid, resource.RLIMIT_NOFILE, limit)
         server.wait_for_log("Frontend 1 serves", 2)
+
+
+def test_models_come_and_go_whole_while_a_sibling_fails(tmp_path: Path) -> None:
+    with fronts(tmp_path, 2, model_control_mode="explicit") as server, at(server, 0) as client:
+        _, sibling = frontends(server)
+        before = [psutil.Process(pid) for pid in server.worker_pids("who")]
+        limit = resource.prlimit(sibling.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(sibling.pid, resource.RLIMIT_NOFILE, (3, limit[1]))
+        for synchronous in (True, False):
+            with pytest.raises(grpc.RpcError, match="other 1.0: OSError: .* Too many open files"):
+                server.register("other", initial_workers=2, synchronous=synchronous)
+            assert client.post("/predictions/other", content="x").status_code == 404
+        loaded = client.post("/v2/repository/models/other/load", json={})
+        assert "Too many open files" in loaded.text  # the lead has it, and the sibling still can't
+        server.unregister("who")
+        assert not psutil.wait_procs(before, GUARD_S)[1]
+        resource.prlimit(sibling.pid, resource.RLIMIT_NOFILE, limit)
+        server.register("stream", initial_workers=1)
+        each(server, lambda: ask(server, model="other").status, 200)
 
 
 def test_the_lead_takes_all_with_it(tmp_path: Path) -> None:
