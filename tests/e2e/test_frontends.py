@@ -220,6 +220,18 @@ def test_requests_for_workers_that_do_not_become_ready_end(two: Serving) -> None
     two.unregister("slow")
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_model_that_cannot_be_loaded_says_so_at_any_frontend(two: Serving, number: int) -> None:
+    assert two.store is not None
+    name = f"broken{number}"
+    write_model(two.store, name, "raise ValueError('no weights')\n")
+    two.register(name, initial_workers=2, synchronous=False)
+    with at(two, number) as client:
+        answer = client.post(f"/predictions/{name}", content="x")
+    assert (answer.status_code, "no weights" in answer.text) == (503, True), answer.text
+    two.unregister(name)
+
+
 def says(file: Path, word: str) -> bool:
     return file.exists() and file.read_text() == word
 

@@ -81,8 +81,8 @@ class Borrowed:
 
     @property
     def open(self) -> bool:
-        """Whether requests may wait for it, though it may not be ready."""
-        return self.ready or self._first
+        """Whether requests may wait for it, though it may not be ready: those of a frontend without workers."""
+        return self.ready or (self._first and not self._model.pool.slots)
 
     @property
     def jobs(self) -> int:
@@ -97,7 +97,7 @@ class Borrowed:
             return FULL  # a job is handed over once
         if not pool.ready_count:
             others = any(one.ready for one in pool.lenders)
-            is_open = self.ready or (self._first and not others and not pool.slots)
+            is_open = self.ready or (self.open and not others)
             return NEAR / (1 + len(self._running.jobs)) if is_open and len(self._running.jobs) < LENT_MAX else FULL
         if not self.ready or any(slot.worker is not None and slot.worker.room(ahead_s) for slot in pool.slots):
             return FULL
