@@ -297,6 +297,7 @@ class Lending:
     def __init__(self, registry: Registry, path: Path, size_max: int, credit_bytes: int) -> None:
         self._registry, self._size_max, self.credit_bytes = registry, size_max, credit_bytes
         self._links: set[_Link] = set()
+        self._watched: set[Model] = set()
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.setblocking(False)
         self._listening.bind(str(path))
@@ -309,13 +310,28 @@ class Lending:
     async def _accept(self) -> None:
         while True:
             sock, _ = await asyncio.get_running_loop().sock_accept(self._listening)
-            self._links.add(_Link(self._registry, sock, self._size_max, self.credit_bytes, self._links.discard))
+            self._links.add(_Link(self, self._registry, sock, self._size_max, self.credit_bytes))
 
     async def _follow(self) -> None:
         while True:
             await self._registry.changes.wait()
             for link in list(self._links):
                 link.tell()
+
+    def watch(self, model: Model) -> None:
+        """Looks for idle places of the model whenever one of its jobs ends."""
+        assert model.guests is not None
+        if model not in self._watched:
+            self._watched = {one for one in self._watched if self._registry.get(one.name, one.version) is one} | {model}
+            for ledger in (model.ledger, model.guests):
+                ledger.on_left = _also(ledger.on_left, self._soon)
+
+    def _soon(self, _: Job) -> None:
+        for link in self._links:
+            link.soon()
+
+    def left(self, link: _Link) -> None:
+        self._links.discard(link)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -330,13 +346,12 @@ class _Link:
     """One borrower: the models that it has named, and its jobs."""
 
     def __init__(
-        self, registry: Registry, sock: socket.socket, size_max: int, credit_bytes: int, on_end: Callable[[_Link], None]
+        self, lending: Lending, registry: Registry, sock: socket.socket, size_max: int, credit_bytes: int
     ) -> None:
-        self._registry, self._credit_bytes, self._on_end = registry, credit_bytes, on_end
+        self._lending, self._registry, self._credit_bytes = lending, registry, credit_bytes
         self._names: dict[int, tuple[str, str]] = {}
         self._told: dict[int, tuple[Any, ...]] = {}
         self._hungry: set[int] = set()
-        self._watched: set[Model] = set()
         self._looks = False
         self._guests: dict[int, _Guest] = {}
         self._connection = Connection(sock, self._received, self._closed, size_max)
@@ -347,7 +362,7 @@ class _Link:
         self._closed("")
 
     def _closed(self, reason: str) -> None:
-        self._on_end(self)
+        self._lending.left(self)
         for guest in list(self._guests.values()):
             guest.job.cancel()
         self._hungry.clear()
@@ -398,13 +413,10 @@ class _Link:
         if model is None or model.guests is None:
             return
         self._hungry.add(number)
-        if model not in self._watched:
-            self._watched = {one for one in self._watched if self._registry.get(one.name, one.version) is one} | {model}
-            for ledger in (model.ledger, model.guests):
-                ledger.on_left = _also(ledger.on_left, self._soon)
+        self._lending.watch(model)
         self._look()
 
-    def _soon(self, _: Job) -> None:
+    def soon(self) -> None:
         if self._hungry and not self._looks:
             self._looks = True
             asyncio.get_running_loop().call_soon(self._look)
