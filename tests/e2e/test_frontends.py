@@ -342,7 +342,6 @@ def test_models_come_and_go_whole_while_a_sibling_fails(tmp_path: Path) -> None:
         server.unregister("who")
         assert not psutil.wait_procs(before, GUARD_S)[1]
         resource.prlimit(sibling.pid, resource.RLIMIT_NOFILE, limit)
-        server.register("stream", initial_workers=1)
         each(server, lambda: ask(server, model="other").status, 200)
 
 

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds until a sibling that keeps ending is started again, at most; and those for a sibling to end with the lead.
 RESTART_S_MAX = 30.0
+#: Seconds until siblings are told again what one of them couldn't follow.
+AGAIN_S = 5.0
 ENDS_S_MAX = 10.0
 MESSAGE_OVERHEAD_BYTES = 1 << 20
 
@@ -121,6 +123,7 @@ class Lead:
         self._lines: dict[int, Line] = {}
         self._changes = 0
         self._changed = asyncio.Event()
+        self._again: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._sockets: Callable[[], Mapping[str, Sequence[socket.socket]]] = dict
         self._ports: Mapping[str, int] = {}
@@ -221,6 +224,7 @@ class Lead:
 
     def changed(self) -> None:
         """To be called after a change of the models that nobody waits for."""
+        self._again = None
         self._changed.set()
 
     async def _follow(self) -> None:
@@ -244,6 +248,8 @@ class Lead:
             if isinstance(end, Draining) and not line.up:
                 continue  # its successor gets the state of then
             if isinstance(end, ServeError):
+                if self._again is None:
+                    self._again = asyncio.get_running_loop().call_later(AGAIN_S, self.changed)
                 raise WorkerStartFailed(f"Frontend {number}: {end.message}")
             if isinstance(end, BaseException):
                 raise end
@@ -316,6 +322,8 @@ class Lead:
 
     async def close(self) -> None:
         self._ending = True
+        if self._again is not None:
+            self._again.cancel()
         lines = list(self._lines.values())
         await self._of_all("end", None)
         if lines:
