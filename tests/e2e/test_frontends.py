@@ -345,6 +345,17 @@ def test_models_come_and_go_whole_while_a_sibling_fails(tmp_path: Path) -> None:
         each(server, lambda: ask(server, model="other").status, 200)
 
 
+def test_a_sibling_that_stands_still_is_left_out_of_what_the_lead_tells(tmp_path: Path) -> None:
+    with fronts(tmp_path, 2) as server:
+        _, sibling = frontends(server)
+        sibling.suspend()
+        assert metric(server, "ts_ready_workers") == 1
+        assert len(server.describe("who")["workers"]) == 1
+        assert any("Frontend 1 gives no answer to 'figures'" in line for line in server.lines)
+        sibling.resume()
+        assert metric(server, "ts_ready_workers") == 2
+
+
 def test_the_lead_takes_all_with_it(tmp_path: Path) -> None:
     with fronts(tmp_path, 2) as server:
         processes = {*server.processes(), *frontends(server)}

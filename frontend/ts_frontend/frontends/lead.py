@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 RESTART_S_MAX = 30.0
 #: Seconds until siblings are told again what one of them couldn't follow.
 AGAIN_S = 5.0
+#: The most seconds for what siblings tell of themselves; one that is late is left out.
+TOLD_S_MAX = 5.0
 ENDS_S_MAX = 10.0
 MESSAGE_OVERHEAD_BYTES = 1 << 20
 
@@ -282,21 +284,28 @@ class Lead:
     # --- one description of all
 
     async def _described(self, model: Model) -> list[dict[str, Any]]:
-        return [one for one in await self._of_all("describe", [model.name, model.version]) if one]
+        return [one for one in await self._of_all("describe", [model.name, model.version], TOLD_S_MAX) if one]
 
     async def gather(self) -> None:
-        self._figures = await self._of_all("figures", None)
+        self._figures = await self._of_all("figures", None, TOLD_S_MAX)
 
     def join(self, own: Iterable[Family]) -> Iterable[Family]:
         """The metrics of this frontend with those of its siblings, as they were gathered."""
         return summed(own, self._figures)
 
-    async def _of_all(self, name: str, value: Any) -> list[Any]:
-        found = await asyncio.gather(*(line.call(name, value) for line in self._lines.values()), return_exceptions=True)
-        for one in found:
-            if isinstance(one, BaseException) and not isinstance(one, ServeError):
+    async def _of_all(self, name: str, value: Any, limit_s: float | None = None) -> list[Any]:
+        """The answers of the siblings, without those that fail or come too late."""
+        lines = list(self._lines.items())
+        calls = [asyncio.wait_for(line.call(name, value), limit_s) for _, line in lines]
+        found = []
+        for (number, _), one in zip(lines, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            if isinstance(one, TimeoutError):
+                log.warning("Frontend %d gives no answer to %r within %g s", number, name, limit_s)
+            elif isinstance(one, BaseException) and not isinstance(one, ServeError):
                 raise one
-        return [one for one in found if not isinstance(one, BaseException)]
+            elif not isinstance(one, BaseException):
+                found.append(one)
+        return found
 
     def families(self) -> list[Family]:
         return [
