@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -186,6 +187,51 @@ def test_a_model_with_one_worker_answers_at_each_frontend(one_worker: Serving, t
     assert until(lambda: metric(one_worker, "ts_running_requests") == 0)
 
 
+@contextmanager
+def at(server: Serving, number: int) -> Iterator[httpx.Client]:
+    """A client whose connection is one of that frontend, of which each has a worker of `who`."""
+    sibling = frontends(server)[1]
+    while True:
+        with httpx.Client(base_url=server.http, timeout=GUARD_S) as client:
+            worker = psutil.Process(int(client.post("/predictions/who", content="x").text))
+            if (sibling in worker.parents()) == bool(number):
+                yield client
+                return
+
+
+def test_a_model_on_demand_is_loaded_by_a_request_at_any_frontend(two: Serving) -> None:
+    assert two.store is not None
+    write_model(two.store, "lazy", WHO, config="loadOnDemand: true\n")
+    two.register("lazy", initial_workers=1)
+    with at(two, 1) as client:
+        assert client.post("/predictions/lazy", content="x").status_code == 200
+    two.unregister("lazy")
+
+
+def test_requests_for_workers_that_do_not_become_ready_end(two: Serving) -> None:
+    assert two.store is not None
+    held = two.directory / "held"
+    loads = f"while not __import__('os').path.exists({str(held)!r}):\n    __import__('time').sleep(0.01)\n"
+    write_model(two.store, "slow", loads + WHO, config="responseTimeout: 1\n")
+    two.register("slow", initial_workers=2, synchronous=False)
+    answer = ask(two, model="slow")
+    assert (answer.status, b"became ready within 1 s" in answer.body) == (503, True)
+    held.touch()
+    two.unregister("slow")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_model_that_cannot_be_loaded_says_so_at_any_frontend(two: Serving, number: int) -> None:
+    assert two.store is not None
+    name = f"broken{number}"
+    write_model(two.store, name, "raise ValueError('no weights')\n")
+    two.register(name, initial_workers=2, synchronous=False)
+    with at(two, number) as client:
+        answer = client.post(f"/predictions/{name}", content="x")
+    assert (answer.status_code, "no weights" in answer.text) == (503, True), answer.text
+    two.unregister(name)
+
+
 def says(file: Path, word: str) -> bool:
     return file.exists() and file.read_text() == word
 
@@ -268,6 +314,46 @@ def test_a_killed_sibling_comes_back_with_the_models_of_now(tmp_path: Path) -> N
         assert until(lambda: not metric(server, "ts_running_requests") and not metric(server, "ts_queued_requests"))
         assert metric(server, "ts_frontend_restarts_total") == 1
         assert server.terminate() == 0
+
+
+def test_a_sibling_comes_back_once_the_lead_can_start_it(tmp_path: Path) -> None:
+    with fronts(tmp_path, 2) as server:
+        lead, sibling = frontends(server)
+        limit = resource.prlimit(lead.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(lead.pid, resource.RLIMIT_NOFILE, (3, limit[1]))  # as if clients had all of its files
+        sibling.kill()
+        server.wait_for_log("Frontend 1 can't be started")
+        resource.prlimit(lead.pid, resource.RLIMIT_NOFILE, limit)
+        server.wait_for_log("Frontend 1 serves", 2)
+
+
+def test_models_come_and_go_whole_while_a_sibling_fails(tmp_path: Path) -> None:
+    with fronts(tmp_path, 2, model_control_mode="explicit") as server, at(server, 0) as client:
+        _, sibling = frontends(server)
+        before = [psutil.Process(pid) for pid in server.worker_pids("who")]
+        limit = resource.prlimit(sibling.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(sibling.pid, resource.RLIMIT_NOFILE, (3, limit[1]))
+        for synchronous in (True, False):
+            with pytest.raises(grpc.RpcError, match="other 1.0: OSError: .* Too many open files"):
+                server.register("other", initial_workers=2, synchronous=synchronous)
+            assert client.post("/predictions/other", content="x").status_code == 404
+        loaded = client.post("/v2/repository/models/other/load", json={})
+        assert "Too many open files" in loaded.text  # the lead has it, and the sibling still can't
+        server.unregister("who")
+        assert not psutil.wait_procs(before, GUARD_S)[1]
+        resource.prlimit(sibling.pid, resource.RLIMIT_NOFILE, limit)
+        each(server, lambda: ask(server, model="other").status, 200)
+
+
+def test_a_sibling_that_stands_still_is_left_out_of_what_the_lead_tells(tmp_path: Path) -> None:
+    with fronts(tmp_path, 2) as server:
+        _, sibling = frontends(server)
+        sibling.suspend()
+        assert metric(server, "ts_ready_workers") == 1
+        assert len(server.describe("who")["workers"]) == 1
+        assert any("Frontend 1 gives no answer to 'figures'" in line for line in server.lines)
+        sibling.resume()
+        assert metric(server, "ts_ready_workers") == 2
 
 
 def test_the_lead_takes_all_with_it(tmp_path: Path) -> None:

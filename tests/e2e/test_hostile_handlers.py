@@ -70,6 +70,11 @@ class Mapping(dict):
     def items(self):
         sys.exit(6)
 
+class Interrupts:
+    @property
+    def __class__(self):
+        raise KeyboardInterrupt
+
 class Output:
     def write(self, text):
         raise KeyboardInterrupt
@@ -206,6 +211,7 @@ ANSWERS = {
     "a class": Case("return [Lies]", 503, "Unsupported model output data type."),
     "20 MB": Case("return [b'x' * 20_000_000]", 500, "max_response_size"),
     "pieces with half of a pair": Case("yield ['a\\ud800']\n    yield ['b']", text="a\\ud800b"),
+    "an end that interrupts": Case("return Interrupts()\n    yield", 503, "KeyboardInterrupt"),
     "an async handler": Case("await asyncio.sleep(0)\n    return ['did']", text="did", kind="async def"),
     "an async handler that raises": Case("raise Lies('a')", 503, "Lies: a", kind="async def"),
     "an async handler that is cancelled": Case(
@@ -265,6 +271,7 @@ QUICK = (
     ),
     *("prints: metrics", "process: forks", "process: ignores SIGTERM", "process: breaks json", "process: no files"),
     *("answers: pieces with half of a pair", "answers: an async handler that is cancelled"),
+    "answers: an end that interrupts",
 )
 FUNCTIONS = "".join(f"\n@DEEDS.append\ndef deed(data, context):\n    {case.code}\n" for case in IN_ONE_WORKER.values())
 

@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 
 #: Seconds until a sibling that keeps ending is started again, at most; and those for a sibling to end with the lead.
 RESTART_S_MAX = 30.0
+#: Seconds until siblings are told again what one of them couldn't follow.
+AGAIN_S = 5.0
+#: The most seconds for what siblings tell of themselves; one that is late is left out.
+TOLD_S_MAX = 5.0
 ENDS_S_MAX = 10.0
 MESSAGE_OVERHEAD_BYTES = 1 << 20
 
@@ -121,6 +125,7 @@ class Lead:
         self._lines: dict[int, Line] = {}
         self._changes = 0
         self._changed = asyncio.Event()
+        self._again: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._sockets: Callable[[], Mapping[str, Sequence[socket.socket]]] = dict
         self._ports: Mapping[str, int] = {}
@@ -148,18 +153,28 @@ class Lead:
 
     # --- siblings
 
-    async def _started(self, number: int) -> Line:
-        ours, theirs = socket.socketpair()
+    def _forked(self, number: int) -> socket.socket:
+        """Forks a sibling; returns this end of its line. Raises OSError."""
         sockets = self._sockets()
+        opened = [one for some in sockets.values() for one in some]
         try:
-            self._keeper.fork(number, theirs, sockets)
-        except OSError as error:
-            ours.close()
-            raise ServeError(f"Frontend {number} can't be started: its keeper has ended ({error})") from error
+            ours, theirs = socket.socketpair()
+            opened.append(theirs)
+            try:
+                self._keeper.fork(number, theirs, sockets)
+            except OSError:
+                ours.close()
+                raise
         finally:
-            for one in (theirs, *(one for some in sockets.values() for one in some)):
+            for one in opened:
                 one.close()
-        line = Line(ours, self._asked)
+        return ours
+
+    async def _started(self, number: int) -> Line:
+        try:
+            line = Line(self._forked(number), self._asked)
+        except OSError as error:  # its keeper has ended, or no more files can be opened
+            raise ServeError(f"Frontend {number} can't be started: {error}") from error
         await line.open()
         running = watched(line.run(), f"The line to frontend {number}")
         try:
@@ -197,7 +212,7 @@ class Lead:
                     break
                 except ServeError as error:
                     log.error("%s", error.message)
-            await self.tell(False)
+            self.changed()
 
     async def _asked(self, name: str, value: Any) -> Any:
         """Answers a sibling: it hands on the calls of repositories that it gets."""
@@ -211,6 +226,7 @@ class Lead:
 
     def changed(self) -> None:
         """To be called after a change of the models that nobody waits for."""
+        self._again = None
         self._changed.set()
 
     async def _follow(self) -> None:
@@ -234,6 +250,8 @@ class Lead:
             if isinstance(end, Draining) and not line.up:
                 continue  # its successor gets the state of then
             if isinstance(end, ServeError):
+                if self._again is None:
+                    self._again = asyncio.get_running_loop().call_later(AGAIN_S, self.changed)
                 raise WorkerStartFailed(f"Frontend {number}: {end.message}")
             if isinstance(end, BaseException):
                 raise end
@@ -266,21 +284,28 @@ class Lead:
     # --- one description of all
 
     async def _described(self, model: Model) -> list[dict[str, Any]]:
-        return [one for one in await self._of_all("describe", [model.name, model.version]) if one]
+        return [one for one in await self._of_all("describe", [model.name, model.version], TOLD_S_MAX) if one]
 
     async def gather(self) -> None:
-        self._figures = await self._of_all("figures", None)
+        self._figures = await self._of_all("figures", None, TOLD_S_MAX)
 
     def join(self, own: Iterable[Family]) -> Iterable[Family]:
         """The metrics of this frontend with those of its siblings, as they were gathered."""
         return summed(own, self._figures)
 
-    async def _of_all(self, name: str, value: Any) -> list[Any]:
-        found = await asyncio.gather(*(line.call(name, value) for line in self._lines.values()), return_exceptions=True)
-        for one in found:
-            if isinstance(one, BaseException) and not isinstance(one, ServeError):
+    async def _of_all(self, name: str, value: Any, limit_s: float | None = None) -> list[Any]:
+        """The answers of the siblings, without those that fail or come too late."""
+        lines = list(self._lines.items())
+        calls = [asyncio.wait_for(line.call(name, value), limit_s) for _, line in lines]
+        found = []
+        for (number, _), one in zip(lines, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            if isinstance(one, TimeoutError):
+                log.warning("Frontend %d gives no answer to %r within %g s", number, name, limit_s)
+            elif isinstance(one, BaseException) and not isinstance(one, ServeError):
                 raise one
-        return [one for one in found if not isinstance(one, BaseException)]
+            elif not isinstance(one, BaseException):
+                found.append(one)
+        return found
 
     def families(self) -> list[Family]:
         return [
@@ -306,6 +331,8 @@ class Lead:
 
     async def close(self) -> None:
         self._ending = True
+        if self._again is not None:
+            self._again.cancel()
         lines = list(self._lines.values())
         await self._of_all("end", None)
         if lines:

@@ -3,12 +3,13 @@
 Each frontend connects to each other one and borrows over that connection; it speaks the workers' frames. A model gets
 its number on a connection by a Load, its state there by Readys. A Predict has one job; its batch id is the model's
 number and the job's kind. Credit for the id CALL_ID_MIN + number says how many jobs wait, and back, how many places are
-free.
+free; a Cancel for it, that the model is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 import time
@@ -60,8 +61,6 @@ OFFER_S: Final = 0.02
 SPARE, NEAR = 0.5, 0.9
 #: The most jobs of a model that one frontend without workers has at one lender.
 LENT_MAX: Final = 10_000
-#: The most models of a connection.
-MODELS_MAX: Final = 100_000
 #: Errors of a lender that another worker needn't have.
 ELSEWHERE = (Draining, NoWorker, ModelNotFound)
 
@@ -71,7 +70,7 @@ class Borrowed:
     that frontend is the lead, which says why a model can't serve."""
 
     def __init__(self, model: Model, link: Borrowing, number: int, *, first: bool) -> None:
-        self._model, self._link, self._number, self._first = model, link, number, first
+        self._model, self._link, self.number, self._first = model, link, number, first
         self._running = InFlight()
         self._places, self._offered_s, self._asked = 0, 0.0, False
         self.ready = False
@@ -81,8 +80,8 @@ class Borrowed:
 
     @property
     def open(self) -> bool:
-        """Whether requests may wait for it, though it may not be ready."""
-        return self.ready or self._first
+        """Whether requests may wait for it, though it may not be ready: those of a frontend without workers."""
+        return self.ready or (self._first and not self._model.pool.slots)
 
     @property
     def jobs(self) -> int:
@@ -97,7 +96,7 @@ class Borrowed:
             return FULL  # a job is handed over once
         if not pool.ready_count:
             others = any(one.ready for one in pool.lenders)
-            is_open = self.ready or (self._first and not others and not pool.slots)
+            is_open = self.ready or (self.open and not others)
             return NEAR / (1 + len(self._running.jobs)) if is_open and len(self._running.jobs) < LENT_MAX else FULL
         if not self.ready or any(slot.worker is not None and slot.worker.room(ahead_s) for slot in pool.slots):
             return FULL
@@ -105,7 +104,7 @@ class Borrowed:
             return SPARE
         if not self._asked:
             self._asked = True
-            self._link.push(Credit(CALL_ID_MIN + self._number, len(model.queue)))
+            self._link.push(Credit(CALL_ID_MIN + self.number, len(model.queue)))
         return FULL
 
     def holds(self, job: Job) -> bool:
@@ -119,7 +118,7 @@ class Borrowed:
             kind = STREAM * job.stream | ALONE * job.alone | FED * isinstance(job, FedJob)
             batch = self._running.begin([job], self, now_s)
             try:
-                self._link.hand(self, job, self._number * NUMBER | kind)
+                self._link.hand(self, job, self.number * NUMBER | kind)
             except ValueError as error:
                 self._running.withdraw(batch)
                 job.fail(InvalidArgument(f"The request can't be passed to a worker: {error}"))
@@ -169,18 +168,17 @@ class Borrowed:
 
     def answered(self, message: Chunk | Pieces | Credit | LoadFailed, job_id: int) -> bool:
         """Handles a message about a job; returns whether it was the last one."""
+        last = isinstance(message, LoadFailed) or (not isinstance(message, Credit) and message.last)
         entry = self._running.jobs.get(job_id)
         if entry is None:
-            return False
+            return last
         job, batch = entry
-        last = isinstance(message, LoadFailed)
         if isinstance(message, LoadFailed):
             self._running.finish(job_id, batch)
             self._refused(job, ending_of(*message.info["error"]).error())
         elif isinstance(message, Credit):
             job.allow(message.size_bytes)
         else:
-            last = message.last
             if isinstance(message, Chunk):
                 job.deliver(message)
             else:
@@ -241,7 +239,8 @@ class Borrowing:
         self.number = number
         self.handed = 0
         self._on_end = on_end
-        self._by_number: list[Borrowed] = []
+        self._numbers = itertools.count()
+        self._by_number: dict[int, Borrowed] = {}
         self._by_model: dict[Model, Borrowed] = {}
         self._by_job: dict[int, Borrowed] = {}
         self._connection = Connection(sock, self._received, self._closed, size_max)
@@ -251,12 +250,15 @@ class Borrowing:
         """Borrows for these models from now on, and for no others."""
         for model in models:
             if model not in self._by_model and model.guests is not None:
-                one = Borrowed(model, self, len(self._by_number), first=self.number == 0)
-                self._by_number.append(one)
+                number = next(self._numbers)
+                one = self._by_number[number] = Borrowed(model, self, number, first=self.number == 0)
                 self._by_model[model] = one
-                self.push(Load({"name": model.name, "version": model.version}))
+                self.push(Load({"number": number, "name": model.name, "version": model.version}))
         for model in [model for model in self._by_model if model not in models and not model.ledger.live]:
-            self._by_model.pop(model).end("The model is gone")
+            one = self._by_model.pop(model)
+            del self._by_number[one.number]
+            self.push(Cancel(CALL_ID_MIN + one.number))
+            one.end("The model is gone")
 
     def hand(self, borrowed: Borrowed, job: Job, batch_id: int) -> None:
         self._connection.push_request(batch_id, job)
@@ -270,9 +272,11 @@ class Borrowing:
     def _received(self, messages: list[Message]) -> None:
         for message in messages:
             if isinstance(message, Credit) and message.job_id >= CALL_ID_MIN:
-                self._by_number[message.job_id - CALL_ID_MIN].offered(message.size_bytes)
+                if (known := self._by_number.get(message.job_id - CALL_ID_MIN)) is not None:
+                    known.offered(message.size_bytes)
             elif isinstance(message, Ready):
-                self._by_number[message.info["number"]].told(message.info["ready"], message.info["info"])
+                if (known := self._by_number.get(message.info["number"])) is not None:
+                    known.told(message.info["ready"], message.info["info"])
             elif isinstance(message, (Chunk, Pieces, Credit, LoadFailed)):
                 job_id = message.info["job"] if isinstance(message, LoadFailed) else message.job_id
                 borrowed = self._by_job.get(job_id)
@@ -293,6 +297,7 @@ class Lending:
     def __init__(self, registry: Registry, path: Path, size_max: int, credit_bytes: int) -> None:
         self._registry, self._size_max, self.credit_bytes = registry, size_max, credit_bytes
         self._links: set[_Link] = set()
+        self._watched: set[Model] = set()
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.setblocking(False)
         self._listening.bind(str(path))
@@ -305,13 +310,28 @@ class Lending:
     async def _accept(self) -> None:
         while True:
             sock, _ = await asyncio.get_running_loop().sock_accept(self._listening)
-            self._links.add(_Link(self._registry, sock, self._size_max, self.credit_bytes, self._links.discard))
+            self._links.add(_Link(self, self._registry, sock, self._size_max, self.credit_bytes))
 
     async def _follow(self) -> None:
         while True:
             await self._registry.changes.wait()
             for link in list(self._links):
                 link.tell()
+
+    def watch(self, model: Model) -> None:
+        """Looks for idle places of the model whenever one of its jobs ends."""
+        assert model.guests is not None
+        if model not in self._watched:
+            self._watched = {one for one in self._watched if self._registry.get(one.name, one.version) is one} | {model}
+            for ledger in (model.ledger, model.guests):
+                ledger.on_left = _also(ledger.on_left, self._soon)
+
+    def _soon(self, _: Job) -> None:
+        for link in self._links:
+            link.soon()
+
+    def left(self, link: _Link) -> None:
+        self._links.discard(link)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -326,13 +346,12 @@ class _Link:
     """One borrower: the models that it has named, and its jobs."""
 
     def __init__(
-        self, registry: Registry, sock: socket.socket, size_max: int, credit_bytes: int, on_end: Callable[[_Link], None]
+        self, lending: Lending, registry: Registry, sock: socket.socket, size_max: int, credit_bytes: int
     ) -> None:
-        self._registry, self._credit_bytes, self._on_end = registry, credit_bytes, on_end
-        self._names: list[tuple[str, str]] = []
+        self._lending, self._registry, self._credit_bytes = lending, registry, credit_bytes
+        self._names: dict[int, tuple[str, str]] = {}
         self._told: dict[int, tuple[Any, ...]] = {}
         self._hungry: set[int] = set()
-        self._watched: set[Model] = set()
         self._looks = False
         self._guests: dict[int, _Guest] = {}
         self._connection = Connection(sock, self._received, self._closed, size_max)
@@ -343,14 +362,14 @@ class _Link:
         self._closed("")
 
     def _closed(self, reason: str) -> None:
-        self._on_end(self)
+        self._lending.left(self)
         for guest in list(self._guests.values()):
             guest.job.cancel()
         self._hungry.clear()
 
     def tell(self) -> None:
         """Tells of the models whose state has changed."""
-        for number, (name, version) in enumerate(self._names):
+        for number, (name, version) in self._names.items():
             model = self._registry.get(name, version)
             ready = model is not None and (model.pool.ready_count > 0 or model.resident is not None)
             info = next(model.infos(), {}) if model is not None and ready else {}
@@ -365,9 +384,11 @@ class _Link:
                 for item in message.items:
                     self._run(message.batch_id, item)
             elif isinstance(message, Load):
-                if len(self._names) < MODELS_MAX:
-                    self._names.append((str(message.settings["name"]), str(message.settings["version"])))
-                    self.tell()
+                told = message.settings
+                self._names[int(told["number"])] = str(told["name"]), str(told["version"])
+                self.tell()
+            elif isinstance(message, Cancel) and message.job_id >= CALL_ID_MIN:
+                self._forget(message.job_id - CALL_ID_MIN)
             elif isinstance(message, Credit) and message.job_id >= CALL_ID_MIN:
                 self._wants(message.job_id - CALL_ID_MIN)
             elif isinstance(message, (Cancel, Credit, Feed)):
@@ -375,10 +396,16 @@ class _Link:
                 if guest is not None:
                     guest.take(message)
 
+    def _forget(self, number: int) -> None:
+        self._names.pop(number, None)
+        self._told.pop(number, None)
+        self._hungry.discard(number)
+
     # --- idle places
 
     def _model(self, number: int) -> Model | None:
-        return self._registry.get(*self._names[number]) if number < len(self._names) else None
+        named = self._names.get(number)
+        return None if named is None else self._registry.get(*named)
 
     def _wants(self, number: int) -> None:
         """The borrower has jobs that wait: it is told once there are idle places."""
@@ -386,13 +413,10 @@ class _Link:
         if model is None or model.guests is None:
             return
         self._hungry.add(number)
-        if model not in self._watched:
-            self._watched = {one for one in self._watched if self._registry.get(one.name, one.version) is one} | {model}
-            for ledger in (model.ledger, model.guests):
-                ledger.on_left = _also(ledger.on_left, self._soon)
+        self._lending.watch(model)
         self._look()
 
-    def _soon(self, _: Job) -> None:
+    def soon(self) -> None:
         if self._hungry and not self._looks:
             self._looks = True
             asyncio.get_running_loop().call_soon(self._look)
@@ -413,7 +437,7 @@ class _Link:
         try:
             model = self._model(batch_id // NUMBER)
             if model is None:
-                raise ModelNotFound(self._names[batch_id // NUMBER][0])
+                raise ModelNotFound(self._names.get(batch_id // NUMBER, ("",))[0])
             made = model.take_over(item, stream=bool(kind & STREAM), alone=bool(kind & ALONE), fed=bool(kind & FED))
         except ServeError as error:
             self.refuse(item.job_id, error)

@@ -156,11 +156,12 @@ class Sibling:
                 for one in state["models"]:
                     try:
                         work += await self._have(one, manager)
-                    except ServeError as error:
-                        failures.append(f"{one['name']} {one['version']}: {error.message}")
-                        log.error(
-                            "Model %s %s can't be served as at the lead: %s", *(one["name"], one["version"]), error
-                        )
+                    except Exception as error:  # of any kind: what is gone from the registry must still be retired
+                        known = isinstance(error, ServeError)
+                        said = error.message if isinstance(error, ServeError) else f"{type(error).__name__}: {error}"
+                        failures.append(f"{one['name']} {one['version']}: {said}")
+                        what = one["name"], one["version"], said
+                        log.error("Model %s %s can't be served as at the lead: %s", *what, exc_info=not known)
                 self._set_defaults(state, manager)
             await self._neighbours.meet(state["frontends"])
         if not state.get("wait"):

@@ -283,6 +283,13 @@ class ModelManager:
         self._on_change()
         await self.tell(False)
 
+    async def _tell_of_removal(self) -> None:
+        """Has the other frontends remove a model, too. It is removed here whatever else they can't do."""
+        try:
+            await self.tell(False)
+        except ServeError as error:
+            log.error("%s", error.message)
+
     # --- register
 
     async def register(
@@ -301,6 +308,12 @@ class ModelManager:
 
     async def _registered(self, fetched: Fetched, requested: Requested, synchronous: bool, check: Check) -> Outcome:
         model = await self.add(await self.build(fetched, requested, loaded_at_startup=False))
+        async with undone_on_failure() as undo:
+            undo.push_async_callback(self._withdraw, model)
+            return await self._begun(model, synchronous, check)
+
+    async def _begun(self, model: Model, synchronous: bool, check: Check) -> Outcome:
+        """Starts the workers of a registered model, here and at the other frontends."""
         count, own, warnings = model.minimum, model.own(model.minimum), model.settings.warnings
         title = f'Model "{model.name}" Version: {model.version} registered with'
         if model.resident is not None:
@@ -312,17 +325,15 @@ class ModelManager:
                 200, f"{title} 0 initial workers. Use scale workers API to add workers for the model.", warnings
             )
         if not synchronous:
-            self.tasks.background(self._scale_admitted(model, own, check))
             await self.tell(False)
+            self.tasks.background(self._scale_admitted(model, own, check))
             return Outcome(202, PROCESSING, warnings)
         self.entering.add(model)
         try:
-            async with undone_on_failure() as undo:
-                undo.push_async_callback(self._withdraw, model)
-                await _start_workers(model, own)
-                await check(model.name, partial(self._withdraw, model))
-                self.entering.discard(model)
-                await self.tell(True)
+            await _start_workers(model, own)
+            await check(model.name, partial(self._withdraw, model))
+            self.entering.discard(model)
+            await self.tell(True)
         finally:
             self.entering.discard(model)
         self._on_change()
@@ -366,6 +377,7 @@ class ModelManager:
         rule = model.settings.demand
         if rule is not None:
             model.resident = self.demand.enter(model.pool, model.ledger, rule, lambda: max(1, model.minimum))
+            model.resident.guests = model.guests
 
     async def _removed(self, model: Model, removal: Awaitable[None]) -> None:
         """Awaits the removal of a model; one on demand is not loaded any more."""
@@ -415,7 +427,7 @@ class ModelManager:
 
     async def _withdraw(self, model: Model) -> None:
         self.registry.discard(model)
-        await self.tell(False)
+        await self._tell_of_removal()
         model.fail_rest(f'Model "{model.name}" could not be started')
         await self.loader.remove(model)
 
@@ -437,7 +449,8 @@ class ModelManager:
         """Removes a version, default or not, and ends it; False when not all its accepted requests were answered within
         `drain_s`, None for the time limit of unregister calls."""
         self.registry.discard(model)
-        await self._changed_everywhere()
+        self._on_change()
+        await self._tell_of_removal()
         in_time = await model.drain(self._unregister_timeout_s if drain_s is None else drain_s)
         model.fail_rest(f'Model "{model.name}" version {model.version} was unregistered')
         await self._removed(model, self.loader.remove(model))

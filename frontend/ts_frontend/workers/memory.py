@@ -260,6 +260,8 @@ class Resident:
         self, demand: Demand, pool: Pool, ledger: Ledger, rule: DemandRule, workers: Callable[[], int]
     ) -> None:
         self.pool, self.ledger, self.rule, self.workers = pool, ledger, rule, workers
+        #: The jobs that other frontends have handed over, None if there are none.
+        self.guests: Ledger | None = None
         self.state = ResidentState.KNOWN
         self.loads = self.unloads = 0
         self.load_s = 0.0  # of the last load, with its wait for memory
@@ -280,6 +282,11 @@ class Resident:
     def status(self) -> str:
         """The state: known, loading, warm, unloading, or failing (its workers can't load it)."""
         return FAILING if self.pool.load_failure is not None else self.state.value
+
+    @property
+    def live(self) -> bool:
+        """Whether it has requests, or those of other frontends."""
+        return bool(self.ledger.live or (self.guests is not None and self.guests.live))
 
     def asked(self) -> None:
         """Notes that a request is about to be accepted, and loads the model. Raises NoWorker if it never can be."""
@@ -410,7 +417,7 @@ class Demand:
     async def _room(self, one: Resident) -> bool:
         """Makes room for a model and reserves it; returns False if no request waits for the model any more."""
         while True:
-            if not one.ledger.live:
+            if not one.live:
                 return False
             need = self._need(one)
             if not self.held.plus(need).excess(self.limit):
@@ -441,7 +448,7 @@ class Demand:
         most seconds until there may be one."""
         now_s = self.clock.now_s()
         warm = [one for one in self.residents if one.state is ResidentState.WARM and not one.rule.pinned]
-        idle = [one for one in warm if not one.ledger.live]
+        idle = [one for one in warm if not one.live]
         ripe = idle or [one for one in warm if now_s - one.warm_s >= STAY_S]
         if ripe:
             return min(ripe, key=lambda one: one.used_s), 0.0
@@ -507,7 +514,7 @@ class Demand:
                 if one.state is ResidentState.LOADING and one.pool.slots:
                     seen.append(one)
                 continue
-            if one.ledger.live:
+            if one.live:
                 one.used_s = now_s
             keep_s = one.rule.keep_alive_s
             if one.pool.unavailable:

@@ -704,7 +704,7 @@ class Pool:
                 slot.worker.tick(now_s)
         for lender in self.lenders:
             lender.tick(now_s)
-        if self.ready_count or self.lenders:
+        if self.ready_count or any(one.ready for one in self.lenders):
             self._ready_s = now_s
             return
         limit_s = self.plan.response_timeout_s

@@ -166,7 +166,9 @@ class BlockingRunner:
     def _finish(self, running: Running, value: Any) -> bool:
         try:
             running.finish_stream(value)
-        except Exception as error:
+        except SystemExit:
+            raise
+        except BaseException as error:  # of the value's own code
             running.failed(error)
         return False
 
