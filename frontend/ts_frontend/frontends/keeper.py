@@ -43,6 +43,17 @@ class Keeper:
 
 
 def _keep(sock: socket.socket, prepare: Callable[[], object], run: RunSibling) -> NoReturn:
+    """The keeper's process, which never goes on as a copy of the lead."""
+    try:
+        _fork_siblings(sock, prepare, run)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _fork_siblings(sock: socket.socket, prepare: Callable[[], object], run: RunSibling) -> NoReturn:
     _, last = resource.getrlimit(resource.RLIMIT_NOFILE)
     os.closerange(3, sock.fileno())
     os.closerange(sock.fileno() + 1, min(last, 1 << 20))
@@ -51,7 +62,12 @@ def _keep(sock: socket.socket, prepare: Callable[[], object], run: RunSibling) -
         data, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES_MAX, _DESCRIPTORS_MAX)
         if not data:
             os._exit(0)
-        if os.fork() == 0:
+        try:
+            pid = os.fork()
+        except OSError as error:  # the lead, whose line ends, tries again
+            pid = -1
+            print(f"No frontend can be forked: {error}", file=sys.stderr, flush=True)
+        if pid == 0:
             sock.close()
             _become(json.loads(data), fds, run)
         for fd in fds:
