@@ -108,6 +108,24 @@ def test_what_goes_on_with_a_sequence_that_has_ended_is_refused() -> None:
         put(triton, "idle", now_s=6.0)
 
 
+@pytest.mark.parametrize("told_start", [True, False])
+def test_an_id_begins_its_next_sequence_while_the_last_request_of_the_former_runs(told_start: bool) -> None:
+    to = batcher(idle_s=1.0, life_s=5.0, jobs_max=4, told_start=told_start)
+    former, last = requested("a", starts=True), requested("a", ends=True)
+    to.add(former, 0.0)
+    to.add(last, 1.0)
+    with pytest.raises(Full, match="its last request has come"):
+        put(to, "a", now_s=1.0)
+    first = requested("a", starts=True)
+    to.add(first, 4.0)
+    (second,) = put(to, "a", now_s=8.0)  # lives from its own first request on
+    for one in (former, last, first, second):
+        assert to.take("w") == [one]
+        assert not to.take("w")
+        to.settled(one, 8.0)
+    assert to.sequences == 1
+
+
 def test_a_first_request_that_never_started_runs_elsewhere_a_later_one_does_not() -> None:
     to = batcher()
     (first,) = put(to, "a")

@@ -72,6 +72,8 @@ class Sequence(Generic[SequencedT]):
         self.lost = False
 
 
+#: Why a sequence is closed between its last request and that one's answer.
+LAST_HAS_COME: Final = "its last request has come"
 #: The number of ended sequences that are remembered; the oldest are forgotten.
 OVER_MAX: Final = 4096
 
@@ -127,6 +129,9 @@ class SequenceBatcher(Generic[SequencedT]):
             return
         self._check_over(job)
         sequence = self._sequences.get(job.sequence_id) or self._open(job, now_s)
+        if job.starts and sequence.closed == LAST_HAS_COME:  # the id's next sequence, which waits for the end of this
+            sequence.closed = ""
+            self._age(sequence, now_s)
         if sequence.closed:
             raise Full(f"sequence {sequence.id} takes no more requests: {sequence.closed}")
         if len(sequence.waiting) >= self.limits.jobs_max:
@@ -140,7 +145,7 @@ class SequenceBatcher(Generic[SequencedT]):
         self._count += 1
         self._idle.pop(sequence.id, None)
         if job.ends:
-            sequence.closed = "its last request has come"
+            sequence.closed = LAST_HAS_COME
         self._refresh(sequence)
 
     def _check_over(self, job: SequencedT) -> None:
@@ -162,9 +167,14 @@ class SequenceBatcher(Generic[SequencedT]):
                 f"(maxNumSequence)"
             )
         sequence = self._sequences[job.sequence_id] = Sequence(job.sequence_id)
+        self._age(sequence, now_s)
+        return sequence
+
+    def _age(self, sequence: Sequence[SequencedT], now_s: float) -> None:
+        """Begins the life of a sequence."""
         if self.limits.life_s != math.inf:
             self._aging[sequence.id] = now_s + self.limits.life_s
-        return sequence
+            self._aging.move_to_end(sequence.id)
 
     def remove(self, job: SequencedT, now_s: float = 0.0) -> bool:
         """Forgets a waiting job; returns False when it isn't here."""
@@ -205,7 +215,7 @@ class SequenceBatcher(Generic[SequencedT]):
             self._unbind(sequence)
             self._over.pop(sequence.id, None)
             sequence.lost = False
-            sequence.closed = "its last request has come" if job.ends else ""
+            sequence.closed = LAST_HAS_COME if job.ends else ""
         self._refresh(sequence)
 
     # --- giving them to workers
