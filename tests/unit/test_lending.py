@@ -11,8 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from support import until_async
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import CALL_ID_MIN, Cancel, Credit, Load, encode_bytes
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.frontends import lead
 from ts_frontend.frontends.lending import Borrowing, Lending, connected
 from ts_frontend.job import Job, Ledger
 from ts_frontend.models.model import Model, Registry
@@ -65,3 +70,18 @@ async def test_frontends_that_come_again_and_again_cost_a_job_nothing(tmp_path: 
     assert served.ledger.on_left is not None
     served.ledger.on_left(Job(served.ledger, (), "1"))
     await lending.close()
+
+
+async def test_a_connection_that_ends_between_living_frontends_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lead, "AGAIN_S", 0.01)
+    manager = cast(Any, SimpleNamespace(registry=Registry()))
+    first, second = (lead.Neighbours(ServerConfig(), manager, number, tmp_path) for number in (0, 1))
+    await first.meet([1])
+    (before,) = first._borrowing.values()
+    (link,) = await until_async(lambda: second._lending._links)
+    link.close()
+    await until_async(lambda: first._borrowing.get(1) not in (None, before))
+    await first.close()
+    await second.close()

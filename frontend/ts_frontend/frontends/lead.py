@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds until a sibling that keeps ending is started again, at most; and those for a sibling to end with the lead.
 RESTART_S_MAX = 30.0
-#: Seconds until siblings are told again what one of them couldn't follow.
+#: Seconds until siblings are told again what one of them could not follow, and until an ended connection is made again.
 AGAIN_S = 5.0
 #: The most seconds for what siblings tell of themselves; one that is late is left out.
 TOLD_S_MAX = 5.0
@@ -58,9 +58,13 @@ class Neighbours:
         self._borrowing: dict[int, Borrowing] = {}
         self._handed_before = 0
         self._turn = asyncio.Lock()
+        self._numbers: Sequence[int] = ()
+        self._again: asyncio.TimerHandle | None = None
+        self._ended = False
 
     async def meet(self, numbers: Sequence[int]) -> None:
         """Borrows from these frontends, for the models of now."""
+        self._numbers = numbers
         async with self._turn:
             for number in numbers:
                 if number != self._number and number not in self._borrowing:
@@ -85,8 +89,16 @@ class Neighbours:
         if self._borrowing.get(borrowing.number) is borrowing:
             del self._borrowing[borrowing.number]
             self._handed_before += borrowing.handed
+            if self._again is None and not self._ended:  # the frontend itself may live on
+                self._again = asyncio.get_running_loop().call_later(AGAIN_S, self._meet_again)
+
+    def _meet_again(self) -> None:
+        self._again = None
+        if not self._ended:
+            watched(self.meet(self._numbers), "The new connection to a frontend")
 
     async def close(self) -> None:
+        self._ended = True
         for one in list(self._borrowing.values()):
             one.close()
         await self._lending.close()
