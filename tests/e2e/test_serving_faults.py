@@ -330,13 +330,22 @@ def handle(data, context):
     yield ["done"]
 """
 
+#: Requests that come together end together: one that is left alone after its time is ended with its worker.
 ASYNC = """
 import asyncio, json
 
+end = None
+
 async def handle(data, context):
+    global end
     if data is None:
         return
-    await asyncio.sleep(json.loads(bytes(data[0]["data"]))["seconds"])
+    seconds = json.loads(bytes(data[0]["data"]))["seconds"]
+    if seconds and end is None:
+        end = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(seconds, end.set_result, None)
+    if seconds:
+        await end
     return ["done"]
 """
 
