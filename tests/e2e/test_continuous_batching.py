@@ -132,6 +132,18 @@ def test_a_latecomer_joins_the_running_batch_and_leaves_before_it(stub: Inferenc
     long.call.cancel()
 
 
+def test_a_criterion_that_raises_ends_its_own_stream_alone(stub: InferenceAPIsServiceStub) -> None:
+    first = stub.StreamPredictions(ask("tokens", "first 400 interrupt"), timeout=GUARD_S)
+    next(first)
+    behind = Stream(stub, "tokens", "behind", FOREVER)
+    assert behind.next()[2] == 2
+    with pytest.raises(grpc.RpcError) as failed:
+        list(first)
+    assert "KeyboardInterrupt" in failed.value.details()
+    behind.until_size(1)
+    behind.call.cancel()
+
+
 def test_64_clients_get_their_own_tokens_only_and_batches_are_never_too_large(stub: InferenceAPIsServiceStub) -> None:
     def run(number: int) -> list[tuple[str, int, int]]:
         return Stream(stub, "tokens", f"c{number}", 10 + number % 7).rest()

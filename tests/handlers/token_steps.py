@@ -1,7 +1,8 @@
 """One token per call for every request in progress, in the way of TorchServe's continuous batching example.
 
 A body is `NAME COUNT [WORD]`; token n is `NAME:n/SIZE `, SIZE the number of requests of that step. WORD `once`
-streams nothing, `raise` fails in its second step, `exit` ends the process there.
+streams nothing, `raise` fails in its second step, `exit` ends the process there, `interrupt` interrupts the criterion
+at its last token.
 """
 
 import os
@@ -39,6 +40,8 @@ class Tokens:
         """Called with each answer: True for the last, False for others, None for one that isn't streamed."""
 
         def stop(token):
+            if words == ["interrupt"] and cache[request_id]["step"] == count:
+                raise KeyboardInterrupt
             if words != ["once"] and cache[request_id]["step"] < count:
                 return False
             del cache[request_id]

@@ -106,7 +106,9 @@ class _Step(Running):
             if not isinstance(piece, Failure):
                 try:
                     last = not self.goes_on(index, result[index])
-                except Exception as error:
+                except SystemExit:
+                    raise
+                except BaseException as error:  # of the criterion or the value
                     piece = raised(error, [self._ids[index]])
             self._piece(index, frozen(piece), last)
 
