@@ -60,12 +60,10 @@ class Folder:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TS_")}
         own = {"TMPDIR": self.folder / "tmp", "TEMP": self.folder / "tmp"}
         own |= {"LOG_LOCATION": self.folder / "logs", "METRICS_LOCATION": self.folder / "logs"}
-        return {**kept, **{name: str(value) for name, value in own.items()}}
+        return {**kept, **TEXTS, **{name: str(value) for name, value in own.items()}}
 
     def run(self, words: Sequence[str], more: Mapping[str, str] | None = None) -> psutil.Process:
-        return self.processes.start(
-            words, {**self.env(), **TEXTS, **(more or {})}, self.folder, self.folder / "console.log"
-        )
+        return self.processes.start(words, {**self.env(), **(more or {})}, self.folder, self.folder / "console.log")
 
 
 def run_ours(

@@ -36,7 +36,7 @@ MESSAGE_BYTES_MAX = 64 << 20
 CHANNEL_OPTIONS = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.use_local_subchannel_pool", 1)]
 _SMALL = b"x" * 16
 HEAD_BYTES = 512
-"""Of the JSON before a sequence's tensor, with spaces after it, so that all requests have the same headers."""
+"""Of the JSON before a binary tensor, with spaces after it, so that all steps of sequences have the same headers."""
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
@@ -195,10 +195,8 @@ def by_open_inference(call: Call, http: bool) -> Question:
 def _open_http(call: Call) -> Question:
     """The tensor as JSON; that of an echo as bytes after the JSON, which its answer has, too."""
     datatype, shape, raw = _tensor(call)
-    if call.model == "echo":
+    if call.model in ("echo", "running_sum"):
         return _open_binary(call)
-    if call.model == "running_sum":
-        return _open_sequence(call)
     numbers = list(struct.unpack(f"<{len(raw) // 4}f", raw)) if datatype == "FP32" else list(raw)
     tensor = {"name": "x", "datatype": datatype, "shape": shape, "data": numbers}
 
@@ -212,30 +210,26 @@ def _open_http(call: Call) -> Question:
 
 
 def _open_binary(call: Call) -> Question:
+    """The tensor as bytes after the JSON, in the answer, too. The sum of a sequence's rows is that row in its first
+    step."""
     datatype, shape, raw = _tensor(call)
     tensor = {"name": "x", "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(raw)}}
-    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    path = f"/v2/models/{_open_name(call)}/infer"
-    more = (("inference-header-content-length", str(len(head))),)
-    return Question(path, head + raw, "application/octet-stream", lambda answer: answer[0].endswith(raw), more)
 
+    def content(**more: object) -> bytes:
+        head = {"inputs": [tensor], "parameters": {"binary_data_output": True, **more}}
+        return json.dumps(head).ljust(HEAD_BYTES).encode() + raw
 
-def _open_sequence(call: Call) -> Question:
-    """A row of numbers in binary form; the answer is the sum of the sequence's rows so far."""
-    _, shape, raw = _tensor(call)
-    tensor = {"name": "x", "datatype": "FP32", "shape": shape, "parameters": {"binary_data_size": len(raw)}}
+    def step(number: int, at: int, steps: int = STEPS) -> bytes:
+        return content(sequence_id=number, sequence_start=at == 0, sequence_end=at == steps - 1)
 
-    def content(number: int, start: bool, end: bool) -> bytes:
-        of_all = {"binary_data_output": True, "sequence_id": number, "sequence_start": start, "sequence_end": end}
-        return json.dumps({"inputs": [tensor], "parameters": of_all}).ljust(HEAD_BYTES).encode() + raw
-
+    in_sequence = call.model == "running_sum"
     return Question(
         f"/v2/models/{_open_name(call)}/infer",
-        content(1, True, True),
+        step(1, 0, steps=1) if in_sequence else content(),
         "application/octet-stream",
         lambda answer: answer[0].endswith(raw),
         (("inference-header-content-length", str(HEAD_BYTES)),),
-        lambda number, step: content(number, step == 0, step == STEPS - 1),
+        step if in_sequence else None,
     )
 
 

@@ -560,15 +560,15 @@ class Worker:
         assert self.process is not None
         batches = self._running.batches
         unbegun = sorted(self.process.unbegun(batches))
+        if unbegun and len(unbegun) == len(batches):
+            suspects = batches[unbegun[0]].open_jobs()
+            for job in suspects:
+                job.deaths += 1
+                job.alone = True
+            if any(job.deaths >= DEATHS_MAX for job in suspects):
+                del unbegun[0]
         back: list[Job] = []
-        for place, batch_id in enumerate(unbegun):
-            if place == 0 and len(unbegun) == len(batches):
-                suspects = batches[batch_id].open_jobs()
-                for job in suspects:
-                    job.deaths += 1
-                    job.alone = True
-                if any(job.deaths >= DEATHS_MAX for job in suspects):
-                    continue
+        for batch_id in unbegun:
             back += self._reclaimed(batches.pop(batch_id))
         if back:
             self._work.put_back(back)

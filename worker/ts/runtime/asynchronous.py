@@ -58,8 +58,9 @@ class AsyncRunner:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        # Faults of handlers are answers; one of the runtime ends the worker, so that the callers are told
-        if error is not None and not self._end.done():
+        # Faults of handlers are answers; one of the runtime ends the worker, so that the callers are told. SystemExit,
+        # which a handler may raise, has ended the loop
+        if error is not None and not issubclass(type(error), SystemExit) and not self._end.done():
             self._end.set_exception(error)
         else:
             self._take()
